@@ -64,7 +64,7 @@ def write(home: Home, yaml: str = "", env: str = "") -> None:
 # ---- looking
 
 
-def test_show_names_value_and_source_of_every_setting(
+def test_config_show_names_value_and_source(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_SERVER_PORT", "5")
@@ -86,7 +86,7 @@ def test_show_names_value_and_source_of_every_setting(
 @pytest.mark.parametrize(
     "command", [("show",), ("get", "model.api_key"), ("get", "model"), ("get", "providers"), ("check",)]
 )
-def test_no_secret_is_ever_printed(
+def test_config_never_prints_secrets(
     home: Home, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], as_json: bool
 ) -> None:
     write(
@@ -102,7 +102,7 @@ def test_no_secret_is_ever_printed(
     assert printed.out
 
 
-def test_show_as_json_is_one_document(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "timezone: UTC")
     run(home, "config", "show", json=True)
     shown = document(capsys)
@@ -111,7 +111,7 @@ def test_show_as_json_is_one_document(home: Home, capsys: pytest.CaptureFixture[
     assert expected in shown["settings"]
 
 
-def test_show_creates_nothing(home: Home) -> None:
+def test_config_show_creates_nothing(home: Home) -> None:
     run(home, "config", "show")
     assert not home.path.exists()
 
@@ -126,17 +126,17 @@ def test_show_creates_nothing(home: Home) -> None:
         ("timezone", ""),
     ],
 )
-def test_get_prints_the_value_alone(home: Home, capsys: pytest.CaptureFixture[str], key: str, text: str) -> None:
+def test_config_get_prints_value_only(home: Home, capsys: pytest.CaptureFixture[str], key: str, text: str) -> None:
     write(home, "model: gpt")
     assert (run(home, "config", "get", key), lines(capsys)) == (0, [text])
 
 
-def test_get_of_a_section_prints_its_settings(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_get_section(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "get", "prompt_caching") == 0
     assert lines(capsys) == ["prompt_caching.cache_ttl = 5m  (default)"]
 
 
-def test_get_as_json_has_the_source(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_get_json_has_source(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     run(home, "config", "get", "agent.max_turns", json=True)
     assert document(capsys) == {"key": "agent.max_turns", "value": 90, "source": "default", "where": ""}
 
@@ -144,7 +144,7 @@ def test_get_as_json_has_the_source(home: Home, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "command", [("get", "agent.max_turn"), ("set", "agent.max_turn", "1"), ("unset", "agent.max_turn")]
 )
-def test_an_unknown_setting_is_not_found_and_the_nearest_is_named(
+def test_config_unknown_setting_names_nearest(
     home: Home, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     assert run(home, "config", *command) == 5
@@ -153,7 +153,7 @@ def test_an_unknown_setting_is_not_found_and_the_nearest_is_named(
 
 
 @pytest.mark.parametrize("command", [("show",), ("get", "model"), ("set", "model", "x"), ("unset", "model")])
-def test_a_file_that_cannot_be_read_is_a_refused_configuration(
+def test_config_unreadable_file_is_exit_78(
     home: Home, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     write(home, "a: 1\nb: [\n")
@@ -161,16 +161,14 @@ def test_a_file_that_cannot_be_read_is_a_refused_configuration(
     assert capsys.readouterr().err.startswith("config.yaml line 3, column 1: ")
 
 
-def test_a_missing_action_is_a_usage_error(home: Home) -> None:
+def test_config_without_action_is_usage_error(home: Home) -> None:
     with pytest.raises(SystemExit) as caught:
         run(home, "config")
     assert caught.value.code == 2
 
 
 @pytest.mark.parametrize(("action", "name"), [("path", "config.yaml"), ("env-path", ".env")])
-def test_paths_are_printed_even_for_a_broken_file(
-    home: Home, capsys: pytest.CaptureFixture[str], action: str, name: str
-) -> None:
+def test_config_paths_with_broken_file(home: Home, capsys: pytest.CaptureFixture[str], action: str, name: str) -> None:
     write(home, "a: [")
     assert (run(home, "config", action), lines(capsys)) == (0, [str(home.path / name)])
 
@@ -178,7 +176,7 @@ def test_paths_are_printed_even_for_a_broken_file(
 # ---- checking
 
 
-def test_check_of_good_settings_ends_well(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_of_valid_settings(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "model: gpt")
     assert (run(home, "config", "check"), lines(capsys)) == (0, ["The settings are in order."])
 
@@ -199,21 +197,19 @@ def test_check_of_good_settings_ends_well(home: Home, capsys: pytest.CaptureFixt
         ),
     ],
 )
-def test_check_tells_each_problem_and_fails(
-    home: Home, capsys: pytest.CaptureFixture[str], yaml: str, line: str
-) -> None:
+def test_config_check_reports_problems(home: Home, capsys: pytest.CaptureFixture[str], yaml: str, line: str) -> None:
     write(home, yaml)
     assert (run(home, "config", "check"), lines(capsys)) == (1, [line])
 
 
-def test_check_reports_a_file_that_cannot_be_read(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_reports_unreadable_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "a: [")
     assert run(home, "config", "check", json=True) == 1
     found = document(capsys)
     assert (found["ok"], found["problems"][0]["where"]) == (False, "config.yaml line 2, column 1")
 
 
-def test_check_as_json_lists_the_problems(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "agnet: 1")
     run(home, "config", "check", json=True)
     problem = document(capsys)["problems"][0]
@@ -223,24 +219,20 @@ def test_check_as_json_lists_the_problems(home: Home, capsys: pytest.CaptureFixt
 # ---- changing
 
 
-def test_set_writes_and_says_where(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_set_reports_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "set", "agent.max_turns", "12") == 0
     assert lines(capsys) == [f"agent.max_turns is in {home.config_file}."]
     assert config.load(home).agent.max_turns == 12
 
 
 @pytest.mark.parametrize("value", ["many", "0", "20000"])
-def test_set_of_a_value_that_does_not_fit_is_a_usage_error(
-    home: Home, capsys: pytest.CaptureFixture[str], value: str
-) -> None:
+def test_config_set_invalid_value_is_usage_error(home: Home, capsys: pytest.CaptureFixture[str], value: str) -> None:
     assert run(home, "config", "set", "agent.max_turns", value) == 2
     assert "must be a whole number from 1 to 10000" in capsys.readouterr().err
     assert not home.config_file.exists()
 
 
-def test_set_puts_a_secret_into_the_env_file_without_printing_it(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_config_set_secret_goes_to_env_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "set", "api_server.key", SECRET, json=True) == 0
     printed = capsys.readouterr()
     assert SECRET not in printed.out + printed.err
@@ -253,13 +245,13 @@ def test_set_puts_a_secret_into_the_env_file_without_printing_it(
     assert home.env_file.read_text() == f"API_SERVER_KEY={SECRET}\n"
 
 
-def test_set_reads_a_dash_from_standard_input(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_set_from_stdin(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SECRET}\n"))
     run(home, "config", "set", "api_server.key", "-")
     assert config.load(home).api_server.key == SECRET
 
 
-def test_set_says_when_another_source_still_wins(
+def test_config_set_warns_if_overridden(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_SERVER_PORT", "5")
@@ -268,14 +260,14 @@ def test_set_says_when_another_source_still_wins(
     assert capsys.readouterr().err == expected
 
 
-def test_unset_takes_a_setting_out(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_unset(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "timezone: UTC\nmodel: gpt\n")
     assert run(home, "config", "unset", "timezone") == 0
     assert lines(capsys) == [f"timezone is gone from {home.config_file}."]
     assert home.config_file.read_text() == "model: gpt\n"
 
 
-def test_unset_of_what_is_not_set_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_unset_of_unset_setting(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run(home, "config", "unset", "timezone"), capsys.readouterr().err) == (0, "timezone was not set.\n")
 
 
@@ -288,7 +280,7 @@ def editor(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setenv("EDITOR", f'"{sys.executable}" -c "{script}"')
 
 
-def test_edit_saves_what_was_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_edit_saves(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home, "timezone: UTC\n")
     editor(monkeypatch, "path.write_text(path.read_text() + 'model: gpt')")
     assert run(home, "config", "edit") == 0
@@ -296,7 +288,7 @@ def test_edit_saves_what_was_written(home: Home, monkeypatch: pytest.MonkeyPatch
     assert sorted(p.name for p in home.path.iterdir()) == [".env", "config.yaml"]
 
 
-def test_edit_refuses_what_does_not_parse_and_keeps_it_aside(
+def test_config_edit_rejects_unparsable_and_keeps_it_aside(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(home, "timezone: UTC\n")
@@ -307,42 +299,38 @@ def test_edit_refuses_what_does_not_parse_and_keeps_it_aside(
     assert "config.rejected.yaml" in capsys.readouterr().err
 
 
-def test_edit_on_a_terminal_can_be_tried_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_edit_can_be_retried_on_terminal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home, "timezone: UTC\n")
     editor(monkeypatch, "path.write_text('model: gpt' if '[' in path.read_text() else 'a: [')")
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert (run(home, "config", "edit"), home.config_file.read_text()) == (0, "model: gpt")
 
 
-def test_edit_that_changes_nothing_writes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_edit_without_change_writes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     editor(monkeypatch, "pass")
     assert (run(home, "config", "edit"), list(home.path.iterdir())) == (0, [])
 
 
-def test_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_edit_detects_concurrent_change(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home, "timezone: UTC\n")
     editor(monkeypatch, "(path.parent / 'config.yaml').write_text('model: other'); path.write_text('model: mine')")
     assert (run(home, "config", "edit"), home.config_file.read_text()) == (4, "model: other")
 
 
 @pytest.mark.parametrize("command", ["false", "/no/such/editor"])
-def test_edit_with_an_editor_that_fails_saves_nothing(
-    home: Home, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_config_edit_with_failing_editor(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("EDITOR", command)
     assert (run(home, "config", "edit"), list(home.path.iterdir())) == (1, [])
 
 
-def test_edit_without_an_editor_names_the_variable(
+def test_config_edit_without_editor(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
     assert (run(home, "config", "edit"), "EDITOR" in capsys.readouterr().err) == (2, True)
 
 
-def test_edit_warns_of_values_that_do_not_fit(
+def test_config_edit_warns_of_invalid_values(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     editor(monkeypatch, "path.write_text('agent: {max_turns: many}')")
@@ -352,26 +340,26 @@ def test_edit_warns_of_values_that_do_not_fit(
 # ---- profiles
 
 
-def test_profile_list_marks_the_current_one(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_list_marks_current(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     work = profiles.create_profile(home, "work")
     assert run(work, "profile", "list") == 0
     assert lines(capsys) == [f"  default  {home.path}", f"* work  {work.path}"]
 
 
-def test_profile_list_as_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_list_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     run(home, "profile", "list", json=True)
     expected = {"name": "default", "path": str(home.path), "current": True, "sticky": True}
     assert document(capsys) == {"profiles": [expected]}
 
 
-def test_profile_create_makes_a_profile(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_create(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "profile", "create", "work", json=True) == 0
     path = home.path / "profiles" / "work"
     assert (document(capsys), path.is_dir()) == ({"name": "work", "path": str(path), "cloned_from": None}, True)
 
 
 @pytest.mark.parametrize(("flags", "secret"), [(["--clone"], False), (["--clone", "--with-secrets"], True)])
-def test_profile_create_clones_secrets_only_when_asked(home: Home, flags: list[str], secret: bool) -> None:
+def test_profile_create_clones_secrets_on_request(home: Home, flags: list[str], secret: bool) -> None:
     write(home, "model: gpt", f"API_SERVER_KEY={SECRET}")
     assert run(home, "profile", "create", "work", *flags) == 0
     settings = config.load(homes.open_profile(home.path, "work"))
@@ -379,24 +367,24 @@ def test_profile_create_clones_secrets_only_when_asked(home: Home, flags: list[s
 
 
 @pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
-def test_profile_create_refuses_with_a_usage_error(home: Home, words: list[str]) -> None:
+def test_profile_create_usage_errors(home: Home, words: list[str]) -> None:
     profiles.create_profile(home, "taken")
     assert run(home, "profile", "create", *words) == 2
     assert homes.list_profiles(home) == ["default", "taken"]
 
 
-def test_profile_use_makes_the_choice_stick(home: Home) -> None:
+def test_profile_use_is_sticky(home: Home) -> None:
     profiles.create_profile(home, "work")
     assert (run(home, "profile", "use", "work"), homes.sticky_profile(home.path)) == (0, "work")
 
 
 @pytest.mark.parametrize("words", [["use", "x"], ["show", "x"], ["rename", "x", "y"], ["delete", "x", "-y"]])
-def test_a_missing_profile_is_not_found(home: Home, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_profile_is_not_found(home: Home, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "profile", *words) == 5
     assert capsys.readouterr().err == "There is no profile 'x'. Try: hermes profile list\n"
 
 
-def test_profile_show_says_what_is_in_it(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_show(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "model: gpt", "A=1")
     homes.write_private(home.skills / "a" / "b" / "SKILL.md", "")
     assert run(home, "profile", "show", json=True) == 0
@@ -414,7 +402,7 @@ def test_profile_show_says_what_is_in_it(home: Home, capsys: pytest.CaptureFixtu
     }
 
 
-def test_profile_show_of_broken_settings_still_shows(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_show_with_broken_settings(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "a: [")
     assert run(home, "profile", "show") == 0
     printed = capsys.readouterr()
@@ -422,12 +410,12 @@ def test_profile_show_of_broken_settings_still_shows(home: Home, capsys: pytest.
     assert printed.err.startswith("config.yaml line 2")
 
 
-def test_profile_rename_gives_another_name(home: Home) -> None:
+def test_profile_rename(home: Home) -> None:
     profiles.create_profile(home, "work")
     assert (run(home, "profile", "rename", "work", "job"), homes.list_profiles(home)) == (0, ["default", "job"])
 
 
-def test_profile_delete_without_a_terminal_names_the_flag(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_delete_without_terminal_names_flag(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     profiles.create_profile(home, "work")
     assert run(home, "profile", "delete", "work") == 2
     assert capsys.readouterr().err.endswith("Try: hermes profile delete work -y\n")
@@ -435,7 +423,7 @@ def test_profile_delete_without_a_terminal_names_the_flag(home: Home, capsys: py
 
 
 @pytest.mark.parametrize(("typed", "exit_code", "left"), [("work\n", 0, []), ("yes\n", 1, ["work"]), ("", 1, ["work"])])
-def test_profile_delete_asks_for_the_name(
+def test_profile_delete_asks_for_name(
     home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: list[str]
 ) -> None:
     profiles.create_profile(home, "work")
@@ -444,7 +432,7 @@ def test_profile_delete_asks_for_the_name(
     assert homes.list_profiles(home) == ["default", *left]
 
 
-def test_profile_delete_with_yes_does_not_ask(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_delete_with_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     profiles.create_profile(home, "work")
     assert run(home, "profile", "delete", "work", "-y", json=True) == 0
     assert document(capsys) == {"name": "work", "deleted": True}

@@ -104,7 +104,7 @@ def end(db: SessionDB, home: Home, session_id: str, days: float) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("words", [["list"], ["search", "x"], ["stats"], ["export"], ["prune"], ["prune", "-y"]])
-def test_nothing_is_made_in_a_home_that_has_no_database(
+def test_sessions_commands_without_database_create_nothing(
     home: Home, capsys: Capture, words: list[str], as_json: bool
 ) -> None:
     assert run(home, *words, json=as_json) == 0
@@ -128,7 +128,7 @@ def test_nothing_is_made_in_a_home_that_has_no_database(
         ["repair"],
     ],
 )
-def test_what_needs_a_session_finds_none_there(home: Home, capsys: Capture, words: list[str]) -> None:
+def test_sessions_commands_without_database_find_none(home: Home, capsys: Capture, words: list[str]) -> None:
     assert run(home, *words) == 5
     printed = capsys.readouterr()
     assert printed.out == "" and "Try: " in printed.err
@@ -139,14 +139,14 @@ def test_what_needs_a_session_finds_none_there(home: Home, capsys: Capture, word
 
 
 @pytest.mark.parametrize("text", ["20260101_a", "20260101", "First steps"])
-def test_a_session_is_named_by_id_beginning_or_title(home: Home, db: SessionDB, capsys: Capture, text: str) -> None:
+def test_session_by_id_prefix_or_title(home: Home, db: SessionDB, capsys: Capture, text: str) -> None:
     assert (run(home, "show", text, json=True), document(capsys)["id"]) == (0, "20260101_a")
 
 
 @pytest.mark.parametrize(
     "words", [["show", "2026"], ["delete", "old", "2026", "-y"], ["archive", "2026"], ["export", "2026"]]
 )
-def test_an_ambiguous_beginning_lists_the_candidates(
+def test_ambiguous_session_prefix_lists_candidates(
     home: Home, db: SessionDB, capsys: Capture, words: list[str]
 ) -> None:
     assert run(home, *words) == 2
@@ -159,7 +159,7 @@ def test_an_ambiguous_beginning_lists_the_candidates(
     "words",
     [["show", "x"], ["show", ""], ["rename", "x", "y"], ["fork", "x"], ["archive", "old", "x"], ["delete", "x", "-y"]],
 )
-def test_an_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capture, words: list[str]) -> None:
+def test_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capture, words: list[str]) -> None:
     assert run(home, *words) == 5
     assert capsys.readouterr().err.endswith("Try: hermes sessions list --all\n")
 
@@ -167,7 +167,7 @@ def test_an_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capt
 # ---- looking
 
 
-def test_list_has_one_line_for_each_session(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_list_line_format(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "list") == 0
     first, second = lines(capsys)
     moment = r"\d{4}-\d\d-\d\d \d\d:\d\d"
@@ -186,14 +186,14 @@ def test_list_has_one_line_for_each_session(home: Home, db: SessionDB, capsys: C
         (["--limit", "1"], ["20260102_b"]),
     ],
 )
-def test_list_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
+def test_sessions_list_filters(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
     assert run(home, "list", *words, json=True) == 0
     told = document(capsys)
     assert [session["id"] for session in told["sessions"]] == found
     assert told["more"] is ("--limit" in words)
 
 
-def test_a_list_is_no_wider_than_the_terminal(db: SessionDB) -> None:
+def test_sessions_list_fits_terminal_width(db: SessionDB) -> None:
     talk(db, "long", title="A title that is much longer than there is room for")
     wide = session_format.session_lines(db.list_sessions())
     narrow = session_format.session_lines(db.list_sessions(), 80)
@@ -201,12 +201,12 @@ def test_a_list_is_no_wider_than_the_terminal(db: SessionDB) -> None:
     assert "A title that is much longer than there is room for" in wide[0]
 
 
-def test_list_says_that_there_are_more(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_list_hints_at_more(home: Home, db: SessionDB, capsys: Capture) -> None:
     run(home, "list", "--limit", "1")
     assert capsys.readouterr().err == "There are more. Try: hermes sessions list --limit 20\n"
 
 
-def test_times_are_iso_in_json(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_json_times_are_iso(home: Home, db: SessionDB, capsys: Capture) -> None:
     run(home, "show", "old", json=True)
     told = document(capsys)
     for text in (told["started_at"], told["last_active"], told["messages"][0]["timestamp"]):
@@ -214,11 +214,11 @@ def test_times_are_iso_in_json(home: Home, db: SessionDB, capsys: Capture) -> No
     assert told["ended_at"] is None
 
 
-def test_a_time_that_no_calendar_has_is_told_as_unknown() -> None:
+def test_out_of_range_time_is_unknown() -> None:
     assert (formatting.local(1e300), formatting.iso(float("inf"))) == ("?", None)
 
 
-def test_show_prints_the_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_show_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "show", "First steps") == 0
     shown = lines(capsys)
     for line in ("id: 20260101_a", "title: First steps", "folder: /work/a", "    Hello world", "    Two files."):
@@ -227,19 +227,19 @@ def test_show_prints_the_transcript(home: Home, db: SessionDB, capsys: Capture) 
     assert "    (reasoning) Look first." not in shown
 
 
-def test_show_prints_the_last_messages(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_show_last_messages(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "show", "old", "--messages", "1", json=True) == 0
     assert [message["content"] for message in document(capsys)["messages"]] == ["Two files."]
 
 
-def test_show_says_that_there_are_more(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_show_hints_at_more(home: Home, db: SessionDB, capsys: Capture) -> None:
     for number in range(20):
         db.append_message("old", "user", f"{number}")
     run(home, "show", "old")
     assert capsys.readouterr().err == "These are the last 20 of 24 messages. Try: --messages 24\n"
 
 
-def test_show_cuts_long_texts_unless_asked_for_all(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_show_truncates_unless_full(home: Home, db: SessionDB, capsys: Capture) -> None:
     db.append_message("old", "user", "word " * 1000 + "the end")
     run(home, "show", "old")
     assert "the end" not in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_show_cuts_long_texts_unless_asked_for_all(home: Home, db: SessionDB, ca
     assert "the end" in printed and "(reasoning) Look first." in printed
 
 
-def test_show_in_full_has_what_was_taken_back_and_the_prompt(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_show_full_includes_rewound_and_prompt(home: Home, db: SessionDB, capsys: Capture) -> None:
     db.update_session("old", system_prompt="Be kind.")
     [first, *_] = db.get_messages("old")
     db.rewind_to_message("old", first["id"])
@@ -260,7 +260,7 @@ def test_show_in_full_has_what_was_taken_back_and_the_prompt(home: Home, db: Ses
     assert (len(told["messages"]), told["system_prompt"]) == (4, "Be kind.")
 
 
-def test_nothing_that_was_said_steers_the_terminal(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_output_has_no_terminal_escapes(home: Home, db: SessionDB, capsys: Capture) -> None:
     talk(db, "red", said="\x1b[31m red\x9b0m")
     for words in (["show", "red"], ["list"], ["search", "red"], ["export", "red", "--format", "md"]):
         run(home, *words)
@@ -268,30 +268,30 @@ def test_nothing_that_was_said_steers_the_terminal(home: Home, db: SessionDB, ca
         assert "[31m " in printed and not re.search("[\x1b\x9b]", printed)
 
 
-def test_search_shows_hits_with_their_neighbours(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_search_hits_with_context(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "search", "gardens") == 0
     head, hit, after = lines(capsys)
     assert head.startswith("20260102_b  [5] user, ")
     assert (hit, after) == ("  > What about >>>gardens<<<?", "    assistant: I look.")
 
 
-def test_search_as_json(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_search_json(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "search", "hello", "--limit", "1", json=True) == 0
     told = document(capsys)
     assert (len(told["hits"]), told["complete"]) == (1, True)
     assert datetime.fromisoformat(told["hits"][0]["session_started"])
 
 
-def test_search_without_a_hit_says_so(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_search_without_hit(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert (run(home, "search", "unheard"), capsys.readouterr().err) == (0, "Nothing was found.\n")
 
 
-def test_a_query_that_is_too_long_is_a_usage_error(home: Home, db: SessionDB) -> None:
+def test_sessions_search_too_long_query_is_usage_error(home: Home, db: SessionDB) -> None:
     assert run(home, "search", "x" * 3000) == 2
 
 
 @pytest.mark.parametrize("damage", ["DROP TABLE messages_fts", "UPDATE messages_fts_data SET block = x'ffffffffffff'"])
-def test_search_mends_a_damaged_index(home: Home, capsys: Capture, damage: str) -> None:
+def test_sessions_search_rebuilds_damaged_index(home: Home, capsys: Capture, damage: str) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "a")
     alter(home, damage)
@@ -299,7 +299,7 @@ def test_search_mends_a_damaged_index(home: Home, capsys: Capture, damage: str) 
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "old"], ["search", "hello"], ["stats"], ["export"]])
-def test_looking_changes_nothing(home: Home, words: list[str]) -> None:
+def test_sessions_read_commands_change_nothing(home: Home, words: list[str]) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "old")
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()}
@@ -307,7 +307,7 @@ def test_looking_changes_nothing(home: Home, words: list[str]) -> None:
     assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()} == before
 
 
-def test_a_database_of_an_older_hermes_is_brought_up_to_date(home: Home, capsys: Capture) -> None:
+def test_sessions_migrates_older_database(home: Home, capsys: Capture) -> None:
     write_private(home.state_db, b"")
     for sql in (*MIGRATIONS[0], "PRAGMA user_version=1"):
         alter(home, sql)
@@ -315,7 +315,7 @@ def test_a_database_of_an_older_hermes_is_brought_up_to_date(home: Home, capsys:
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "a"], ["search", "a"], ["stats"], ["export"], ["optimize"]])
-def test_a_damaged_database_is_told_with_the_way_out(home: Home, capsys: Capture, words: list[str]) -> None:
+def test_sessions_damaged_database_suggests_repair(home: Home, capsys: Capture, words: list[str]) -> None:
     write_private(home.state_db, b"hello\n" * 2000)
     assert run(home, *words) == 74
     assert "hermes sessions repair" in capsys.readouterr().err
@@ -328,7 +328,9 @@ def test_a_damaged_database_is_told_with_the_way_out(home: Home, capsys: Capture
 @pytest.mark.parametrize(
     "words", [["list"], ["show", "leak"], ["search", "hello"], ["export"], ["rename", "leak", f"it {SECRET}"]]
 )
-def test_no_secret_is_printed(home: Home, capsys: Capture, db: SessionDB, words: list[str], as_json: bool) -> None:
+def test_sessions_output_is_redacted(
+    home: Home, capsys: Capture, db: SessionDB, words: list[str], as_json: bool
+) -> None:
     write_private(home.env_file, "API_SERVER_KEY=plain-but-secret\n")
     talk(db, "leak", said="hello, the key is plain-but-secret")
     run(home, *words, json=as_json)
@@ -337,14 +339,14 @@ def test_no_secret_is_printed(home: Home, capsys: Capture, db: SessionDB, words:
     assert printed.out
 
 
-def test_export_shows_secrets_when_asked_to(home: Home, capsys: Capture, db: SessionDB) -> None:
+def test_sessions_export_with_secrets(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.env_file, f"API_SERVER_KEY={SECRET}\n")
     talk(db, "leak", said=f"the key is {SECRET}")
     assert run(home, "export", "leak", "--with-secrets") == 0
     assert SECRET in capsys.readouterr().out
 
 
-def test_settings_that_cannot_be_read_do_not_hide_sessions(home: Home, capsys: Capture, db: SessionDB) -> None:
+def test_sessions_with_unreadable_settings(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.config_file, "a: [")
     talk(db, "leak", said=f"the key is {SECRET}")
     assert run(home, "show", "leak") == 0
@@ -357,23 +359,23 @@ def test_settings_that_cannot_be_read_do_not_hide_sessions(home: Home, capsys: C
 # ---- changing
 
 
-def test_rename_gives_a_title(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_rename(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert (run(home, "rename", "20260102", "  The   garden "), lines(capsys)[0][:22]) == (0, "20260102_b  The garden")
     assert db.get_session("20260102_b")["title"] == "The garden"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("words", [["rename", "20260102", "First steps"], ["rename", "old", "x" * 101]])
-def test_a_title_that_cannot_be_given_is_a_usage_error(home: Home, db: SessionDB, words: list[str]) -> None:
+def test_sessions_rename_invalid_title_is_usage_error(home: Home, db: SessionDB, words: list[str]) -> None:
     assert run(home, *words) == 2
 
 
-def test_fork_makes_a_session_of_its_own(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_fork(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "fork", "First steps", json=True) == 0
     made = document(capsys)
     assert (made["title"], made["parent_session_id"], made["message_count"]) == ("First steps #2", "20260101_a", 4)
 
 
-def test_fork_ends_at_a_message(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_fork_at_message(home: Home, db: SessionDB, capsys: Capture) -> None:
     [first, *_] = db.get_messages("old")
     assert run(home, "fork", "old", "--at", str(first["id"]), "--title", "Again", json=True) == 0
     made = document(capsys)
@@ -383,11 +385,11 @@ def test_fork_ends_at_a_message(home: Home, db: SessionDB, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("words", "exit_code"), [(["--at", "999"], 5), (["--title", "Put away"], 2), (["--title", "x" * 101], 2)]
 )
-def test_a_fork_that_cannot_be_made_leaves_nothing(home: Home, db: SessionDB, words: list[str], exit_code: int) -> None:
+def test_failed_sessions_fork_leaves_nothing(home: Home, db: SessionDB, words: list[str], exit_code: int) -> None:
     assert (run(home, "fork", "20260101_a", *words), len(ids(db))) == (exit_code, 3)
 
 
-def test_archive_and_back(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_archive_and_unarchive(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "archive", "20260101_a", "20260102_b") == 0
     assert all(line.endswith("  archived") for line in lines(capsys))
     assert db.list_sessions() == []
@@ -398,7 +400,7 @@ def test_archive_and_back(home: Home, db: SessionDB, capsys: Capture) -> None:
 # ---- deleting
 
 
-def test_delete_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_delete_without_terminal_names_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "delete", "old") == 2
     printed = capsys.readouterr()
     assert "  old  Put away  " in printed.err and printed.err.endswith("Try: the same with -y\n")
@@ -406,22 +408,20 @@ def test_delete_without_a_terminal_names_the_flag(home: Home, db: SessionDB, cap
 
 
 @pytest.mark.parametrize(("typed", "exit_code", "left"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
-def test_delete_asks_on_a_terminal(
+def test_sessions_delete_asks_for_confirmation(
     home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: int
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, left)
 
 
-def test_delete_with_yes_does_not_ask(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_delete_with_yes(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "delete", "old", "-y", json=True) == 0
     printed = capsys.readouterr()
     assert (json.loads(printed.out), printed.err) == ({"deleted": ["old"]}, "")
 
 
-def test_a_session_in_use_is_deleted_only_by_force_and_nothing_with_it(
-    home: Home, db: SessionDB, capsys: Capture
-) -> None:
+def test_sessions_delete_of_busy_session_needs_force(home: Home, db: SessionDB, capsys: Capture) -> None:
     Leases(db.engine).acquire("session:old", this_process(), 60)
     assert run(home, "delete", "20260101", "old", "-y") == 4
     assert capsys.readouterr().err.endswith("Nothing was deleted. Try: the same with --force\n")
@@ -444,9 +444,7 @@ def test_a_session_in_use_is_deleted_only_by_force_and_nothing_with_it(
         (["--older-than", "1d", "--max-messages", "3"], set()),
     ],
 )
-def test_prune_removes_what_the_filters_choose(
-    home: Home, db: SessionDB, capsys: Capture, words: list[str], gone: set[str]
-) -> None:
+def test_sessions_prune_filters(home: Home, db: SessionDB, capsys: Capture, words: list[str], gone: set[str]) -> None:
     end(db, home, "20260101_a", 100)
     end(db, home, "old", 3)
     assert run(home, "prune", *words, "--dry-run", json=True) == 0
@@ -457,7 +455,7 @@ def test_prune_removes_what_the_filters_choose(
     assert len(ids(db)) == 3 - len(gone)
 
 
-def test_prune_gives_the_space_back(home: Home, db: SessionDB) -> None:
+def test_sessions_prune_gives_space_back(home: Home, db: SessionDB) -> None:
     for _ in range(400):
         db.append_message("old", "tool", "x" * 4000, synthetic=True)
     end(db, home, "old", 100)
@@ -466,7 +464,7 @@ def test_prune_gives_the_space_back(home: Home, db: SessionDB) -> None:
     assert db.engine.read(lambda tx: tx.value("PRAGMA page_count")) < before / 2
 
 
-def test_prune_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_prune_without_terminal_names_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
     end(db, home, "old", 100)
     assert run(home, "prune") == 2
     printed = capsys.readouterr()
@@ -474,7 +472,9 @@ def test_prune_without_a_terminal_names_the_flag(home: Home, db: SessionDB, caps
     assert len(ids(db)) == 3
 
 
-def test_prune_asks_on_a_terminal(home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_prune_asks_for_confirmation(
+    home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end(db, home, "old", 100)
     monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
     assert (run(home, "prune"), len(ids(db))) == (1, 3)
@@ -482,7 +482,7 @@ def test_prune_asks_on_a_terminal(home: Home, db: SessionDB, capsys: Capture, mo
     assert (run(home, "prune"), lines(capsys), len(ids(db))) == (0, ["1 session deleted."], 2)
 
 
-def test_prune_leaves_alone_what_is_in_use(home: Home, db: SessionDB) -> None:
+def test_sessions_prune_skips_busy_sessions(home: Home, db: SessionDB) -> None:
     end(db, home, "old", 100)
     db.create_session("child", "subagent", parent_session_id="old", kind="delegate")
     Leases(db.engine).acquire("session:child", this_process(), 60)
@@ -491,7 +491,7 @@ def test_prune_leaves_alone_what_is_in_use(home: Home, db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("age", ["90", "d", "-1d", "1y", "1e3d", "nand"])
-def test_an_age_without_a_unit_is_a_usage_error(home: Home, age: str) -> None:
+def test_sessions_prune_age_without_unit_is_usage_error(home: Home, age: str) -> None:
     with pytest.raises(SystemExit) as caught:
         run(home, "prune", f"--older-than={age}")
     assert caught.value.code == 2
@@ -500,7 +500,7 @@ def test_an_age_without_a_unit_is_a_usage_error(home: Home, age: str) -> None:
 # ---- export
 
 
-def test_export_writes_json_lines_oldest_first(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_export_json_lines_oldest_first(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "export") == 0
     items = [json.loads(line) for line in lines(capsys)]
     assert [item["id"] for item in items] == ["20260101_a", "20260102_b", "old"]
@@ -521,12 +521,14 @@ def test_export_writes_json_lines_oldest_first(home: Home, db: SessionDB, capsys
         (["--older-than", "1d"], []),
     ],
 )
-def test_export_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
+def test_sessions_export_filters(
+    home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]
+) -> None:
     assert run(home, "export", *words, json=True) == 0
     assert [item["id"] for item in document(capsys)["sessions"]] == found
 
 
-def test_export_reaches_beyond_one_page(
+def test_sessions_export_pagination(
     home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_PAGE", 2)
@@ -535,7 +537,7 @@ def test_export_reaches_beyond_one_page(
     assert len(lines(capsys)) == 4
 
 
-def test_export_as_text_can_be_read(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_export_markdown(home: Home, db: SessionDB, capsys: Capture) -> None:
     [first, *_] = db.get_messages("20260102_b")
     db.archive_and_compact("20260102_b", [{"role": "user", "content": "Summary"}])
     assert run(home, "export", "20260101", "20260102", "--format", "md") == 0
@@ -546,7 +548,7 @@ def test_export_as_text_can_be_read(home: Home, db: SessionDB, capsys: Capture) 
     assert "Summary" not in printed and first["content"] in printed
 
 
-def test_export_to_a_file_is_private_and_replaces_nothing(
+def test_sessions_export_file_is_private_and_not_overwritten(
     home: Home, db: SessionDB, capsys: Capture, tmp_path: Path
 ) -> None:
     file = tmp_path / "out.jsonl"
@@ -562,7 +564,7 @@ def test_export_to_a_file_is_private_and_replaces_nothing(
 
 
 @pytest.mark.parametrize(("name", "exit_code"), [("folder", 2), ("no/such/folder/file", 1)])
-def test_export_to_what_is_no_file_leaves_nothing(
+def test_sessions_export_to_invalid_path_leaves_nothing(
     home: Home, db: SessionDB, tmp_path: Path, name: str, exit_code: int
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -573,12 +575,12 @@ def test_export_to_what_is_no_file_leaves_nothing(
     )
 
 
-def test_an_export_that_fails_leaves_no_file(home: Home, db: SessionDB, tmp_path: Path) -> None:
+def test_failed_sessions_export_leaves_no_file(home: Home, db: SessionDB, tmp_path: Path) -> None:
     assert run(home, "export", "unknown", "-o", str(tmp_path / "out")) == 5
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
-def test_text_to_read_is_no_json(home: Home, db: SessionDB) -> None:
+def test_sessions_export_markdown_as_json_is_usage_error(home: Home, db: SessionDB) -> None:
     assert run(home, "export", "--format", "md", json=True) == 2
 
 
@@ -596,7 +598,7 @@ def session(session_id: str, **fields: Any) -> dict[str, Any]:
     return {"format": "hermes.session/1", "id": session_id, "messages": messages, **fields}
 
 
-def test_what_was_exported_can_be_imported(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+def test_sessions_export_import_round_trip(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
     file, other = tmp_path / "out.jsonl", Home(tmp_path / "other")
     run(home, "export", "-o", str(file))
     capsys.readouterr()
@@ -609,7 +611,7 @@ def test_what_was_exported_can_be_imported(home: Home, db: SessionDB, capsys: Ca
     assert lines(capsys) == ["0 sessions imported, 3 skipped: already there."]
 
 
-def test_import_reads_standard_input(home: Home, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_import_from_stdin(home: Home, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.dumps(session("a")).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + data + b"\n\n")))
     assert (run(home, "import", "-"), lines(capsys)) == (0, ["1 session imported, 0 skipped: already there."])
@@ -627,7 +629,7 @@ def test_import_reads_standard_input(home: Home, capsys: Capture, monkeypatch: p
         (json.dumps(session("b", title="x" * 101)), "A title has at most 100 characters"),
     ],
 )
-def test_a_line_that_is_not_sound_keeps_its_batch_out(
+def test_sessions_import_invalid_line_rejects_its_batch(
     home: Home, capsys: Capture, tmp_path: Path, line: str, told: str
 ) -> None:
     assert run(home, "import", written(tmp_path, session("a"), "", line, session("c"))) == 1
@@ -638,19 +640,19 @@ def test_a_line_that_is_not_sound_keeps_its_batch_out(
         assert ids(made) == set()
 
 
-def test_bytes_that_are_no_text_are_refused(home: Home, capsys: Capture, tmp_path: Path) -> None:
+def test_sessions_import_rejects_invalid_utf8(home: Home, capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b'{"id": "\xff"}\n')
     assert (run(home, "import", str(tmp_path / "in")), capsys.readouterr().err) == (1, "line 1: This is not UTF-8.\n")
 
 
-def test_a_number_that_no_database_holds_is_refused(home: Home, capsys: Capture, tmp_path: Path) -> None:
+def test_sessions_import_rejects_out_of_range_number(home: Home, capsys: Capture, tmp_path: Path) -> None:
     assert run(home, "import", written(tmp_path, session("a"), session("b", message_count=10**30))) == 1
     assert capsys.readouterr().err.startswith("line ")
     with closing(SessionDB(home.state_db)) as made:
         assert ids(made) == set()
 
 
-def test_a_fault_concerns_only_its_own_batch(
+def test_sessions_import_fault_affects_own_batch_only(
     home: Home, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_BATCH_SESSIONS", 2)
@@ -663,7 +665,7 @@ def test_a_fault_concerns_only_its_own_batch(
         assert ids(made) == {"a", "b", "e"}
 
 
-def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_import_batches_stay_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_SESSIONS_MAX
 
     assert sessions_transfer._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
@@ -673,7 +675,7 @@ def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch:
     assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4]]
 
 
-def test_a_batch_holds_no_more_messages_than_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_import_batch_message_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     from hermes.core.limits import IMPORT_ROWS_AT_ONCE_MAX
 
     assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
@@ -684,14 +686,16 @@ def test_a_batch_holds_no_more_messages_than_are_taken_at_once(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("name", "exit_code"), [("missing", 5), (".", 1)])
-def test_a_file_that_cannot_be_read_makes_no_database(home: Home, tmp_path: Path, name: str, exit_code: int) -> None:
+def test_sessions_import_of_unreadable_file_creates_no_database(
+    home: Home, tmp_path: Path, name: str, exit_code: int
+) -> None:
     assert (run(home, "import", str(tmp_path / name)), home.path.exists()) == (exit_code, False)
 
 
 # ---- care
 
 
-def test_stats_counts_and_measures(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_stats(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "stats", json=True) == 0
     told = document(capsys)
     counted = {name: told[name] for name in ("sessions", "open", "archived", "messages", "blobs", "runs")}
@@ -700,7 +704,7 @@ def test_stats_counts_and_measures(home: Home, db: SessionDB, capsys: Capture) -
     assert sum(told["parts"].values()) == told["bytes"] > 0
 
 
-def test_stats_tells_blobs_and_index_apart(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_stats_separate_blobs_and_index(home: Home, db: SessionDB, capsys: Capture) -> None:
     run(home, "stats", json=True)
     before = document(capsys)["parts"]
     picture = "data:image/png;base64," + "QUJD" * 100_000
@@ -711,7 +715,7 @@ def test_stats_tells_blobs_and_index_apart(home: Home, db: SessionDB, capsys: Ca
     assert (after["index"], after["logs"]) == (before["index"], before["logs"])
 
 
-def test_stats_where_sqlite_does_not_tell_the_parts() -> None:
+def test_sessions_stats_without_dbstat() -> None:
     class Plain:
         def rows(self, sql: str) -> list[Any]:
             return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
@@ -719,13 +723,13 @@ def test_stats_where_sqlite_does_not_tell_the_parts() -> None:
     assert session_maintenance._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
 
 
-def test_stats_in_words(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "stats") == 0
     shown = lines(capsys)
     assert "sessions: 3" in shown and shown[-1].startswith(f"all of {home.state_db}: ")
 
 
-def test_optimize_tells_the_bytes(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_optimize(home: Home, db: SessionDB, capsys: Capture) -> None:
     talk(db, "big", said="x" * 1_000_000)
     db.delete_session("big")
     assert run(home, "optimize", json=True) == 0
@@ -734,7 +738,7 @@ def test_optimize_tells_the_bytes(home: Home, db: SessionDB, capsys: Capture) ->
     assert (run(home, "optimize"), " before, " in capsys.readouterr().out) == (0, True)
 
 
-def test_backup_is_a_private_copy(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+def test_sessions_backup(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "copy.db"
     assert run(home, "backup", str(file), json=True) == 0
     assert document(capsys) == {"file": str(file), "bytes": file.stat().st_size}
@@ -744,14 +748,14 @@ def test_backup_is_a_private_copy(home: Home, db: SessionDB, capsys: Capture, tm
     assert run(home, "backup", str(file)) == 2
 
 
-def test_a_backup_that_cannot_be_made_says_why(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+def test_sessions_backup_failure(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert run(home, "backup", str(tmp_path / "file" / "copy.db")) == 1
     assert "The copy cannot be made: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["repair"], ["repair", "--deep"]])
-def test_repair_does_nothing_to_a_sound_file(home: Home, capsys: Capture, words: list[str]) -> None:
+def test_sessions_repair_of_healthy_file(home: Home, capsys: Capture, words: list[str]) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "a")
     before = home.state_db.read_bytes()
@@ -761,7 +765,7 @@ def test_repair_does_nothing_to_a_sound_file(home: Home, capsys: Capture, words:
     assert [path.name for path in home.path.iterdir()] == ["state.db"]
 
 
-def test_repair_of_a_damaged_index_says_that_it_was_made_anew(home: Home, capsys: Capture) -> None:
+def test_sessions_repair_rebuilds_index(home: Home, capsys: Capture) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "a")
     alter(home, "DELETE FROM messages_fts_data")
@@ -781,7 +785,7 @@ def spoil(home: Home) -> None:
     home.state_db.write_bytes(data)
 
 
-def test_repair_saves_what_can_be_read_and_reports(home: Home, capsys: Capture) -> None:
+def test_sessions_repair_saves_readable_rows(home: Home, capsys: Capture) -> None:
     spoil(home)
     before = home.state_db.read_bytes()
     assert run(home, "repair", json=True) == 0
@@ -792,7 +796,7 @@ def test_repair_saves_what_can_be_read_and_reports(home: Home, capsys: Capture) 
     assert run(home, "repair", "--deep") == 0
 
 
-def test_repair_in_words(home: Home, capsys: Capture) -> None:
+def test_sessions_repair_text(home: Home, capsys: Capture) -> None:
     spoil(home)
     assert run(home, "repair") == 0
     first, *missing, last = lines(capsys)
@@ -801,14 +805,14 @@ def test_repair_in_words(home: Home, capsys: Capture) -> None:
     assert last.startswith("A copy of the database as it was: ")
 
 
-def test_repair_of_what_is_no_database_fails(home: Home, capsys: Capture) -> None:
+def test_sessions_repair_of_non_database_fails(home: Home, capsys: Capture) -> None:
     write_private(home.state_db, b"hello\n" * 2000)
     assert run(home, "repair") == 74
     assert capsys.readouterr().out.startswith("It could not be repaired: ")
     assert home.state_db.read_bytes() == b"hello\n" * 2000
 
 
-def test_repair_does_not_hide_what_is_left(home: Home, capsys: Capture) -> None:
+def test_sessions_repair_reports_remaining_faults(home: Home, capsys: Capture) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "a")
     alter(home, "DELETE FROM sessions")
@@ -819,14 +823,14 @@ def test_repair_does_not_hide_what_is_left(home: Home, capsys: Capture) -> None:
     assert exit_code == (74 if told["left"] else 0)
 
 
-def test_repair_waits_for_no_server(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_repair_refuses_while_server_runs(home: Home, db: SessionDB, capsys: Capture) -> None:
     with open(home.lock_file, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert run(home, "repair") == 4
     assert capsys.readouterr().err.endswith("Try: hermes gateway stop\n")
 
 
-def test_repair_leaves_a_database_alone_that_somebody_has_open(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_sessions_repair_refuses_open_database(home: Home, db: SessionDB, capsys: Capture) -> None:
     alter(home, "DELETE FROM sessions WHERE id = 'old'")
     assert run(home, "repair") == 4
     assert capsys.readouterr().out == ""
@@ -849,20 +853,20 @@ def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess
     )
 
 
-def test_a_missing_action_is_a_usage_error(home: Home) -> None:
+def test_sessions_without_action_is_usage_error(home: Home) -> None:
     done = command(home)
     assert (done.returncode, done.stdout) == (2, "") and "Try: hermes sessions --help" in done.stderr
 
 
 @pytest.mark.parametrize("action", sorted(sessions_command._ACTIONS))
-def test_every_action_has_help(home: Home, capsys: Capture, action: str) -> None:
+def test_sessions_actions_have_help(home: Home, capsys: Capture, action: str) -> None:
     with pytest.raises(SystemExit) as caught:
         run(home, action, "--help")
     assert caught.value.code == 0
     assert not home.path.exists()
 
 
-def test_help_loads_no_database(home: Home) -> None:
+def test_sessions_help_loads_no_database(home: Home) -> None:
     code = (
         "import sys; from hermes.cli.main import main\n"
         "try: main(['sessions', '--help'])\n"
@@ -873,7 +877,7 @@ def test_help_loads_no_database(home: Home) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_lists_shows_and_deletes(home: Home) -> None:
+def test_sessions_command_end_to_end(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as made:
         talk(made, "a", title="One")
     listed = command(home, "list", "--json")
@@ -884,7 +888,7 @@ def test_the_command_lists_shows_and_deletes(home: Home) -> None:
     assert command(home, "show", "a").returncode == 5
 
 
-def test_a_reader_who_leaves_ends_the_export_quietly(home: Home) -> None:
+def test_sessions_export_broken_pipe_is_quiet(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as made:
         for number in range(20):
             talk(made, f"s{number}", said="x" * 100_000)

@@ -57,7 +57,7 @@ def server(home: Home) -> Iterator[subprocess.Popen[str]]:
 # ---- the lock
 
 
-def test_a_held_home_is_served_until_it_is_released(home: Home) -> None:
+def test_home_lock_is_held_until_release(home: Home) -> None:
     before = is_served(home)
     lock = hold(home)
     during = is_served(home)
@@ -65,13 +65,13 @@ def test_a_held_home_is_served_until_it_is_released(home: Home) -> None:
     assert (before, during, is_served(home)) == (False, True, False)
 
 
-def test_the_lock_ends_with_its_block(home: Home) -> None:
+def test_home_lock_ends_with_its_block(home: Home) -> None:
     with pytest.raises(RuntimeError), hold(home):
         raise RuntimeError
     assert not is_served(home)
 
 
-def test_releasing_twice_does_not_release_the_next_holder(home: Home) -> None:
+def test_second_release_does_not_release_next_holder(home: Home) -> None:
     first = hold(home)
     first.release()
     with hold(home):
@@ -80,14 +80,14 @@ def test_releasing_twice_does_not_release_the_next_holder(home: Home) -> None:
         assert home.pid_file.exists()
 
 
-def test_the_pid_file_is_there_while_the_home_is_held(home: Home) -> None:
+def test_pid_file_exists_while_home_is_held(home: Home) -> None:
     with hold(home):
         assert home.pid_file.read_text() == f"{os.getpid()}\n"
     assert not home.pid_file.exists()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
-def test_the_files_are_private_whatever_the_umask(home: Home, umask: int) -> None:
+def test_lock_files_are_private_with_any_umask(home: Home, umask: int) -> None:
     before = os.umask(umask)
     try:
         with hold(home):
@@ -98,12 +98,12 @@ def test_the_files_are_private_whatever_the_umask(home: Home, umask: int) -> Non
         os.umask(before)
 
 
-def test_a_second_holder_is_refused_also_within_one_process(home: Home) -> None:
+def test_second_holder_in_process_is_rejected(home: Home) -> None:
     with hold(home), pytest.raises(HomeServed, match=f"pid {os.getpid()}"):
         hold(home)
 
 
-def test_a_second_holder_learns_pid_address_and_what_to_do(home: Home, server: subprocess.Popen[str]) -> None:
+def test_second_holder_learns_pid_address_and_hint(home: Home, server: subprocess.Popen[str]) -> None:
     with pytest.raises(HomeServed) as caught:
         hold(home)
     assert caught.value.exit_code == 4
@@ -112,28 +112,28 @@ def test_a_second_holder_learns_pid_address_and_what_to_do(home: Home, server: s
     assert "hermes gateway stop" in caught.value.hint and "--replace" in caught.value.hint
 
 
-def test_the_advice_names_the_profile(home: Home) -> None:
+def test_lock_hint_names_profile(home: Home) -> None:
     work = Home(home.path / "profiles" / "work", "work")
     with hold(work), pytest.raises(HomeServed, match="hermes -p work gateway stop"):
         hold(work)
 
 
 @pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "http://0.0.0.0:1"), ("::1", r"http://\[::1\]:1")])
-def test_an_address_is_shown_as_a_browser_takes_it(home: Home, host: str, shown: str) -> None:
+def test_lock_error_shows_url(home: Home, host: str, shown: str) -> None:
     with hold(home):
         write_runtime_status(home, host=host, port=1)
         with pytest.raises(HomeServed, match=shown):
             hold(home)
 
 
-def test_a_holder_that_wrote_nothing_is_refused_without_details(home: Home) -> None:
+def test_holder_without_details_is_rejected(home: Home) -> None:
     with hold(home):
         home.pid_file.write_text("what?")
         with pytest.raises(HomeServed, match="Another server holds this home"):
             hold(home)
 
 
-def test_a_killed_server_blocks_nothing_and_is_not_shown(home: Home, server: subprocess.Popen[str]) -> None:
+def test_killed_server_releases_lock_and_status(home: Home, server: subprocess.Popen[str]) -> None:
     alive = read_runtime_status(home)
     server.send_signal(signal.SIGKILL)
     server.wait()
@@ -145,7 +145,7 @@ def test_a_killed_server_blocks_nothing_and_is_not_shown(home: Home, server: sub
         assert home.pid_file.read_text() == f"{os.getpid()}\n"
 
 
-def test_the_lock_does_not_pass_to_programs_that_the_server_starts(home: Home) -> None:
+def test_lock_is_not_inherited_by_children(home: Home) -> None:
     lock = hold(home)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
     lock.release()
@@ -157,21 +157,21 @@ def test_the_lock_does_not_pass_to_programs_that_the_server_starts(home: Home) -
     assert not served
 
 
-def test_a_removed_lock_file_is_made_again(home: Home) -> None:
+def test_removed_lock_file_is_recreated(home: Home) -> None:
     hold(home).release()
     home.lock_file.unlink()
     with hold(home):
         assert is_served(home)
 
 
-def test_whoever_only_asks_does_not_keep_a_server_from_starting(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_query_does_not_block_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = hold(home)
     monkeypatch.setattr(status.time, "sleep", lambda seconds: asking.release())
     with hold(home):
         assert is_served(home)
 
 
-def test_a_home_that_cannot_be_locked_is_told_in_a_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlockable_home_is_reported(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
@@ -180,7 +180,7 @@ def test_a_home_that_cannot_be_locked_is_told_in_a_sentence(home: Home, monkeypa
         hold(home)
 
 
-def test_a_pid_file_that_cannot_be_written_gives_the_lock_back(home: Home) -> None:
+def test_unwritable_pid_file_releases_lock(home: Home) -> None:
     home.pid_file.mkdir(parents=True)
     with pytest.raises(OSError):
         hold(home)
@@ -190,7 +190,7 @@ def test_a_pid_file_that_cannot_be_written_gives_the_lock_back(home: Home) -> No
 # ---- the state
 
 
-def test_a_first_state_holds_every_field(home: Home) -> None:
+def test_first_runtime_status_has_every_field(home: Home) -> None:
     write_runtime_status(home, gateway_state="starting")
     state = read_runtime_status(home)
     assert state is not None
@@ -199,7 +199,7 @@ def test_a_first_state_holds_every_field(home: Home) -> None:
     assert (state["active_agents"], state["platforms"], state["exit_reason"]) == (0, {}, None)
 
 
-def test_later_fields_join_the_earlier_ones(home: Home) -> None:
+def test_runtime_status_fields_are_merged(home: Home) -> None:
     write_runtime_status(home, gateway_state="starting", host="127.0.0.1", port=1)
     write_runtime_status(home, gateway_state="running", active_agents=2, platforms={"api_server": {"state": "up"}})
     state = read_runtime_status(home)
@@ -213,14 +213,14 @@ def test_later_fields_join_the_earlier_ones(home: Home) -> None:
     }
 
 
-def test_each_change_is_dated(home: Home) -> None:
+def test_runtime_status_is_dated(home: Home) -> None:
     write_runtime_status(home, updated_at=1.0)
     write_runtime_status(home, active_agents=1)
     state = read_runtime_status(home)
     assert state is not None and state["updated_at"] > 1_000_000_000
 
 
-def test_what_an_earlier_process_wrote_is_not_taken_over(home: Home, server: subprocess.Popen[str]) -> None:
+def test_runtime_status_of_earlier_process_is_dropped(home: Home, server: subprocess.Popen[str]) -> None:
     server.kill()
     server.wait()
     write_runtime_status(home, gateway_state="starting")
@@ -229,7 +229,7 @@ def test_what_an_earlier_process_wrote_is_not_taken_over(home: Home, server: sub
 
 
 @pytest.mark.parametrize("state", status.STATES)
-def test_every_state_can_be_told(home: Home, state: str) -> None:
+def test_every_gateway_state_can_be_written(home: Home, state: str) -> None:
     write_runtime_status(home, gateway_state=state)
     found = read_runtime_status(home)
     assert found is not None and found["gateway_state"] == state
@@ -243,15 +243,13 @@ def test_every_state_can_be_told(home: Home, state: str) -> None:
         ({"mood": "good"}, "no field mood"),
     ],
 )
-def test_an_unknown_field_or_state_is_refused_and_nothing_is_written(
-    home: Home, fields: dict[str, object], text: str
-) -> None:
+def test_unknown_status_field_is_rejected(home: Home, fields: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         write_runtime_status(home, **fields)
     assert not home.path.exists()
 
 
-def test_changes_from_several_threads_all_arrive(home: Home) -> None:
+def test_concurrent_status_changes_are_merged(home: Home) -> None:
     write_runtime_status(home, gateway_state="running")
     changes: list[dict[str, object]] = [{"host": "h"}, {"port": 7}, {"active_agents": 3}, {"exit_reason": "x"}]
     threads = [threading.Thread(target=write_runtime_status, args=(home,), kwargs=change) for change in changes]
@@ -273,14 +271,14 @@ def test_changes_from_several_threads_all_arrive(home: Home) -> None:
         ["hermes", "--base-url", "https://me:hunter2hunter2@host/v1"],
     ],
 )
-def test_credentials_on_the_command_line_are_masked(home: Home, argv: list[str]) -> None:
+def test_credentials_in_argv_are_redacted(home: Home, argv: list[str]) -> None:
     write_runtime_status(home, argv=argv)
     text = home.state_file.read_text()
     assert "[redacted]" in text
     assert not any(secret in text for secret in ("battery", "hunter2", "abcdefgh"))
 
 
-def test_other_arguments_stay_and_masking_twice_changes_nothing(home: Home) -> None:
+def test_argv_redaction_is_idempotent(home: Home) -> None:
     argv = ["hermes", "--token", "hunter2", "gateway", "run", "--port", "8642", "--max-tokens", "123456789"]
     write_runtime_status(home, argv=argv)
     write_runtime_status(home, active_agents=1)
@@ -289,13 +287,13 @@ def test_other_arguments_stay_and_masking_twice_changes_nothing(home: Home) -> N
     assert state["argv"] == [*argv[:2], "[redacted]", *argv[3:]]
 
 
-def test_credentials_in_a_reason_are_masked(home: Home) -> None:
+def test_credentials_in_exit_reason_are_redacted(home: Home) -> None:
     write_runtime_status(home, exit_reason="401 for sk-abcdefgh12345678", platforms={"a": "api_key=hunter2hunter2"})
     text = home.state_file.read_text()
     assert "abcdefgh" not in text and "hunter2" not in text
 
 
-def test_any_text_can_be_written(home: Home) -> None:
+def test_runtime_status_accepts_any_text(home: Home) -> None:
     write_runtime_status(home, exit_reason="\ud800 ä \0")
     state = read_runtime_status(home)
     assert state is not None and state["exit_reason"] == "? ä \0"
@@ -320,7 +318,7 @@ def test_any_text_can_be_written(home: Home) -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_read_is_no_state(home: Home, data: bytes) -> None:
+def test_unreadable_runtime_status_is_none(home: Home, data: bytes) -> None:
     home.path.mkdir()
     home.state_file.write_bytes(data)
     assert read_runtime_status(home) is None
@@ -328,27 +326,27 @@ def test_what_cannot_be_read_is_no_state(home: Home, data: bytes) -> None:
     assert read_runtime_status(home) is not None
 
 
-def test_a_missing_or_barred_file_is_no_state(home: Home) -> None:
+def test_missing_runtime_status_is_none(home: Home) -> None:
     before = read_runtime_status(home)
     home.state_file.mkdir(parents=True)
     assert (before, read_runtime_status(home)) == (None, None)
 
 
 @pytest.mark.skipif(process_start(os.getpid()) is None, reason="this system does not tell starts")
-def test_a_pid_that_another_process_has_now_is_no_state(home: Home) -> None:
+def test_runtime_status_of_reused_pid_is_none(home: Home) -> None:
     write_runtime_status(home, gateway_state="running")
     state = json.loads(home.state_file.read_bytes())
     home.state_file.write_text(json.dumps({**state, "start_time": state["start_time"] - 60}))
     assert read_runtime_status(home) is None
 
 
-def test_a_state_without_a_start_is_believed_by_its_pid(home: Home) -> None:
+def test_runtime_status_without_start_time_uses_pid(home: Home) -> None:
     home.path.mkdir()
     home.state_file.write_text(json.dumps({"pid": os.getpid(), "gateway_state": "running"}))
     assert read_runtime_status(home) == {"pid": os.getpid(), "gateway_state": "running"}
 
 
-def test_without_a_home_it_is_the_one_of_the_process(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_status_defaults_to_current_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     before = read_runtime_status()
     write_runtime_status(home, gateway_state="running")
@@ -356,12 +354,12 @@ def test_without_a_home_it_is_the_one_of_the_process(home: Home, monkeypatch: py
     assert before is None and after is not None
 
 
-def test_a_profile_that_is_not_there_has_no_state(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_status_of_missing_profile_is_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     monkeypatch.setenv("HERMES_PROFILE", "gone")
     assert read_runtime_status() is None
 
 
-def test_reading_creates_nothing(home: Home) -> None:
+def test_reading_runtime_status_creates_nothing(home: Home) -> None:
     read_runtime_status(home)
     assert not home.path.exists()

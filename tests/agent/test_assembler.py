@@ -32,6 +32,8 @@ from hermes.core.stream_parts import (
     ToolDelta,
     Usage,
 )
+from hermes.providers.base import WireEvent
+from hermes.providers.registry import provider_for
 from support.cutting import all_cuts, any_cut, cuts
 
 # Numbers of the contract, not of the code.
@@ -104,7 +106,7 @@ TAGGED = [
 
 
 @pytest.mark.parametrize(("text", "visible", "reasoning"), TAGGED, ids=[t[:30] for t, _, _ in TAGGED])
-def test_tags_are_told_from_text_however_the_stream_is_cut(text: str, visible: str, reasoning: str) -> None:
+def test_think_tags_are_parsed_for_any_chunking(text: str, visible: str, reasoning: str) -> None:
     for pieces in all_cuts(text):
         assert read(pieces) == (visible, reasoning), pieces
 
@@ -124,7 +126,7 @@ STRAYS = [
 
 
 @pytest.mark.parametrize(("text", "visible"), STRAYS)
-def test_a_tag_that_closes_nothing_is_dropped_outside_of_code(text: str, visible: str) -> None:
+def test_unmatched_closing_tag_is_dropped_outside_code(text: str, visible: str) -> None:
     for pieces in all_cuts(text):
         assert read(pieces)[0] == visible, pieces
 
@@ -137,12 +139,12 @@ def test_a_tag_that_closes_nothing_is_dropped_outside_of_code(text: str, visible
         pytest.param("```\n```py\n<think>x</think>\n```\n", "```\n```py\n<think>x</think>\n```\n", id="with a word"),
     ],
 )
-def test_a_fence_is_closed_only_by_a_bare_mark_of_its_own_kind_and_length(text: str, visible: str) -> None:
+def test_code_fence_closes_only_with_matching_mark(text: str, visible: str) -> None:
     assert read([text]) == (visible, "")
 
 
 @pytest.mark.parametrize("letter", ["İ", "ẞ", "K", "ǅ", "🧠"])
-def test_letters_whose_small_form_is_longer_lose_nothing(letter: str) -> None:
+def test_think_tag_with_characters_that_lowercase_longer(letter: str) -> None:
     text = f"<think>{letter * 3}</think>Yes"
     for pieces in all_cuts(text):
         assert read(pieces) == ("Yes", letter * 3), pieces
@@ -158,13 +160,13 @@ _tokens = st.lists(
 
 @given(_tokens, st.data())
 @settings(deadline=None, max_examples=300)
-def test_no_cut_changes_what_is_read(text: str, data: st.DataObject) -> None:
+def test_chunking_does_not_change_result(text: str, data: st.DataObject) -> None:
     assert read(any_cut(data, text)) == read([text])
 
 
 @given(_tokens)
 @settings(deadline=None)
-def test_little_is_held_back(text: str) -> None:
+def test_held_back_text_is_bounded(text: str) -> None:
     for end in range(len(text) + 1):
         split = InlineMarkup()
         split.feed(text[:end])
@@ -172,12 +174,12 @@ def test_little_is_held_back(text: str) -> None:
 
 
 @pytest.mark.parametrize("tag", ["<REASONING_SCRATCHPAD", "<think>a</think", "<thinking>a</thinking", "\n\n<though"])
-def test_what_was_held_back_comes_at_the_end(tag: str) -> None:
+def test_held_back_text_is_flushed_at_end(tag: str) -> None:
     done = run([Text(char) for char in f"Hello\n{tag}"])
     assert done.text + done.reasoning == f"Hello\n{tag}".replace("<think>", "").replace("<thinking>", "")
 
 
-def test_a_tag_after_delivered_text_of_an_earlier_attempt_needs_a_line_of_its_own() -> None:
+def test_think_tag_after_continued_text_needs_own_line() -> None:
     assert read(["<think>x</think>"], before="so far") == ("<think>x</think>", "")
     assert read(["<think>x</think>y"], before="so far\n") == ("y", "x")
     assert read(["<think>x</think>"], before="```\ncode\n") == ("<think>x</think>", "")
@@ -201,13 +203,13 @@ def test_a_tag_after_delivered_text_of_an_earlier_attempt_needs_a_line_of_its_ow
         ("Hello\n", "Hello\n"),
     ],
 )
-def test_line_breaks_before_the_first_visible_character_are_dropped(text: str, visible: str) -> None:
+def test_leading_newlines_are_dropped(text: str, visible: str) -> None:
     for pieces in all_cuts(text):
         done = run(Text(piece) for piece in pieces)
         assert (done.text, done.message.text) == (visible, visible), pieces
 
 
-def test_a_continued_message_keeps_the_line_breaks_it_goes_on_with() -> None:
+def test_continued_message_keeps_leading_newlines() -> None:
     assert read(["\n\nand on"], before="Begun") == ("\n\nand on", "")
 
 
@@ -239,7 +241,7 @@ _parts = st.lists(
 
 @given(_parts, st.sampled_from(["", "some text of twelve and more", "x\n"]))
 @settings(deadline=None, max_examples=300)
-def test_delivered_text_is_the_message_and_calls_have_ids_of_their_own(parts: list[Part], before: str) -> None:
+def test_delivered_text_equals_message_and_call_ids_are_unique(parts: list[Part], before: str) -> None:
     assembler = Assembler("run:1", before)
     text = reasoning = ""
     for part in [*parts, None]:
@@ -255,20 +257,20 @@ def test_delivered_text_is_the_message_and_calls_have_ids_of_their_own(parts: li
         assert message.complete <= (assembler.error is None)
 
 
-def test_text_after_a_call_has_begun_is_delivered_and_stored() -> None:
+def test_text_after_tool_call_is_delivered_and_stored() -> None:
     done = run([Text("One"), ToolDelta(0, "c1", "f", "{}"), Text(" two"), Finish("tool_calls")])
     assert (done.text, done.message.text) == ("One two", "One two")
     assert [call.name for call in done.message.tool_calls] == ["f"]
 
 
-def test_reasoning_is_told_as_it_comes_in_its_form() -> None:
+def test_reasoning_deltas_keep_their_form() -> None:
     assembler = Assembler()
     assert list(assembler.feed(Reasoning("hm", "summary"))) == [ReasoningDelta("hm", "summary")]
     assert list(assembler.feed(Reasoning(""))) == []
     assert assembler.message().reasoning == "hm"
 
 
-def test_a_signature_closes_the_reasoning_since_the_last_one() -> None:
+def test_signature_closes_reasoning_block() -> None:
     parts = [Reasoning("a"), Reasoning("b", signature="s1"), Reasoning("c"), Reasoning("", signature="s2")]
     assert run(parts).message.opaque == [
         {"kind": "signed_reasoning", "data": {"text": "ab", "signature": "s1"}},
@@ -276,7 +278,7 @@ def test_a_signature_closes_the_reasoning_since_the_last_one() -> None:
     ]
 
 
-def test_opaque_items_are_kept_in_order() -> None:
+def test_opaque_items_keep_order() -> None:
     opaque = run([Opaque("item", {"id": 1}), Text("x"), Opaque("item", {"id": 2})]).message.opaque
     assert opaque == [{"kind": "item", "data": {"id": 1}}, {"kind": "item", "data": {"id": 2}}]
 
@@ -365,13 +367,13 @@ FRAGMENTS: list[tuple[str, list[ToolDelta], list[tuple[str, str, str]]]] = [
 
 
 @pytest.mark.parametrize(("fragments", "expected"), [(f, e) for _, f, e in FRAGMENTS], ids=[n for n, _, _ in FRAGMENTS])
-def test_fragments_find_their_call(fragments: list[ToolDelta], expected: list[tuple[str, str, str]]) -> None:
+def test_tool_call_fragments_are_joined(fragments: list[ToolDelta], expected: list[tuple[str, str, str]]) -> None:
     found = [(call.id, call.name, call.arguments) for call in calls(*fragments)]
     assert [(name, arguments) for _, name, arguments in found] == [(name, args) for _, name, args in expected]
     assert all(got == wanted for (got, *_), (wanted, *_) in zip(found, expected, strict=True) if wanted)
 
 
-def test_a_call_without_id_gets_one_from_run_step_and_place() -> None:
+def test_tool_call_without_id_gets_deterministic_id() -> None:
     parts = [ToolDelta(0, name="f"), ToolDelta(1, name="f")]
     first, second = (call.id for call in calls(*parts, identity="run_1:3"))
     assert re.fullmatch(r"call_[0-9a-f]{24}", first)
@@ -380,13 +382,13 @@ def test_a_call_without_id_gets_one_from_run_step_and_place() -> None:
     assert calls(*parts, identity="run_1:4")[0].id != first
 
 
-def test_an_id_used_twice_is_made_unique() -> None:
+def test_duplicate_tool_call_id_is_made_unique() -> None:
     one, two = calls(ToolDelta(0, "same", "f"), ToolDelta(1, "same", "g"))
     assert (one.id, one.name, two.name) == ("same", "f", "g")
     assert two.id != "same"
 
 
-def test_the_extra_of_a_call_is_kept_and_replayed() -> None:
+def test_tool_call_extra_content_is_kept_and_replayed() -> None:
     extra = {"google": {"thought_signature": "abc"}}
     (call,) = calls(ToolDelta(0, "a", "f", extra=extra), ToolDelta(0, arguments="{}"))
     assert call.extra == extra
@@ -398,7 +400,7 @@ def test_the_extra_of_a_call_is_kept_and_replayed() -> None:
     }
 
 
-def test_a_call_is_told_once_when_its_name_is_known() -> None:
+def test_tool_drafted_is_emitted_once_name_is_known() -> None:
     parts = [ToolDelta(0, "a"), ToolDelta(0, name="f"), ToolDelta(0, arguments="{}"), ToolDelta(1, "b", "g")]
     done = run(parts)
     assert done.drafted == [ToolDrafted(0, "f"), ToolDrafted(1, "g")]
@@ -408,14 +410,14 @@ def test_a_call_is_told_once_when_its_name_is_known() -> None:
 # ---- usage, model, finish
 
 
-def test_the_last_usage_wins_field_by_field() -> None:
+def test_last_usage_wins_per_field() -> None:
     usage = [Usage(10, 1, cache_read_tokens=5), Usage(output_tokens=7), Usage(total_tokens=17, cost_usd=0.5)]
     assert run(usage).message.usage == Usage(10, 7, 17, 5, None, None, 0.5)
     assert run([Usage(3), Usage(0)]).message.usage == Usage(0)
     assert run([Text("x")]).message.usage is None
 
 
-def test_the_model_is_the_one_named_last() -> None:
+def test_last_model_name_wins() -> None:
     assert run([Model("a"), Model(""), Model("b")]).message.model == "b"
 
 
@@ -440,12 +442,12 @@ ERROR = ServerError(500, "", "x")
         ([Text("x"), Finish("stop"), ERROR], "stop", False),
     ],
 )
-def test_how_an_answer_ended(parts: list[Part], reason: FinishReason, complete: bool) -> None:
+def test_finish_reason_and_completeness(parts: list[Part], reason: FinishReason, complete: bool) -> None:
     message = run(parts).message
     assert (message.finish_reason, message.complete) == (reason, complete)
 
 
-def test_the_error_in_a_stream_is_remembered() -> None:
+def test_stream_error_is_remembered() -> None:
     assembler = run([Text("x"), ERROR]).assembler
     assert (assembler.error, assembler.finished) == (ERROR, False)
 
@@ -461,7 +463,7 @@ def removed(before: str, pieces: Iterable[str]) -> str:
 
 
 @pytest.mark.parametrize("size", [OVERLAP_CHARS_MIN, OVERLAP_CHARS_MIN + 1, 30, len(TAIL)])
-def test_a_repeated_tail_is_removed_however_it_is_cut(size: int) -> None:
+def test_repeated_tail_is_removed_for_any_chunking(size: int) -> None:
     text = TAIL[-size:] + " And on."
     for pieces in all_cuts(text):
         assert removed("Long ago. " + TAIL, pieces) == " And on.", pieces
@@ -479,18 +481,18 @@ def test_a_repeated_tail_is_removed_however_it_is_cut(size: int) -> None:
     ],
     ids=["too short", "not the end", "from the middle", "other", "short before", "nothing before"],
 )
-def test_what_is_no_repetition_stays(before: str, text: str) -> None:
+def test_non_repetition_is_kept(before: str, text: str) -> None:
     for pieces in all_cuts(text):
         assert removed(before, pieces) == text, pieces
 
 
-def test_the_longest_repetition_counts() -> None:
+def test_longest_repetition_is_removed() -> None:
     before = "ab" * 40
     assert removed(before, ["ab" * 10 + "c"]) == "c"
     assert removed("x" * 30, ["x" * 40]) == "x" * 10
 
 
-def test_a_repetition_is_sought_in_the_last_characters_only() -> None:
+def test_repetition_is_searched_in_last_characters_only() -> None:
     before = "".join(chr(0x4E00 + i) for i in range(300))
     exact = before[-OVERLAP_CHARS_MAX:]
     assert removed(before, [exact + "!"]) == "!"
@@ -499,7 +501,7 @@ def test_a_repetition_is_sought_in_the_last_characters_only() -> None:
 
 @given(st.text(alphabet="abc", max_size=40), st.text(alphabet="abc", max_size=30), st.integers(0, 30))
 @settings(deadline=None)
-def test_only_a_repetition_is_ever_removed(before: str, text: str, at: int) -> None:
+def test_only_repetitions_are_removed_property(before: str, text: str, at: int) -> None:
     left = removed(before, [text[:at], text[at:]])
     gone = text[: len(text) - len(left)]
     assert text.endswith(left) and before.endswith(gone)
@@ -508,13 +510,13 @@ def test_only_a_repetition_is_ever_removed(before: str, text: str, at: int) -> N
     assert len(gone) == longest
 
 
-def test_a_repetition_is_not_delivered_by_the_assembler() -> None:
+def test_assembler_does_not_deliver_repetition() -> None:
     for pieces in cuts(TAIL[-20:] + " And on.", 2):
         done = run([Text(piece) for piece in pieces], before=TAIL)
         assert (done.text, done.message.text, done.assembler.delivered) == (" And on.", " And on.", 8)
 
 
-def test_a_repetition_that_is_all_there_is_leaves_nothing() -> None:
+def test_pure_repetition_leaves_nothing() -> None:
     assert read([TAIL[-20:]], before=TAIL) == ("", "")
 
 
@@ -533,19 +535,35 @@ def test_a_repetition_that_is_all_there_is_leaves_nothing() -> None:
         ("\n", "a\nb", "a\nb"),
     ],
 )
-def test_white_space_written_again_is_not_delivered_twice(again: str, text: str, left: str) -> None:
+def test_repeated_whitespace_is_not_delivered_twice(again: str, text: str, left: str) -> None:
     for pieces in all_cuts(text):
         assert read(pieces, before="Begun" + again, again=again) == (left, ""), pieces
 
 
 @pytest.mark.parametrize("text", ['{"a": "}\\\\\\" {", "b": [{}]}', '{"a": {"b": 1}}', '["]"]', '{"a": "\\\\"}'])
-def test_the_name_of_a_call_may_come_with_each_of_its_pieces(text: str) -> None:
-    """Where a provider tells neither index nor id, the next call begins where the arguments are whole."""
+def test_tool_name_may_repeat_in_every_fragment(text: str) -> None:
+    """Without index and id, the next call begins where the arguments of the last one are complete."""
     for pieces in all_cuts(text):
         parts = [ToolDelta(name="look", arguments=piece) for piece in [*pieces, *pieces]]
         assert [call.arguments for call in calls(*parts)] == [text, text]
 
 
-def test_arguments_may_be_nested_deeply_in_pieces() -> None:
+def test_deeply_nested_arguments_in_fragments() -> None:
     [call] = calls(*[ToolDelta(name="look", arguments='{"a": ')] * 3_000)
     assert call.arguments == '{"a": ' * 3_000
+
+
+def test_opaque_string_items_stay_separate() -> None:
+    assembler = Assembler()
+    for data in ("commentary", "final_answer"):
+        assembler.feed(Opaque("phase", data))
+    assert [item["data"] for item in assembler.message().opaque] == ["commentary", "final_answer"]
+
+
+def test_reasoning_content_pieces_become_one_item() -> None:
+    provider, assembler = provider_for("chat_completions"), Assembler()
+    for text in ("First ", "then."):
+        chunk = {"model": "deepseek-reasoner", "choices": [{"index": 0, "delta": {"reasoning_content": text}}]}
+        for part in provider.parts(WireEvent("", chunk)):
+            assembler.feed(part)
+    assert assembler.message().opaque == [{"kind": "reasoning_content", "data": "First then."}]

@@ -25,7 +25,7 @@ async def call(agent: AIAgent, **more: Any) -> Any:
     return await in_thread(lambda: agent._interruptible_streaming_api_call({**ASK, **more}))
 
 
-async def test_an_answer_is_streamed_part_by_part_and_given_back_whole(server: ModelServer) -> None:
+async def test_streamed_answer_is_reported_in_parts_and_returned_whole(server: ModelServer) -> None:
     calls = [Call("look", ['{"a"', ': "x"}'], id="c1")]
     server.script = [Reply(text=["Once ", "upon"], reasoning=["h", "m"], tool_calls=calls)]
     heard: list[str] = []
@@ -49,16 +49,14 @@ async def test_an_answer_is_streamed_part_by_part_and_given_back_whole(server: M
     ("status", "error"),
     [(401, openai.AuthenticationError), (429, openai.RateLimitError), (400, openai.BadRequestError)],
 )
-async def test_a_refusal_before_any_text_propagates_as_it_is(
-    server: ModelServer, status: int, error: type[Exception]
-) -> None:
+async def test_rejection_before_text_propagates(server: ModelServer, status: int, error: type[Exception]) -> None:
     server.repeat, server.script = True, [Reply(status=status)]
     with pytest.raises(error):
         await call(agent_for(server))
     assert len(server.requests) == 1
 
 
-async def test_a_lost_connection_is_tried_again_as_often_as_the_environment_says(
+async def test_lost_connection_is_retried_as_configured_by_environment(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(reset_before_headers=True), Reply(reset_before_headers=True), Reply(text="Done.")]
@@ -69,7 +67,7 @@ async def test_a_lost_connection_is_tried_again_as_often_as_the_environment_says
         await call(agent_for(server))
 
 
-async def test_a_provider_that_refuses_streaming_is_remembered_until_the_next_turn(server: ModelServer) -> None:
+async def test_streaming_rejection_is_remembered_until_next_turn(server: ModelServer) -> None:
     server.script = [Reply(refuse_stream=True), Reply(text="Done.")]
     agent = agent_for(server, enabled_toolsets=[])
     with pytest.raises(openai.BadRequestError):
@@ -79,14 +77,14 @@ async def test_a_provider_that_refuses_streaming_is_remembered_until_the_next_tu
     assert agent._disable_streaming is False
 
 
-async def test_a_cut_after_text_gives_the_partial_answer(server: ModelServer) -> None:
+async def test_stream_cut_after_text_returns_partial_answer(server: ModelServer) -> None:
     server.handler = scripted(cut_after("a time", Reply(text=["Once ", "upon ", "a time"])))
     answer = await call(agent_for(server))
     choice = answer.choices[0]
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("Once upon ", None, "length")
 
 
-async def test_a_cut_inside_a_call_after_text_warns_and_drops_the_call(server: ModelServer) -> None:
+async def test_stream_cut_in_tool_call_warns_and_drops_call(server: ModelServer) -> None:
     reply = Reply(text="Wait.", tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])])
     server.handler = scripted(cut_after("SECOND", reply))
     heard: list[str] = []
@@ -99,7 +97,7 @@ async def test_a_cut_inside_a_call_after_text_warns_and_drops_the_call(server: M
     assert "".join(heard) == message.content
 
 
-async def test_an_interrupt_from_outside_ends_the_call(server: ModelServer) -> None:
+async def test_external_interrupt_ends_call(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     agent = agent_for(server)
     agent.stream_delta_callback = lambda _: threading.Timer(0.01, agent.interrupt).start()

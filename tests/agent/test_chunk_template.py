@@ -58,12 +58,12 @@ def frames(texts: Sequence[str], **how: Any) -> bytes:
 @pytest.mark.parametrize("ascii_only", [True, False])
 @pytest.mark.parametrize("tight", [True, False])
 @pytest.mark.parametrize("first", ODD)
-def test_any_text_is_found_whichever_came_first(first: str, ascii_only: bool, tight: bool) -> None:
+def test_chunk_template_finds_any_text(first: str, ascii_only: bool, tight: bool) -> None:
     body = frames([first, *ODD], ascii_only=ascii_only, tight=tight)
     assert ChunkTemplate(READ).texts(body) == ([first, *ODD], len(body))
 
 
-def test_what_follows_the_texts_is_left() -> None:
+def test_chunk_template_leaves_other_events() -> None:
     texts, rest = frames(["a", "b"]), chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
     assert ChunkTemplate(READ).texts(texts + rest) == (["a", "b"], len(texts))
     for end in range(1, len(texts) // 2):  # nor is the beginning of an event taken for one
@@ -88,8 +88,8 @@ def test_what_follows_the_texts_is_left() -> None:
         chunk("b").replace(b'"b"', b'"b","refusal":"c"'),
     ],
 )
-def test_what_is_not_alike_is_not_read(other: bytes) -> None:
-    """Everything up to it, or nothing, is found; a reader that goes on behind that misses nothing."""
+def test_chunk_template_rejects_different_events(other: bytes) -> None:
+    """Texts are found up to the first different event, or not at all; reading on from there misses nothing."""
     known = frames(["a"])
     alike = ChunkTemplate(READ)
     assert alike.texts(known) == (["a"], len(known))
@@ -102,11 +102,11 @@ def test_what_is_not_alike_is_not_read(other: bytes) -> None:
 @pytest.mark.parametrize(
     "first", [b"", b"data: x\n\n", b"data: {}\n\n", b"data: [DONE]\n\n", chunk(None), b"event: e\n\n"]
 )
-def test_there_is_nothing_to_find_where_no_text_is(first: bytes) -> None:
+def test_chunk_template_without_text_finds_nothing(first: bytes) -> None:
     assert ChunkTemplate(READ).texts(first + frames(["a"]) if first else first) == ([], 0)
 
 
-def test_thoughts_before_the_text_use_up_no_look() -> None:
+def test_chunk_template_reasoning_first_uses_no_attempt() -> None:
     alike = ChunkTemplate(READ)
     for _ in range(3 * LOOKS_MAX):
         assert alike.texts(chunk(None, delta={"reasoning_content": "hm"})) == ([], 0)
@@ -114,7 +114,7 @@ def test_thoughts_before_the_text_use_up_no_look() -> None:
     assert alike.texts(body) == (["a", "b"], len(body))
 
 
-def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:
+def test_chunk_template_gives_up_on_varying_events() -> None:
     asked: list[bytes] = []
 
     def read(events: Sequence[bytes], at: int) -> list[str]:
@@ -128,8 +128,8 @@ def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:
     assert len(asked) == 2 * LOOKS_MAX
 
 
-def test_one_that_changes_now_and_then_is_looked_at_again() -> None:
-    """Such as one that tells the second in which each event was made."""
+def test_chunk_template_tolerates_occasional_change() -> None:
+    """For example, an answer whose events carry the second in which they were created."""
     alike = ChunkTemplate(READ)
     for second in range(3 * LOOKS_MAX):
         for _ in range(2):
@@ -199,7 +199,7 @@ END = chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
 
 @given(st.lists(EVENTS, max_size=12), st.data())
 @settings(deadline=None, max_examples=400)
-def test_a_stream_is_heard_the_same_however_it_is_read_and_cut(events: list[bytes], data: st.DataObject) -> None:
+def test_chunk_template_result_equals_plain_parsing(events: list[bytes], data: st.DataObject) -> None:
     body = b"".join([*events, END])
     one_by_one = [*events, END]
     expected = asyncio.run(heard(one_by_one, joins=False))

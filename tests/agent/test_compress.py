@@ -71,13 +71,13 @@ def whole_pieces(messages: list[Message]) -> bool:
 # ---- sizes
 
 
-def test_a_text_is_estimated_by_its_bytes() -> None:
+def test_token_estimate_of_text_uses_bytes() -> None:
     assert estimate("x" * 3600) == pytest.approx(1000, abs=1)
     assert estimate("é" * 1800) == pytest.approx(1000, abs=1)
     assert estimate("\ud800" * 36) > 0
 
 
-def test_a_message_counts_its_text_and_its_calls() -> None:
+def test_token_estimate_of_message_includes_tool_calls() -> None:
     assert estimate(user("x" * 360)) == pytest.approx(100, abs=6)
     assert estimate(calls("c1", arguments="y" * 720)) >= 200
     assert estimate({"role": "assistant", "content": None}) < 10
@@ -85,7 +85,7 @@ def test_a_message_counts_its_text_and_its_calls() -> None:
     assert 200 <= estimate(parts) <= 230
 
 
-def test_schemas_are_counted() -> None:
+def test_token_estimate_includes_schemas() -> None:
     assert estimate({"name": "f", "description": "x" * 3600, "parameters": {}}) >= 1000
 
 
@@ -97,19 +97,19 @@ def png(width: int, height: int) -> Message:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def test_an_image_is_not_counted_as_text() -> None:
+def test_token_estimate_of_image_is_not_by_text() -> None:
     image = png(2000, 2000)
     assert estimate(image) < len(image["image_url"]["url"]) / 3.6 / 2
     assert estimate({"role": "user", "content": [image]}) >= estimate(image)
 
 
-def test_images_are_counted_by_their_size() -> None:
+def test_token_estimate_of_image_uses_dimensions() -> None:
     assert estimate(png(64, 64)) < estimate(png(2000, 2000))
 
 
 @given(conversations())
 @settings(deadline=None)
-def test_more_messages_are_never_smaller(messages: list[Message]) -> None:
+def test_token_estimate_grows_with_messages(messages: list[Message]) -> None:
     sizes = [size_of(messages[:n]) for n in range(len(messages) + 1)]
     assert sizes[0] == 0 and all(a < b for a, b in pairwise(sizes))
 
@@ -125,14 +125,12 @@ def test_more_messages_are_never_smaller(messages: list[Message]) -> None:
         (4_096, 4_096, 3_072, 2_304, 614, 1_690),
     ],
 )
-def test_the_arithmetic_of_the_window(
-    window: int, max_output: int, total: int, limit: int, tail: int, goal: int
-) -> None:
+def test_context_budget_arithmetic(window: int, max_output: int, total: int, limit: int, tail: int, goal: int) -> None:
     budget = Budget(window, max_output)
     assert (budget.total, budget.limit, budget.tail, budget.goal) == (total, limit, tail, goal)
 
 
-def test_settings_change_the_arithmetic() -> None:
+def test_context_budget_settings() -> None:
     budget = Budget(10_000, 1_000, threshold=0.5, target_ratio=0.1)
     assert (budget.total, budget.limit, budget.tail, budget.goal) == (9_000, 4_500, 900, 3_600)
 
@@ -142,9 +140,7 @@ def test_settings_change_the_arithmetic() -> None:
 
 @given(conversations(), _budgets)
 @settings(deadline=None, max_examples=200)
-def test_a_plan_divides_without_loss_and_never_splits_a_call_from_its_results(
-    messages: list[Message], budget: Budget
-) -> None:
+def test_plan_is_lossless_and_keeps_calls_with_results(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     assert made.head + made.middle + made.tail == messages
     assert all(map(whole_pieces, (made.head, made.middle, made.tail)))
@@ -152,14 +148,14 @@ def test_a_plan_divides_without_loss_and_never_splits_a_call_from_its_results(
 
 @given(conversations(), _budgets)
 @settings(deadline=None, max_examples=200)
-def test_the_last_user_message_and_all_after_it_stay(messages: list[Message], budget: Budget) -> None:
+def test_plan_keeps_last_user_message_and_rest_in_tail(messages: list[Message], budget: Budget) -> None:
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
     assert messages[last:] == plan(messages, budget).tail[-len(messages[last:]) :]
 
 
 @given(conversations(), _budgets)
 @settings(deadline=None, max_examples=200)
-def test_the_tail_is_as_large_as_its_share_and_not_larger(messages: list[Message], budget: Budget) -> None:
+def test_plan_tail_fills_its_share(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
     extra = made.tail[: len(made.tail) - len(messages[last:])]
@@ -172,19 +168,19 @@ def test_the_tail_is_as_large_as_its_share_and_not_larger(messages: list[Message
 
 @given(conversations(), _budgets)
 @settings(deadline=None, max_examples=200)
-def test_the_first_messages_stay(messages: list[Message], budget: Budget) -> None:
+def test_plan_protects_first_messages(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     assert len(made.head) >= budget.protect_first or not made.middle
 
 
-def test_a_later_compaction_may_protect_another_number() -> None:
+def test_plan_protect_first_can_be_overridden() -> None:
     messages = [user(), said(), user(), said("x" * 9000), user(), said(), user()]
     assert len(plan(messages, Budget(1000, 100), protect_first=1).head) == 1
     assert plan(messages, Budget(1000, 100), protect_first=0).head == []
 
 
 @pytest.mark.parametrize("messages", [[], [user()], [said()], [result("c1")]])
-def test_small_conversations_have_no_middle(messages: list[Message]) -> None:
+def test_small_conversation_has_no_middle(messages: list[Message]) -> None:
     made = plan(messages, Budget(4096, 512))
     assert made.middle == [] and made.head + made.tail == messages
 
@@ -194,7 +190,7 @@ def test_small_conversations_have_no_middle(messages: list[Message]) -> None:
 LONG = "line of output\n" * 500
 
 
-def test_results_become_one_line_with_name_gist_and_size() -> None:
+def test_prune_replaces_results_by_one_line() -> None:
     arguments = '{"path": "src/main.py",\n "limit": 5}'
     asked = calls("c1", arguments=arguments)
     ((_, pruned),) = [prune([asked, result("c1", LONG)])]
@@ -204,17 +200,17 @@ def test_results_become_one_line_with_name_gist_and_size() -> None:
     assert "read_file" in line and "src/main.py" in line and str(len(LONG)) in line
 
 
-def test_only_results_are_pruned_and_only_if_that_is_shorter() -> None:
+def test_prune_only_shortens_results() -> None:
     messages = [user(LONG), calls("c1", arguments=LONG), result("c1", "short"), said(LONG)]
     assert prune(messages) == messages
 
 
-def test_pruning_twice_changes_nothing_more() -> None:
+def test_prune_is_idempotent() -> None:
     once = prune([calls("c1"), result("c1", LONG)])
     assert prune(once) == once
 
 
-def test_a_result_of_parts_and_one_without_call_are_pruned_too() -> None:
+def test_prune_handles_multipart_and_orphaned_results() -> None:
     parts = {**result("c1"), "content": [{"type": "text", "text": LONG}]}
     lost = {"role": "tool", "content": LONG, "tool_call_id": "gone"}
     assert all(isinstance(m["content"], str) and len(m["content"]) < 200 for m in prune([parts, lost]))
@@ -222,7 +218,7 @@ def test_a_result_of_parts_and_one_without_call_are_pruned_too() -> None:
 
 @given(conversations())
 @settings(deadline=None)
-def test_pruning_keeps_every_message_in_its_place(messages: list[Message]) -> None:
+def test_prune_keeps_message_order(messages: list[Message]) -> None:
     pruned = prune(messages)
     assert [(m["role"], m.get("tool_call_id"), m.get("tool_calls")) for m in pruned] == [
         (m["role"], m.get("tool_call_id"), m.get("tool_calls")) for m in messages
@@ -233,21 +229,21 @@ def test_pruning_keeps_every_message_in_its_place(messages: list[Message]) -> No
 # ---- the summary without a model
 
 
-def test_an_extract_holds_user_messages_and_first_lines() -> None:
+def test_extract_has_user_messages_and_first_lines() -> None:
     text = extract([user("Do\nthis"), calls("c1"), result("c1", LONG), said("Done.\nDetails"), user("Thanks")], 1000)
     assert text.splitlines() == ["User: Do this", "You: Done.", "User: Thanks"]
 
 
 @given(conversations(), st.integers(0, 600))
 @settings(deadline=None)
-def test_an_extract_is_deterministic_and_bounded(messages: list[Message], chars_max: int) -> None:
+def test_extract_is_deterministic_and_bounded(messages: list[Message], chars_max: int) -> None:
     text = extract(messages, chars_max)
     assert text == extract(messages, chars_max) and len(text) <= chars_max
 
 
 @pytest.mark.parametrize("content", ["", " ", "\n", None, [], [{"type": "image_url", "image_url": {"url": "u"}}]])
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_messages_without_words_do_no_harm(role: str, content: Any) -> None:
+def test_extract_and_transcript_tolerate_empty_content(role: str, content: Any) -> None:
     messages: list[Message] = [user("Hello"), {"role": role, "content": content}]
     assert "Hello" in extract(messages, 100)
     assert "Hello" in transcript(messages, 100)
@@ -256,18 +252,18 @@ def test_messages_without_words_do_no_harm(role: str, content: Any) -> None:
 # ---- the transcript for whoever sums up
 
 
-def test_a_transcript_names_roles_and_calls() -> None:
+def test_transcript_names_roles_and_calls() -> None:
     text = transcript([user("Do this"), calls("c1", arguments='{"a": 1}'), result("c1", "fine")], 1000)
     assert all(words in text for words in ("user: Do this", 'read_file({"a": 1})', "tool: fine"))
 
 
-def test_a_transcript_shortens_what_is_long_and_keeps_what_is_short() -> None:
+def test_transcript_shortens_long_messages_only() -> None:
     text = transcript([user("Do this"), calls("c1"), result("c1", LONG), said("Done.")], 2_000)
     assert "Do this" in text and "Done." in text and "[…]" in text
 
 
 @pytest.mark.parametrize(("count", "chars"), [(2, 9_000), (20, 600), (200, 400)])
-def test_a_transcript_is_no_longer_than_it_may_be(count: int, chars: int) -> None:
+def test_transcript_is_bounded(count: int, chars: int) -> None:
     assert len(transcript([user("x" * chars), said("y" * chars)] * count, 5_000)) <= 5_000
 
 
@@ -276,7 +272,7 @@ def test_a_transcript_is_no_longer_than_it_may_be(count: int, chars: int) -> Non
 
 @given(conversations(), _budgets, st.none() | st.just("1. do it"))
 @settings(deadline=None, max_examples=200)
-def test_roles_alternate_around_the_summary(messages: list[Message], budget: Budget, todo: str | None) -> None:
+def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo: str | None) -> None:
     made = plan(messages, budget)
     roles = [m["role"] for m in joined(made, "what was", todo)]
     assert all(a != b or a == "tool" for a, b in pairwise(roles)), roles
@@ -285,7 +281,7 @@ def test_roles_alternate_around_the_summary(messages: list[Message], budget: Bud
 
 @given(conversations(), _budgets)
 @settings(deadline=None)
-def test_head_and_tail_are_sent_as_they_are(messages: list[Message], budget: Budget) -> None:
+def test_compaction_keeps_head_and_tail_unchanged(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     again = joined(made, "what was", None)
     assert again[: len(made.head)] == made.head
@@ -293,14 +289,14 @@ def test_head_and_tail_are_sent_as_they_are(messages: list[Message], budget: Bud
     assert whole_pieces(again)
 
 
-def test_the_summary_is_marked_and_the_todo_list_follows_it() -> None:
+def test_compaction_summary_is_marked_and_followed_by_todo_list() -> None:
     made = Plan([user(), said()], [user(), said()], [user("now")])
     note = next(m for m in joined(made, "what was", "1. do it") if SUMMARY_MARK in m["content"])
     assert note["content"].index("what was") < note["content"].index("1. do it")
     assert "todo" not in str(joined(made, "what was", None))
 
 
-def test_assistant_messages_do_not_follow_each_other() -> None:
+def test_compaction_has_no_consecutive_assistant_messages() -> None:
     for head in ([], [user()], [user(), said()], [user(), calls("c1"), result("c1")]):
         for tail in ([user("now")], [said("then"), user("now")], [calls("c2"), result("c2"), said()]):
             roles = [m["role"] for m in joined(Plan(head, [user()], tail), "what was", None)]

@@ -75,7 +75,7 @@ def estimated(request: Request) -> float:
 # ---- small windows
 
 
-async def test_a_window_of_4096_tokens_completes_a_tool_turn(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_window_of_4096_tokens_completes_tool_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 4096))
     todo = {"todos": [{"id": "1", "content": "look", "status": "pending"}]}
     server.script = [Reply(tool_calls=[Call("todo", todo)]), Reply(text="Done.")]
@@ -86,9 +86,7 @@ async def test_a_window_of_4096_tokens_completes_a_tool_turn(make_house: MakeHou
     assert max(event["prompt_tokens"] for event in ran.of("model.started")) < 3072
 
 
-async def test_below_16384_tokens_only_the_lean_toolsets_are_offered(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_small_window_offers_lean_toolsets_only(make_house: MakeHouse, server: ModelServer) -> None:
     server.script = [Reply(text="Done."), Reply(text="Done.")]
     small, large = (make_house(with_window(server, window)) for window in (16_383, 16_384))
     small.configure(with_window(server, 16_383))
@@ -100,7 +98,7 @@ async def test_below_16384_tokens_only_the_lean_toolsets_are_offered(
     assert {"todo", "memory"} <= set(full)
 
 
-async def test_below_16384_tokens_the_prompt_is_lean(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_small_window_uses_lean_prompt(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.script = [Reply(text="Done.")] * 2
     await house.run(None, route=M, toolsets=frozenset({"todo"}), instructions="Speak like a pirate.")
@@ -122,9 +120,7 @@ async def compacted(house: House, server: ModelServer, history: list[Json], **fi
     return ran
 
 
-async def test_old_tool_results_are_pruned_first_and_no_model_is_asked_for_it(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_compaction_prunes_tool_results_before_asking_model(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.script = [Reply(text="Done.")]
     history = [message for number in range(12) for message in looked(number, 1600)]
@@ -142,7 +138,7 @@ async def test_old_tool_results_are_pruned_first_and_no_model_is_asked_for_it(
     assert [m.get("tool_call_id") for m in said if m["role"] == "tool"] == [f"call_{n}" for n in range(12)]
 
 
-async def test_a_prompt_under_the_threshold_is_left_alone(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_prompt_under_threshold_is_not_compacted(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.script = [Reply(text="Done.")]
     history = [message for number in range(4) for message in looked(number, 1600)]
@@ -151,7 +147,7 @@ async def test_a_prompt_under_the_threshold_is_left_alone(make_house: MakeHouse,
     assert len(server.requests[0].body["messages"]) == 1 + len(history) + 1
 
 
-async def test_talk_is_summed_up_by_a_model_and_head_and_tail_stay(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_summary_keeps_head_and_tail(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
     history = talked(8, 1400)
@@ -168,9 +164,7 @@ async def test_talk_is_summed_up_by_a_model_and_head_and_tail_stay(make_house: M
     assert [event["task"] for event in ran.of("usage")] == ["compression", ""]
 
 
-async def test_the_auxiliary_route_sums_up_where_one_is_set(
-    make_house: MakeHouse, server: ModelServer, other: ModelServer
-) -> None:
+async def test_compaction_uses_auxiliary_route(make_house: MakeHouse, server: ModelServer, other: ModelServer) -> None:
     spare = {"providers": {"spare": {"base_url": f"{other.url}/v1", "api_key": KEY}}}
     auxiliary = {"compression": {"provider": "spare", "model": "small"}, "title_generation": {"enabled": False}}
     house = make_house(with_window(server, 8192, auxiliary=auxiliary, **spare))
@@ -180,7 +174,7 @@ async def test_the_auxiliary_route_sums_up_where_one_is_set(
     assert "SUMMARY: fox." in json.dumps(server.requests[0].body)
 
 
-async def test_where_the_auxiliary_route_fails_the_main_one_sums_up(
+async def test_compaction_falls_back_to_main_route(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
     spare = {"providers": {"spare": {"base_url": f"{other.url}/v1", "api_key": KEY}}}
@@ -193,7 +187,7 @@ async def test_where_the_auxiliary_route_fails_the_main_one_sums_up(
     assert len(other.requests) == 1
 
 
-async def test_where_no_model_can_sum_up_an_extract_stands_in(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_falls_back_to_extract(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.handler = lambda r: Reply(status=403) if is_summary_request(r) else Reply(text="Done.")
     ran = await compacted(house, server, talked(8, 1400))
@@ -204,7 +198,7 @@ async def test_where_no_model_can_sum_up_an_extract_stands_in(make_house: MakeHo
     assert ran.result["completed"] is True
 
 
-async def test_the_todo_list_is_repeated_after_the_summary(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_repeats_todo_list_after_summary(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
     items = [{"id": "1", "content": "feed the fox", "status": "in_progress"}]
@@ -226,7 +220,7 @@ async def test_the_todo_list_is_repeated_after_the_summary(make_house: MakeHouse
     assert said.index("SUMMARY: fox.") < said.index("feed the fox")
 
 
-async def test_calls_and_their_results_stay_together(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_keeps_calls_with_results(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
     history = talked(3, 1400) + [m for n in range(8) for m in looked(n, 900)] + talked(3, 1400)
@@ -239,7 +233,7 @@ async def test_calls_and_their_results_stay_together(make_house: MakeHouse, serv
     assert not any(a == b == "user" for a, b in itertools.pairwise(roles))
 
 
-async def test_what_came_before_is_compacted_between_steps_as_well(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_between_steps_of_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     house.offer(tool("look", lambda _, args: {"saw": words(args["a"], 1500)}, toolset="file"))
     looks = [Reply(tool_calls=[Call("look", {"a": str(n)})], no_usage=True) for n in range(7)]
@@ -255,9 +249,7 @@ async def test_what_came_before_is_compacted_between_steps_as_well(make_house: M
     assert [f"{n} lorem" in last for n in range(7)] == [True] * 7
 
 
-async def test_the_count_of_the_provider_is_believed_over_the_estimate(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_compaction_trusts_provider_usage_over_estimate(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     house.offer(tool("look", lambda _, args: {"saw": words(args["a"], 300)}, toolset="file"))
     replies = [Reply(tool_calls=[Call("look", {"a": "x"})], usage={"input": 7000, "output": 50}), Reply(text="Done.")]
@@ -277,7 +269,7 @@ async def fill(house: House, server: ModelServer, turns: int) -> None:
         await house.run(None, words(f"question {number}", 1400), route=M, persist=True, session_id=SESSION)
 
 
-async def test_a_compacted_session_keeps_its_id_and_goes_on_from_the_summary(
+async def test_compacted_session_keeps_id_and_continues_from_summary(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     house = make_house(with_window(server, 8192))
@@ -302,9 +294,7 @@ async def test_a_compacted_session_keeps_its_id_and_goes_on_from_the_summary(
     assert sent(server.requests[0]) == [*((row.role, row.content) for row in rows), ("user", "and now?")]
 
 
-async def test_the_transcript_is_what_was_said_however_often_it_is_compacted(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_transcript_is_unchanged_by_repeated_compaction(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     house.offer(tool("look", lambda _, args: {"saw": words("seen", 1400)}, toolset="file"))
     calls = iter(range(1_000))
@@ -338,7 +328,7 @@ async def test_the_transcript_is_what_was_said_however_often_it_is_compacted(
     assert len(compactions) >= 3
 
 
-async def test_a_second_summary_is_made_from_the_first(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_second_compaction_includes_first_summary(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     await fill(house, server, 5)
     made = iter(["SUMMARY: fox.", "SUMMARY: hare.", "SUMMARY: owl."])
@@ -352,7 +342,7 @@ async def test_a_second_summary_is_made_from_the_first(make_house: MakeHouse, se
     assert "SUMMARY: fox." in asked[1]
 
 
-async def test_a_compaction_builds_the_prompt_anew(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_rebuilds_system_prompt(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 20_000, compression={"threshold": 0.2, "target_ratio": 0.05}))
     await fill(house, server, 3)
     assert "Likes tea." not in system_of(server.requests[-1])
@@ -369,7 +359,7 @@ async def test_a_compaction_builds_the_prompt_anew(make_house: MakeHouse, server
 # ---- what cannot fit
 
 
-async def test_a_single_message_too_large_for_the_window_is_refused(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_message_larger_than_window_is_rejected(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.repeat, server.script = True, [Reply(text="Fine.")]
     ran = await house.run(None, words("huge", 60_000), route=M, persist=True, session_id=SESSION)
@@ -381,7 +371,9 @@ async def test_a_single_message_too_large_for_the_window_is_refused(make_house: 
     assert estimated(server.requests[0]) < 2000
 
 
-async def test_a_run_that_must_not_be_compacted_fails_instead(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_run_with_compaction_disabled_fails_with_context_overflow(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
     house = make_house(with_window(server, 8192))
     server.repeat, server.script = True, [Reply(text="Fine.")]
     ran = await house.run(None, "and now?", route=M, history=talked(10, 2000), compress=False)
@@ -389,9 +381,7 @@ async def test_a_run_that_must_not_be_compacted_fails_instead(make_house: MakeHo
     assert ran.of("context.compacted") == []
 
 
-async def test_an_overflow_told_by_the_provider_is_compacted_and_tried_again(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_context_overflow_error_triggers_compaction_and_retry(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 32_768))
     replies = [OVERFLOW, Reply(text="Done.")]
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else replies.pop(0)
@@ -401,7 +391,7 @@ async def test_an_overflow_told_by_the_provider_is_compacted_and_tried_again(
     assert estimated(server.requests[-1]) < estimated(server.requests[0])
 
 
-async def test_an_overflow_that_cannot_be_compacted_goes_to_a_larger_window(
+async def test_context_overflow_falls_back_to_larger_window(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
     larger = {
@@ -419,7 +409,7 @@ async def test_an_overflow_that_cannot_be_compacted_goes_to_a_larger_window(
     assert ran.one("model.switched")["reason"] == "context_overflow"
 
 
-async def test_an_overflow_passes_over_a_smaller_window_to_a_larger_one(
+async def test_context_overflow_fallback_skips_smaller_window(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
     address = {"provider": "spare", "base_url": f"{other.url}/v1", "api_key": KEY}
@@ -432,7 +422,7 @@ async def test_an_overflow_passes_over_a_smaller_window_to_a_larger_one(
     assert [request.model for request in other.requests] == ["large"]
 
 
-async def test_an_overflow_does_not_go_to_a_smaller_window(
+async def test_context_overflow_does_not_fall_back_to_smaller_window(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
     other.script = [Reply(status=403)]
@@ -447,7 +437,7 @@ async def test_an_overflow_does_not_go_to_a_smaller_window(
 # ---- what the prompt is made of
 
 
-async def test_a_session_with_instructions_has_them_in_every_turn(house: House, server: ModelServer) -> None:
+async def test_session_instructions_are_in_every_turn(house: House, server: ModelServer) -> None:
     await house.app.store.sessions.create_session(SESSION, "api_server", instructions="Be a pirate.")
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("hi", "and now?"):
@@ -455,9 +445,7 @@ async def test_a_session_with_instructions_has_them_in_every_turn(house: House, 
     assert ["Be a pirate." in system_of(request) for request in server.requests] == [True, True]
 
 
-async def test_the_projects_own_file_is_in_the_prompt_of_the_command_line(
-    house: House, server: ModelServer, tmp_path: Path
-) -> None:
+async def test_project_file_is_in_cli_prompt(house: House, server: ModelServer, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "deep" / "er").mkdir(parents=True)
     (project / ".git").mkdir()
@@ -473,7 +461,7 @@ async def test_the_projects_own_file_is_in_the_prompt_of_the_command_line(
     assert "Use tabs." not in without
 
 
-async def test_a_long_project_file_is_cut_and_says_so(house: House, server: ModelServer, tmp_path: Path) -> None:
+async def test_long_project_file_is_truncated_with_note(house: House, server: ModelServer, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("z" * 50_000)
     (tmp_path / ".git").mkdir()
     server.script = [Reply(text="Done.")]
@@ -483,7 +471,7 @@ async def test_a_long_project_file_is_cut_and_says_so(house: House, server: Mode
 
 
 @pytest.mark.parametrize("place", ["SOUL.md", "memories/MEMORY.md"])
-async def test_text_that_gives_orders_is_quoted_with_a_warning_and_not_dropped(
+async def test_injection_text_in_prompt_files_is_quoted_with_warning(
     house: House, server: ModelServer, place: str
 ) -> None:
     file = house.home.path / place
@@ -498,9 +486,7 @@ async def test_text_that_gives_orders_is_quoted_with_a_warning_and_not_dropped(
 
 
 @pytest.mark.parametrize("toolset", ["todo", "memory"])
-async def test_guidance_is_given_only_for_tools_that_are_offered(
-    house: House, server: ModelServer, toolset: str
-) -> None:
+async def test_tool_guidance_only_for_offered_tools(house: House, server: ModelServer, toolset: str) -> None:
     assert builtin().get(toolset) is not None
     server.script = [Reply(text="Done.")] * 2
     await house.run(server, toolsets=frozenset({toolset}))
@@ -511,9 +497,7 @@ async def test_guidance_is_given_only_for_tools_that_are_offered(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_summary_is_asked_for_three_times_before_it_is_given_up(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_compaction_summary_is_retried_three_times(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     tries = [Reply(status=503), Reply(status=503), Reply(text="SUMMARY: fox.")]
     server.handler = lambda r: tries.pop(0) if is_summary_request(r) else Reply(text="Done.")
@@ -521,7 +505,7 @@ async def test_a_summary_is_asked_for_three_times_before_it_is_given_up(
     assert ran.one("context.compacted")["method"] == "summary"
 
 
-async def test_a_stop_while_a_summary_is_written_ends_the_turn(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_interrupt_during_compaction_ends_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
     running = await house.begin(house.spec(None, "and now?", route=M, history=talked(8, 1400)))
@@ -532,7 +516,7 @@ async def test_a_stop_while_a_summary_is_written_ends_the_turn(make_house: MakeH
     await nothing_left(server)
 
 
-async def test_a_deadline_holds_while_a_summary_is_written(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_deadline_during_compaction(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
     running = await house.begin(house.spec(None, "and now?", route=M, history=talked(8, 1400), deadline_seconds=0.2))

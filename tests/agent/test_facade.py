@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import inspect
 import re
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -71,7 +73,7 @@ async def offer(*tools: Any) -> dict[str, Any]:
 # ---- construction
 
 
-def test_building_an_agent_does_no_io_and_takes_under_two_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_constructor_does_no_io_and_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise AssertionError("something was opened or started")
 
@@ -97,17 +99,17 @@ def test_building_an_agent_does_no_io_and_takes_under_two_milliseconds(monkeypat
             assert sorted(times)[10] < 0.002
 
 
-def test_an_unknown_keyword_is_a_type_error() -> None:
+def test_unknown_keyword_is_type_error() -> None:
     with pytest.raises(TypeError, match="no_such_thing"):
         AIAgent(no_such_thing=1)  # type: ignore[call-arg]
 
 
-def test_arguments_are_keywords_only() -> None:
+def test_arguments_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         AIAgent("sk-key")  # type: ignore[misc]
 
 
-def test_every_argument_of_the_contract_is_taken() -> None:
+def test_contract_arguments_are_accepted() -> None:
     names = (
         "api_key base_url model provider api_mode reasoning_config max_tokens request_overrides fallback_model "
         "max_iterations enabled_toolsets disabled_toolsets client_tools session_id session_db parent_session_id "
@@ -115,10 +117,12 @@ def test_every_argument_of_the_contract_is_taken() -> None:
         "stream_delta_callback reasoning_callback tool_start_callback tool_complete_callback tool_progress_callback "
         "approval_callback clarify_callback event_callback"
     )
-    AIAgent(**dict.fromkeys(names.split()))  # type: ignore[arg-type]
+    agent = AIAgent(**dict.fromkeys(names.split()))  # type: ignore[arg-type]
+    assert agent.session_id, "a value of None counts as not given"
+    assert set(names.split()) <= set(inspect.signature(AIAgent).parameters)
 
 
-def test_a_session_id_is_made_of_the_time_and_chance() -> None:
+def test_default_session_id_format() -> None:
     ids = {AIAgent().session_id for _ in range(20)}
     assert len(ids) == 20
     assert all(re.fullmatch(r"\d{8}_\d{6}_[0-9a-f]{12}", one) for one in ids)
@@ -129,7 +133,7 @@ def test_a_session_id_is_made_of_the_time_and_chance() -> None:
 
 
 @each_protocol
-async def test_a_turn_gives_its_answer_with_the_history(server: ModelServer, protocol: Protocol) -> None:
+async def test_turn_returns_answer_with_history(server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="Done.")]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
     agent = agent_for(server, protocol)
@@ -160,7 +164,7 @@ ENDINGS: dict[str, tuple[Reply, Json]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_every_ending_has_every_key(server: ModelServer, name: str) -> None:
+async def test_every_ending_has_all_result_keys(server: ModelServer, name: str) -> None:
     reply, fields = ENDINGS[name]
     fields = {**await offer(tool("look")), **fields}
     server.repeat, server.script = True, [reply]
@@ -176,7 +180,7 @@ async def test_every_ending_has_every_key(server: ModelServer, name: str) -> Non
     assert (result["error"] is None) == result["completed"]
 
 
-async def test_totals_of_the_object_grow_over_its_turns(server: ModelServer) -> None:
+async def test_agent_totals_accumulate_over_turns(server: ModelServer) -> None:
     usage = {"input": 100, "output": 20, "cached": 60}
     server.script = [Reply(text="One.", usage=usage), Reply(status=403), Reply(text="Two.", usage=usage)]
     agent = agent_for(server)
@@ -186,7 +190,7 @@ async def test_totals_of_the_object_grow_over_its_turns(server: ModelServer) -> 
     assert totals == (200, 40, 240)
 
 
-async def test_without_a_database_a_turn_leaves_nothing_behind(server: ModelServer) -> None:
+async def test_turn_without_database_leaves_nothing(server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     agent = agent_for(server)
     first = await agent.arun_conversation("first")
@@ -197,7 +201,7 @@ async def test_without_a_database_a_turn_leaves_nothing_behind(server: ModelServ
     assert await app.store.sessions.get_session(agent.session_id) is None
 
 
-async def test_with_a_database_the_stored_history_is_used(server: ModelServer, database: SessionDB) -> None:
+async def test_turn_with_database_uses_stored_history(server: ModelServer, database: SessionDB) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("first", "second"):
         await agent_for(server, session_id="mine", session_db=database).arun_conversation(message)
@@ -205,7 +209,7 @@ async def test_with_a_database_the_stored_history_is_used(server: ModelServer, d
     assert [row["content"] for row in database.get_messages("mine")] == ["first", "One.", "second", "Two."]
 
 
-async def test_a_database_of_ones_own_keeps_the_turns(server: ModelServer, tmp_path: Path) -> None:
+async def test_turns_are_stored_in_given_database(server: ModelServer, tmp_path: Path) -> None:
     server.script = [Reply(text="One.")]
     own = SessionDB(tmp_path / "elsewhere" / "own.db")
     await agent_for(server, session_id="mine", session_db=own).arun_conversation("first")
@@ -214,7 +218,7 @@ async def test_a_database_of_ones_own_keeps_the_turns(server: ModelServer, tmp_p
     assert await (await current()).store.sessions.get_session("mine") is None
 
 
-async def test_a_stand_in_for_a_database_is_only_asked_for_the_history(server: ModelServer) -> None:
+async def test_stand_in_database_is_only_asked_for_history(server: ModelServer) -> None:
     class StandIn:
         def get_messages_as_conversation(self, session_id: str) -> list[dict[str, Any]]:
             return [{"role": "user", "content": session_id}, {"role": "assistant", "content": "Yes?"}]
@@ -224,7 +228,7 @@ async def test_a_stand_in_for_a_database_is_only_asked_for_the_history(server: M
     assert sent(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
 
 
-async def test_extra_system_text_comes_last(server: ModelServer) -> None:
+async def test_ephemeral_system_prompt_comes_last(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     agent = agent_for(server, ephemeral_system_prompt="Be brief.")
     await agent.arun_conversation("hi", system_message="Be a pirate.")
@@ -232,7 +236,7 @@ async def test_extra_system_text_comes_last(server: ModelServer) -> None:
     assert system.endswith("Be brief.\n\nBe a pirate.")
 
 
-async def test_limits_and_overrides_reach_the_request(server: ModelServer) -> None:
+async def test_max_tokens_and_overrides_reach_request(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     agent = agent_for(server, max_tokens=77, request_overrides={"temperature": 0.5, "vendor_field": {"a": 1}})
     await agent.arun_conversation("hi")
@@ -240,14 +244,14 @@ async def test_limits_and_overrides_reach_the_request(server: ModelServer) -> No
     assert (body["max_tokens"], body["temperature"], body["vendor_field"]) == (77, 0.5, {"a": 1})
 
 
-async def test_a_fallback_given_to_the_agent_is_used(server: ModelServer, other: ModelServer) -> None:
+async def test_agent_fallback_is_used(server: ModelServer, other: ModelServer) -> None:
     server.script, other.script = [Reply(status=403)], [Reply(text="From elsewhere.")]
     spare = {"provider": "spare", "model": "n", "base_url": f"{other.url}/v1", "api_key": KEY}
     result = await agent_for(server, fallback_model=spare).arun_conversation("hi")
     assert (result["final_response"], result["model"], result["provider"]) == ("From elsewhere.", "n", "spare")
 
 
-async def test_toolsets_are_chosen_and_taken_away(server: ModelServer) -> None:
+async def test_enabled_and_disabled_toolsets(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")] * 2
     await agent_for(server, enabled_toolsets=["todo", "memory"]).arun_conversation("hi")
     await agent_for(server, enabled_toolsets=None, disabled_toolsets=["memory"]).arun_conversation("hi")
@@ -257,7 +261,7 @@ async def test_toolsets_are_chosen_and_taken_away(server: ModelServer) -> None:
     assert "memory" not in less
 
 
-async def test_memory_and_files_can_be_left_out(server: ModelServer, home_folder: Path) -> None:
+async def test_skip_memory_and_context_files(server: ModelServer, home_folder: Path) -> None:
     (home_folder / "memories").mkdir()
     (home_folder / "memories" / "MEMORY.md").write_text("Likes tea.\n")
     (home_folder / "SOUL.md").write_text("You are a pirate.\n")
@@ -273,7 +277,7 @@ async def test_memory_and_files_can_be_left_out(server: ModelServer, home_folder
 # ---- blocking
 
 
-async def test_from_a_thread_with_a_running_loop_the_blocking_call_names_its_twin(server: ModelServer) -> None:
+async def test_blocking_call_in_running_loop_raises(server: ModelServer) -> None:
     agent = agent_for(server)
     with pytest.raises(RuntimeError, match="arun_conversation"):
         agent.run_conversation("hi")
@@ -282,7 +286,7 @@ async def test_from_a_thread_with_a_running_loop_the_blocking_call_names_its_twi
     assert server.requests == []
 
 
-async def test_a_blocking_turn_gives_the_same_result(server: ModelServer) -> None:
+async def test_blocking_turn_gives_same_result(server: ModelServer) -> None:
     server.script = [Reply(reasoning="hm", text="Done.")]
     agent = agent_for(server)
     result = await in_thread(lambda: agent.run_conversation("hi"))
@@ -291,7 +295,7 @@ async def test_a_blocking_turn_gives_the_same_result(server: ModelServer) -> Non
     assert agent.session_total_tokens == 15
 
 
-async def test_callbacks_of_a_blocking_turn_run_in_the_waiting_callers_thread(server: ModelServer) -> None:
+async def test_callbacks_of_blocking_turn_run_in_caller_thread(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], reasoning="hm")]
     where: dict[str, set[int]] = {}
 
@@ -312,14 +316,14 @@ async def test_callbacks_of_a_blocking_turn_run_in_the_waiting_callers_thread(se
     assert where == {name: {caller} for name in ("event", "delta", "reasoning", "stream")}
 
 
-async def test_callbacks_of_an_awaited_turn_run_on_the_loop(server: ModelServer) -> None:
+async def test_callbacks_of_awaited_turn_run_on_loop(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     where: set[int] = set()
     await agent_for(server, event_callback=lambda _: where.add(threading.get_ident())).arun_conversation("hi")
     assert where == {threading.get_ident()}
 
 
-async def test_a_slow_callback_of_a_blocking_turn_holds_up_nobody_else(server: ModelServer) -> None:
+async def test_slow_callback_does_not_block_other_turns(server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=0.01)]
     hold = threading.Event()
     slow = asyncio.create_task(
@@ -333,7 +337,7 @@ async def test_a_slow_callback_of_a_blocking_turn_holds_up_nobody_else(server: M
     assert (await slow)["completed"] is True
 
 
-async def test_chat_gives_the_text_and_raises_when_the_turn_failed(server: ModelServer) -> None:
+async def test_chat_returns_text_and_raises_on_failure(server: ModelServer) -> None:
     server.script = [Reply(text="Done."), Reply(status=403, error="no way")]
     agent = agent_for(server)
     assert await in_thread(lambda: agent.chat("hi")) == "Done."
@@ -343,7 +347,7 @@ async def test_chat_gives_the_text_and_raises_when_the_turn_failed(server: Model
     assert error.value.result.keys() >= RESULT_KEYS
 
 
-async def test_chat_streams_to_its_callback(server: ModelServer) -> None:
+async def test_chat_streams_to_callback(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"])]
     heard: list[str] = []
     await in_thread(lambda: agent_for(server).chat("hi", stream_callback=heard.append))
@@ -369,7 +373,7 @@ async def test_many_blocking_turns_share_one_loop(server: ModelServer) -> None:
 # ---- callbacks
 
 
-async def test_text_goes_to_both_stream_callbacks_and_the_first_is_told_of_a_tool_round(server: ModelServer) -> None:
+async def test_stream_callbacks_receive_text_and_tool_boundary(server: ModelServer) -> None:
     fields = await offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     first: list[str | None] = []
@@ -380,7 +384,7 @@ async def test_text_goes_to_both_stream_callbacks_and_the_first_is_told_of_a_too
     assert second == ["Wait.", "Done."]
 
 
-async def test_tool_callbacks_are_told_of_start_and_end(server: ModelServer) -> None:
+async def test_tool_callbacks_receive_start_and_end(server: ModelServer) -> None:
     fields = await offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": "x"}, id="c1")]), Reply(text="Done.")]
     started: list[Any] = []
@@ -396,7 +400,7 @@ async def test_tool_callbacks_are_told_of_start_and_end(server: ModelServer) -> 
     assert completed == [("c1", "look", {"a": "x"}, '{"echo": {"a": "x"}}')]
 
 
-async def test_progress_tells_of_tools_and_of_reasoning_once_per_message(server: ModelServer) -> None:
+async def test_progress_callback_reports_tools_and_reasoning(server: ModelServer) -> None:
     def fail(_: Any, __: Any) -> Json:
         raise ZeroDivisionError
 
@@ -426,7 +430,7 @@ async def test_progress_tells_of_tools_and_of_reasoning_once_per_message(server:
     assert all(about["duration"] >= 0 for event, about in told if event == "tool.completed")
 
 
-async def test_the_event_callback_hears_the_whole_log(server: ModelServer) -> None:
+async def test_event_callback_receives_whole_log(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     events: list[Json] = []
     result = await agent_for(server, event_callback=events.append).arun_conversation("hi")
@@ -435,7 +439,7 @@ async def test_the_event_callback_hears_the_whole_log(server: ModelServer) -> No
     assert {event["run_id"] for event in events} == {result["run_id"]}
 
 
-async def test_a_callback_that_raises_is_logged_once_and_otherwise_ignored(
+async def test_failing_callback_is_logged_once_and_ignored(
     server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.script = [Reply(text=[f"{n} " for n in range(20)], gap_s=0.025)]
@@ -449,7 +453,7 @@ async def test_a_callback_that_raises_is_logged_once_and_otherwise_ignored(
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
-async def test_a_question_is_answered_by_the_callback(server: ModelServer, blocking: bool) -> None:
+async def test_clarify_callback_answers_question(server: ModelServer, blocking: bool) -> None:
     server.script = [
         Reply(tool_calls=[Call("clarify", {"question": "Which?", "choices": ["a", "b"]})]),
         Reply(text="Done."),
@@ -470,9 +474,7 @@ async def test_a_question_is_answered_by_the_callback(server: ModelServer, block
 
 
 @pytest.mark.parametrize(("choice", "written"), [("once", True), ("deny", False)])
-async def test_an_approval_is_given_by_the_callback(
-    server: ModelServer, home_folder: Path, choice: str, written: bool
-) -> None:
+async def test_approval_callback_decides(server: ModelServer, home_folder: Path, choice: str, written: bool) -> None:
     (home_folder / "config.yaml").write_text(yaml.safe_dump({**QUIET, "memory": {"write_approval": True}}))
     call = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
     server.script = [Reply(tool_calls=[call]), Reply(text="Done.")]
@@ -488,7 +490,7 @@ async def test_an_approval_is_given_by_the_callback(
     assert (home_folder / "memories" / "MEMORY.md").exists() is written
 
 
-async def test_an_asynchronous_answer_is_awaited(server: ModelServer) -> None:
+async def test_async_clarify_callback_is_awaited(server: ModelServer) -> None:
     server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"})]), Reply(text="Done.")]
 
     async def answer(_: str, __: list[str]) -> str:
@@ -502,7 +504,7 @@ async def test_an_asynchronous_answer_is_awaited(server: ModelServer) -> None:
 # ---- control
 
 
-async def test_an_agent_is_interrupted_from_another_thread(server: ModelServer) -> None:
+async def test_interrupt_blocking_turn_from_another_thread(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     spoken = threading.Event()
     agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
@@ -520,7 +522,7 @@ async def test_an_agent_is_interrupted_from_another_thread(server: ModelServer) 
     await nothing_left(server)
 
 
-async def test_an_awaited_turn_is_interrupted_from_another_thread(server: ModelServer) -> None:
+async def test_interrupt_awaited_turn_from_another_thread(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     agent = agent_for(server)
     agent.stream_delta_callback = lambda _: threading.Thread(target=agent.interrupt).start()
@@ -530,7 +532,7 @@ async def test_an_awaited_turn_is_interrupted_from_another_thread(server: ModelS
     await server.until(lambda: server.open_streams == 0)
 
 
-async def test_an_interrupt_is_forgotten_by_the_next_turn(server: ModelServer) -> None:
+async def test_interrupt_is_cleared_for_next_turn(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")] * 2
     agent = agent_for(server)
     agent.interrupt()
@@ -540,7 +542,7 @@ async def test_an_interrupt_is_forgotten_by_the_next_turn(server: ModelServer) -
     assert (await agent.arun_conversation("hi"))["completed"] is True
 
 
-async def test_steering_says_whether_there_was_a_turn_to_steer(server: ModelServer) -> None:
+async def test_steer_reports_whether_turn_is_running(server: ModelServer) -> None:
     fields = await offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     agent = agent_for(server, **fields)
@@ -553,15 +555,18 @@ async def test_steering_says_whether_there_was_a_turn_to_steer(server: ModelServ
     assert agent.steer("too late") is False
 
 
-async def test_closing_is_repeatable(server: ModelServer) -> None:
+async def test_close_twice_closes_client_once(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
+    closed: list[str] = []
     agent = agent_for(server)
+    agent._anthropic_client = SimpleNamespace(close=lambda: closed.append("client"))
     await agent.arun_conversation("hi")
     agent.close()
     agent.close()
+    assert (closed, agent._anthropic_client) == (["client"], None)
 
 
-async def test_a_cancelled_waiter_cancels_the_run_waits_for_its_end_and_raises_again(server: ModelServer) -> None:
+async def test_cancelled_waiter_cancels_run_and_reraises(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     spoken = asyncio.Event()
     agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
@@ -586,7 +591,7 @@ async def _read(events: AsyncIterator[Any]) -> list[Json]:
     return [event.as_dict() async for event in events]
 
 
-async def test_a_waiter_cancelled_without_listeners_cancels_the_run_as_well(server: ModelServer) -> None:
+async def test_cancelled_waiter_without_callbacks_cancels_run(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     waiter = asyncio.create_task(agent_for(server).arun_conversation("hi"))
     await server.until(lambda: server.open_streams == 1)
@@ -599,7 +604,7 @@ async def test_a_waiter_cancelled_without_listeners_cancels_the_run_as_well(serv
 # ---- many at once
 
 
-async def test_five_hundred_runs_at_once_take_no_thread_of_their_own(server: ModelServer) -> None:
+async def test_five_hundred_concurrent_runs_use_no_extra_threads(server: ModelServer) -> None:
     gate = asyncio.Event()
 
     async def answer(_: Request) -> Reply:
@@ -620,7 +625,7 @@ async def test_five_hundred_runs_at_once_take_no_thread_of_their_own(server: Mod
     assert threading.active_count() <= threads + 4
 
 
-async def test_an_interrupt_reaches_a_turn_that_still_waits_for_its_session(server: ModelServer) -> None:
+async def test_interrupt_reaches_turn_waiting_for_session(server: ModelServer) -> None:
     gate = asyncio.Event()
 
     async def answer(_: Request) -> Reply:
@@ -641,7 +646,7 @@ async def test_an_interrupt_reaches_a_turn_that_still_waits_for_its_session(serv
     assert len(server.requests) == 1
 
 
-async def test_an_admission_is_passed_on_to_the_run(server: ModelServer) -> None:
+async def test_admission_is_passed_to_run(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     app = await current()
     admission = await app.engine.admit(RunSpec("hi", "bound-id", persist=False))
@@ -652,7 +657,7 @@ async def test_an_admission_is_passed_on_to_the_run(server: ModelServer) -> None
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-async def test_whoever_leaves_the_waiting_call_ends_the_run(server: ModelServer, leaving: type[BaseException]) -> None:
+async def test_base_exception_in_blocking_call_ends_run(server: ModelServer, leaving: type[BaseException]) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
 
     def leave(_: Any) -> None:

@@ -61,9 +61,7 @@ def story(pieces: int = 50) -> Reply:
 # ---- words that come late
 
 
-async def test_a_steer_that_comes_with_the_end_does_not_hold_up_the_turn(
-    server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steer_at_end_does_not_block_turn(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = agent_for(server, stream_delta_callback=lambda _: None)
     original = AsyncRuns.append
 
@@ -80,7 +78,7 @@ async def test_a_steer_that_comes_with_the_end_does_not_hold_up_the_turn(
     assert (result["completed"], result["pending_steer"]) == (True, None)
 
 
-async def test_steers_at_any_moment_hold_up_no_turn_and_none_that_was_taken_is_lost(server: ModelServer) -> None:
+async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     over = threading.Event()
     for _ in range(10):
@@ -107,7 +105,7 @@ async def test_steers_at_any_moment_hold_up_no_turn_and_none_that_was_taken_is_l
 # ---- runs that die
 
 
-async def test_a_turn_that_loses_its_session_tells_its_waiter(
+async def test_turn_that_loses_session_lease_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: dict[str, int] = {}
@@ -134,7 +132,7 @@ async def test_a_turn_that_loses_its_session_tells_its_waiter(
 
 
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "only waiting"])
-async def test_a_turn_whose_store_breaks_tells_its_waiter(
+async def test_turn_whose_store_breaks_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch, listening: bool
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:
@@ -175,7 +173,7 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
-async def test_an_interrupt_that_comes_before_the_run_is_there_stops_it(
+async def test_interrupt_before_run_exists_stops_it(
     server: ModelServer, at_the_start: Callable[[Callable[[], None]], None], blocking: bool
 ) -> None:
     server.script = [story()]
@@ -201,7 +199,7 @@ def wait_for_quiet(server: ModelServer) -> None:
     asyncio.run_coroutine_threadsafe(nothing_left(server), app_module.background_loop()).result(6)
 
 
-def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
+def test_keyboard_interrupt_before_run_exists_ends_run(
     at_the_start: Callable[[Callable[[], None]], None], ctrl_c: Callable[[], None]
 ) -> None:
     at_the_start(ctrl_c)
@@ -214,7 +212,7 @@ def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
         assert all(request.closed_early for request in server.requests)
 
 
-def test_ctrl_c_in_the_moment_in_which_a_turn_is_handed_over_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_during_handover_ends_run(monkeypatch: pytest.MonkeyPatch) -> None:
     hand_over = asyncio.run_coroutine_threadsafe
 
     def interrupted(*args: Any) -> Any:
@@ -230,7 +228,7 @@ def test_ctrl_c_in_the_moment_in_which_a_turn_is_handed_over_ends_the_run(monkey
         assert all(request.closed_early for request in server.requests)
 
 
-async def test_a_stop_that_came_before_the_run_is_on_record(
+async def test_early_interrupt_is_recorded(
     server: ModelServer, at_the_start: Callable[[Callable[[], None]], None]
 ) -> None:
     server.script = [story()]
@@ -271,9 +269,7 @@ async def occupied(server: ModelServer) -> Occupied:
     return made
 
 
-async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(
-    server: ModelServer, occupied: Occupied
-) -> None:
+async def test_interrupt_while_waiting_for_session_is_recorded(server: ModelServer, occupied: Occupied) -> None:
     events: list[Json] = []
     waiting = agent_for(server, session_id=SESSION, event_callback=events.append)
     second = asyncio.create_task(waiting.arun_conversation("second"))
@@ -284,7 +280,7 @@ async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(
     assert [event["control"] for event in events if event["type"] == "control.received"] == ["interrupt"]
 
 
-async def test_the_turn_after_a_stopped_one_is_not_stopped(
+async def test_turn_after_interrupted_turn_is_not_interrupted(
     server: ModelServer, at_the_start: Callable[[Callable[[], None]], None]
 ) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
@@ -298,7 +294,7 @@ async def test_the_turn_after_a_stopped_one_is_not_stopped(
 # ---- one agent in two threads
 
 
-async def test_the_second_of_two_threads_with_one_agent_is_interrupted_after_the_first_has_ended(
+async def test_interrupt_of_second_thread_after_first_has_ended(
     server: ModelServer,
 ) -> None:
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story()
@@ -311,7 +307,7 @@ async def test_the_second_of_two_threads_with_one_agent_is_interrupted_after_the
     assert sorted(result["interrupted"] for result in results) == [False, True]
 
 
-async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_runs(server: ModelServer) -> None:
+async def test_new_turn_does_not_undo_interrupt_of_running_turn(server: ModelServer) -> None:
     server.handler = lambda request: story() if request.number == 1 else Reply(text="Done.")
     agent = agent_for(server, session_id=SESSION)
     first = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
@@ -322,9 +318,7 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_runs(server
     assert (await second)["completed"] is True
 
 
-async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_its_session(
-    server: ModelServer, occupied: Occupied
-) -> None:
+async def test_new_turn_does_not_undo_interrupt_of_queued_turn(server: ModelServer, occupied: Occupied) -> None:
     agent = agent_for(server, session_id=SESSION)
     stopped = asyncio.create_task(agent.arun_conversation("second"))
     await asyncio.sleep(0.02)
@@ -336,7 +330,7 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_i
     assert (await begun)["completed"] is True
 
 
-async def test_who_leaves_the_waiting_call_ends_the_turn_of_that_call_and_no_other(server: ModelServer) -> None:
+async def test_leaving_blocking_call_ends_only_its_turn(server: ModelServer) -> None:
     server.handler = lambda request: story() if request.number == 1 else Reply(text="Done.")
     agent, go = agent_for(server, session_id=SESSION), threading.Event()
 
@@ -359,7 +353,7 @@ async def test_who_leaves_the_waiting_call_ends_the_turn_of_that_call_and_no_oth
     assert [request.closed_early for request in server.requests] == [True, False]
 
 
-async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:
+async def test_steer_reaches_second_thread_of_same_agent(server: ModelServer) -> None:
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story(25)
     agent = agent_for(server, session_id=SESSION)
     turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
@@ -373,7 +367,7 @@ async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: 
 # ---- callbacks
 
 
-async def test_an_asynchronous_callback_that_raises_is_logged_and_ignored(
+async def test_failing_async_callback_is_logged_and_ignored(
     server: ModelServer, home_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure(home_folder, memory={"write_approval": True}, approvals={"timeout": 0.1})

@@ -59,9 +59,7 @@ def assert_failed(ran: Ran, failure: str, code: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_refused_connection_is_tried_again_and_then_another_route_answers(
-    house: House, other: ModelServer
-) -> None:
+async def test_connection_refused_is_retried_then_falls_back(house: House, other: ModelServer) -> None:
     other.script = [Reply(text="From elsewhere.")]
     ran = await house.run(nowhere(), fallbacks=(fallback_to(other),))
     assert ran.actions() == ["reconnect", "reconnect", "retry", "retry", "retry", "fallback"]
@@ -74,7 +72,7 @@ async def test_a_refused_connection_is_tried_again_and_then_another_route_answer
 
 
 @pytest.mark.usefixtures("quick")
-async def test_without_another_route_a_refused_connection_is_a_failure(house: House) -> None:
+async def test_connection_refused_without_fallback_fails(house: House) -> None:
     ran = await house.run(nowhere())
     assert_failed(ran, "connect", "provider_unavailable")
     assert ran.result["final_response"] == ""
@@ -82,9 +80,7 @@ async def test_without_another_route_a_refused_connection_is_a_failure(house: Ho
 
 
 @pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 0.05), (1.0, 0.3)])
-async def test_reconnects_wait_a_twentieth_to_a_third_of_a_second(
-    house: House, server: ModelServer, jitter: float, seconds: float
-) -> None:
+async def test_reconnect_backoff_with_jitter(house: House, server: ModelServer, jitter: float, seconds: float) -> None:
     house.app.services = replace(house.app.services, jitter=lambda: jitter)
     server.script = [Reply(reset_before_headers=True), Reply(text="Done.")]
     ran = await house.run(server)
@@ -95,7 +91,7 @@ async def test_reconnects_wait_a_twentieth_to_a_third_of_a_second(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_how_often_is_reconnected_is_read_from_the_environment_at_call_time(
+async def test_reconnect_count_is_read_from_environment(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(reset_before_headers=True), Reply(text="Done.")] * 2
@@ -106,7 +102,7 @@ async def test_how_often_is_reconnected_is_read_from_the_environment_at_call_tim
 
 
 @pytest.mark.usefixtures("quick")
-async def test_how_often_is_retried_is_a_setting(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_api_max_retries_setting(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"api_max_retries": 1}})
     server.script = [Reply(status=500)] * 2
     ran = await house.run(server)
@@ -133,7 +129,7 @@ REFUSALS = [
 @pytest.mark.usefixtures("quick")
 @each_protocol
 @pytest.mark.parametrize(("status", "kind", "code", "alone", "_"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
-async def test_a_refusal_ends_the_turn_when_all_is_tried(
+async def test_rejected_request_fails_after_all_retries(
     house: House, server: ModelServer, protocol: Protocol, status: int, kind: str, code: str, alone: int, _: int
 ) -> None:
     server.repeat, server.script = True, [Reply(status=status, error="ZEBRA says no")]
@@ -148,7 +144,7 @@ async def test_a_refusal_ends_the_turn_when_all_is_tried(
 @pytest.mark.usefixtures("quick")
 @each_protocol
 @pytest.mark.parametrize(("status", "kind", "_", "__", "before"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
-async def test_after_a_refusal_another_route_answers(
+async def test_rejected_request_falls_back_to_other_route(
     house: House,
     server: ModelServer,
     other: ModelServer,
@@ -169,7 +165,7 @@ async def test_after_a_refusal_another_route_answers(
 
 @each_protocol
 @pytest.mark.parametrize(("status", "kind"), [(400, "bad_request"), (409, "bad_request"), (422, "bad_request")])
-async def test_a_bad_request_is_not_sent_anywhere_else(
+async def test_bad_request_does_not_fall_back(
     house: House, server: ModelServer, other: ModelServer, protocol: Protocol, status: int, kind: str
 ) -> None:
     server.script = [Reply(status=status, error="no")]
@@ -178,7 +174,7 @@ async def test_a_bad_request_is_not_sent_anywhere_else(
     assert (len(server.requests), len(other.requests)) == (1, 0)
 
 
-async def test_moderation_of_the_request_falls_back_and_is_told_as_such(
+async def test_moderation_error_falls_back_and_is_reported(
     house: House, server: ModelServer, other: ModelServer
 ) -> None:
     refusal = Reply(status=400, error={"code": "content_policy_violation", "message": "Your request was rejected."})
@@ -189,7 +185,7 @@ async def test_moderation_of_the_request_falls_back_and_is_told_as_such(
 
 
 @each_protocol
-async def test_a_request_too_large_is_told_as_such(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_request_too_large_is_reported(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.repeat, server.script = True, [Reply(status=413)]
     ran = await house.run(server, protocol=protocol)
     assert_failed(ran, "payload_too_large", "context_length_exceeded")
@@ -197,16 +193,14 @@ async def test_a_request_too_large_is_told_as_such(house: House, server: ModelSe
 
 
 @each_protocol
-async def test_a_page_of_a_proxy_instead_of_an_error_is_still_understood_by_its_status(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_html_error_page_is_classified_by_status(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(status=403, raw="<html>\x07Forbidden</html>")]
     ran = await house.run(server, protocol=protocol)
     assert_failed(ran, "forbidden", "provider_rejected_request")
     assert "\x07" not in ran.result["error"]
 
 
-async def test_the_providers_words_are_cut_to_five_hundred_characters(house: House, server: ModelServer) -> None:
+async def test_provider_error_text_is_limited_to_500_characters(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=403, error="z" * 5000)]
     ran = await house.run(server)
     assert 400 <= ran.result["error"].count("z") <= 510
@@ -215,9 +209,7 @@ async def test_the_providers_words_are_cut_to_five_hundred_characters(house: Hou
 # ---- rate limits
 
 
-async def test_a_short_retry_after_is_waited_for_on_the_same_route(
-    house: House, server: ModelServer, other: ModelServer
-) -> None:
+async def test_short_retry_after_is_waited_for(house: House, server: ModelServer, other: ModelServer) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "1"}), Reply(text="Done.")]
     ran = await house.run(server, fallbacks=(fallback_to(other),))
     assert ran.result["final_response"] == "Done."
@@ -226,7 +218,7 @@ async def test_a_short_retry_after_is_waited_for_on_the_same_route(
     assert server.requests[1].time - server.requests[0].time >= 1.0
 
 
-async def test_a_long_retry_after_goes_to_another_route_at_once_and_there_the_next_turn_begins(
+async def test_long_retry_after_falls_back_and_persists_to_next_turn(
     house: House, server: ModelServer, other: ModelServer
 ) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "30"})]
@@ -238,7 +230,7 @@ async def test_a_long_retry_after_goes_to_another_route_at_once_and_there_the_ne
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_fallback_serves_the_rest_of_the_turn_and_the_next_turn_starts_at_the_primary(
+async def test_fallback_lasts_for_turn_and_next_turn_uses_primary(
     house: House, server: ModelServer, other: ModelServer
 ) -> None:
     house.offer(tool("look"))
@@ -255,7 +247,7 @@ async def test_a_fallback_serves_the_rest_of_the_turn_and_the_next_turn_starts_a
 
 @each_protocol
 @pytest.mark.parametrize("status", [401, 402, 429])
-async def test_a_refused_key_is_replaced_by_the_next_and_rests(
+async def test_rejected_key_rotates_to_next_key(
     make_house: MakeHouse, server: ModelServer, protocol: Protocol, status: int
 ) -> None:
     house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002", api_mode=MODES[protocol]))
@@ -267,7 +259,7 @@ async def test_a_refused_key_is_replaced_by_the_next_and_rests(
     assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002", "sk-second-0000002"]
 
 
-async def test_when_every_key_is_refused_the_turn_fails_as_auth(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_all_keys_rejected_fails_with_auth(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002"))
     server.repeat, server.script = True, [Reply(status=401)]
     ran = await house.run(None, route=TO_P)
@@ -291,7 +283,7 @@ async def test_when_every_key_is_refused_the_turn_fails_as_auth(make_house: Make
     ],
     ids=["cut", "ended", "headers only", "empty", "malformed"],
 )
-async def test_a_stream_lost_before_any_text_is_asked_for_again(
+async def test_stream_lost_before_text_is_retried(
     house: House, server: ModelServer, protocol: Protocol, broken: Reply
 ) -> None:
     server.script = [broken, Reply(text="Hello")]
@@ -304,17 +296,13 @@ async def test_a_stream_lost_before_any_text_is_asked_for_again(
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
-async def test_an_error_event_before_any_text_is_recovered_from(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_error_event_before_text_is_recovered(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(error_event={}), Reply(text="Hello")]
     ran = await house.run(server, protocol=protocol)
     assert ran.result["final_response"] == ran.text() == "Hello"
 
 
-async def test_a_stream_without_its_end_mark_but_with_a_finish_reason_is_whole(
-    house: House, server: ModelServer
-) -> None:
+async def test_stream_without_done_but_with_finish_reason_is_complete(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Hello", no_done=True)]
     ran = await house.run(server)
     assert ran.result["final_response"] == "Hello"
@@ -322,7 +310,7 @@ async def test_a_stream_without_its_end_mark_but_with_a_finish_reason_is_whole(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_stream_that_never_holds_is_a_failure(house: House, server: ModelServer) -> None:
+async def test_stream_that_always_breaks_fails(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Hello", cut_at=20)]
     ran = await house.run(server)
     assert_failed(ran, "stream_lost", "provider_unavailable")
@@ -337,7 +325,7 @@ WHOLE = "".join(SENTENCE)
 
 @each_protocol
 @pytest.mark.parametrize("clean", [False, True], ids=["cut", "ended"])
-async def test_a_cut_answer_goes_on_in_the_same_message_without_repeating(
+async def test_cut_answer_continues_in_same_message(
     house: House, server: ModelServer, protocol: Protocol, clean: bool
 ) -> None:
     reply = Reply(text=SENTENCE, cut_clean=clean)
@@ -352,7 +340,7 @@ async def test_a_cut_answer_goes_on_in_the_same_message_without_repeating(
 
 
 @each_protocol
-async def test_the_request_to_go_on_carries_the_text_so_far_and_is_never_a_row(
+async def test_continuation_request_carries_text_and_is_not_stored(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE), Reply(text="Next."))
@@ -367,7 +355,7 @@ async def test_the_request_to_go_on_carries_the_text_so_far_and_is_never_a_row(
     ]
 
 
-async def test_where_the_route_takes_a_beginning_the_answer_goes_on_from_it(house: House, server: ModelServer) -> None:
+async def test_continuation_uses_assistant_prefill_if_supported(house: House, server: ModelServer) -> None:
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE))
     ran = await house.run(server, protocol="anthropic", model="claude-3-5-haiku-latest")
     assert ran.result["final_response"] == WHOLE
@@ -375,16 +363,14 @@ async def test_where_the_route_takes_a_beginning_the_answer_goes_on_from_it(hous
     assert (last_role, last_text.rstrip()) == ("assistant", "The quick brown fox jumps over")
 
 
-async def test_words_the_model_repeats_when_going_on_are_removed(house: House, server: ModelServer) -> None:
+async def test_continuation_removes_repeated_words(house: House, server: ModelServer) -> None:
     again = Reply(text=["brown fox ju", "mps over ", "the lazy dog."], continues=False)
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), again)
     ran = await house.run(server)
     assert ran.result["final_response"] == ran.text() == WHOLE
 
 
-async def test_an_overlap_of_fewer_than_twelve_characters_is_not_taken_for_a_repetition(
-    house: House, server: ModelServer
-) -> None:
+async def test_continuation_overlap_below_twelve_characters_is_kept(house: House, server: ModelServer) -> None:
     text = ["Well, well, he said: ", "well, ", "fine"]
     server.handler = scripted(cut_after("fine", Reply(text=text)), Reply(text="well, enough.", continues=False))
     ran = await house.run(server)
@@ -392,7 +378,7 @@ async def test_an_overlap_of_fewer_than_twelve_characters_is_not_taken_for_a_rep
 
 
 @each_protocol
-async def test_after_three_continuations_the_text_is_kept_as_a_partial_answer(
+async def test_partial_answer_is_kept_after_three_continuations(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
@@ -408,7 +394,7 @@ async def test_after_three_continuations_the_text_is_kept_as_a_partial_answer(
     assert (rows[-1].content, rows[-1].finish_reason) == ("One. Two. Three. Four. ", "error")
 
 
-async def test_the_end_of_a_failed_run_names_the_row_that_keeps_its_text(house: House, server: ModelServer) -> None:
+async def test_failed_run_names_partial_row(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Once upon", finish="content_filter")]
     spec = house.spec(server, persist=True)
     ran = await house.carry_out(spec)
@@ -416,9 +402,7 @@ async def test_the_end_of_a_failed_run_names_the_row_that_keeps_its_text(house: 
     assert ran.final["text_length"] == len("Once upon")
 
 
-async def test_another_route_goes_on_with_the_same_message(
-    house: House, server: ModelServer, other: ModelServer
-) -> None:
+async def test_fallback_continues_same_message(house: House, server: ModelServer, other: ModelServer) -> None:
     pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
     server.handler = scripted(*[cut_after(piece, Reply(text=pieces)) for piece in pieces[1:]])
     other.script = [Reply(text=pieces)]
@@ -430,7 +414,7 @@ async def test_another_route_goes_on_with_the_same_message(
 
 
 @each_protocol
-async def test_a_malformed_event_after_text_is_a_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_malformed_event_after_text_is_continued(house: House, server: ModelServer, protocol: Protocol) -> None:
     place = {"chat": 2, "responses": 5, "anthropic": 4}[protocol]
     server.script = [Reply(text=SENTENCE, malformed_at=place), Reply(text=SENTENCE)]
     ran = await house.run(server, protocol=protocol)
@@ -444,7 +428,7 @@ HALF_CALL = Reply(text="Let me look.", tool_calls=[Call("look", ['{"a": "FIRST',
 
 
 @each_protocol
-async def test_a_call_cut_after_text_is_given_up_with_a_warning_and_never_executed(
+async def test_tool_call_cut_after_text_is_dropped_with_warning(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     ran_tools: list[Any] = []
@@ -463,7 +447,7 @@ async def test_a_call_cut_after_text_is_given_up_with_a_warning_and_never_execut
 
 
 @each_protocol
-async def test_a_call_cut_after_text_is_named_when_the_model_is_asked_to_go_on(
+async def test_tool_call_cut_after_text_is_named_in_continuation(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     ran_tools: list[Any] = []
@@ -477,9 +461,7 @@ async def test_a_call_cut_after_text_is_named_when_the_model_is_asked_to_go_on(
 
 
 @each_protocol
-async def test_a_call_cut_with_nothing_said_is_asked_for_again(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_tool_call_cut_without_text_is_retried(house: House, server: ModelServer, protocol: Protocol) -> None:
     ran_tools: list[Any] = []
     house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     silent = Reply(tool_calls=HALF_CALL.tool_calls)
@@ -490,9 +472,7 @@ async def test_a_call_cut_with_nothing_said_is_asked_for_again(
     assert ran_tools == [{"a": "FIRSTSECOND"}]
 
 
-async def test_a_call_that_is_always_cut_with_nothing_said_is_a_failure_without_text(
-    house: House, server: ModelServer
-) -> None:
+async def test_tool_call_always_cut_fails_without_text(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.handler = scripted(*[cut_after("SECOND", Reply(tool_calls=HALF_CALL.tool_calls))] * 3)
     ran = await house.run(server)
@@ -503,7 +483,7 @@ async def test_a_call_that_is_always_cut_with_nothing_said_is_a_failure_without_
 # ---- silence
 
 
-async def test_silence_past_the_limit_is_a_lost_stream(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_idle_timeout_before_text_reconnects(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text="Hello", stall_at=0), Reply(text="Hello")]
     ran = await house.run(None, route=TO_P)
@@ -513,7 +493,7 @@ async def test_silence_past_the_limit_is_a_lost_stream(make_house: MakeHouse, se
     await nothing_left(server)
 
 
-async def test_silence_after_text_is_continued(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_idle_timeout_after_text_continues(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text=SENTENCE, gap_s=60), Reply(text=SENTENCE)]
     ran = await house.run(None, route=TO_P)
@@ -521,9 +501,7 @@ async def test_silence_after_text_is_continued(make_house: MakeHouse, server: Mo
     assert ran.actions() == ["continue"]
 
 
-async def test_bytes_without_content_stretch_the_limit_to_three_times_at_most(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_keepalive_bytes_extend_idle_timeout_threefold(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
     ran = await house.run(None, route=TO_P)
@@ -533,7 +511,7 @@ async def test_bytes_without_content_stretch_the_limit_to_three_times_at_most(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_the_total_time_of_a_request_is_limited(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_request_timeout(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, KEY, request_timeout_seconds=0.2) | {"agent": {"api_max_retries": 0}})
     server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
     ran = await house.run(None, route=TO_P)
@@ -544,7 +522,7 @@ async def test_the_total_time_of_a_request_is_limited(make_house: MakeHouse, ser
 
 
 @each_protocol
-async def test_a_provider_that_refuses_streaming_is_asked_without_it_for_the_rest_of_the_turn_only(
+async def test_streaming_rejection_disables_streaming_for_turn(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -560,9 +538,7 @@ async def test_a_provider_that_refuses_streaming_is_asked_without_it_for_the_res
 
 
 @each_protocol
-async def test_an_option_the_provider_refuses_is_dropped_and_never_sent_there_again(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_rejected_option_is_dropped_and_remembered(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
     ran = await house.run(server, protocol=protocol, sampling={"temperature": 0.5})
     assert ran.result["final_response"] == "Done."
@@ -570,16 +546,14 @@ async def test_an_option_the_provider_refuses_is_dropped_and_never_sent_there_ag
     assert ["temperature" in request.body for request in server.requests] == [True, False, False]
 
 
-async def test_an_option_left_out_because_it_was_refused_before_is_named_in_every_run(
-    house: House, server: ModelServer
-) -> None:
+async def test_remembered_rejected_option_is_named_in_every_run(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
     runs = [await house.run(server, sampling={"temperature": 0.5}) for _ in range(2)]
     assert [any("temperature" in n["message"] for n in ran.of("notice")) for ran in runs] == [True, True]
 
 
 @each_protocol
-async def test_of_two_options_that_exclude_each_other_the_one_left_out_is_named(
+async def test_mutually_exclusive_option_is_dropped_with_notice(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(text="Done.")]
@@ -590,14 +564,14 @@ async def test_of_two_options_that_exclude_each_other_the_one_left_out_is_named(
     assert {name for name in left_out if name not in told} == set()
 
 
-async def test_the_request_for_usage_is_an_option_that_can_be_dropped(house: House, server: ModelServer) -> None:
+async def test_rejected_stream_options_estimates_usage(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reject_option="stream_options", text="Done.")]
     ran = await house.run(server)
     assert ran.result["final_response"] == "Done."
     assert ran.one("usage")["measured"] == "estimate"
 
 
-async def test_after_four_refused_options_the_turn_fails(house: House, server: ModelServer) -> None:
+async def test_four_rejected_options_fail_turn(house: House, server: ModelServer) -> None:
     options = ["temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"]
     server.script = [Reply(reject_option=option, text="Done.") for option in options]
     ran = await house.run(server, sampling=dict.fromkeys(options, 1))
@@ -605,7 +579,7 @@ async def test_after_four_refused_options_the_turn_fails(house: House, server: M
     assert len(server.requests) == 5
 
 
-async def test_refused_replayed_items_are_left_out(house: House, server: ModelServer) -> None:
+async def test_rejected_replay_items_are_dropped(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     refusal = "messages.1.content.0: Invalid `signature` in `thinking` block"
     server.script = [
@@ -622,9 +596,7 @@ async def test_refused_replayed_items_are_left_out(house: House, server: ModelSe
 
 
 @each_protocol
-async def test_an_answer_cut_at_the_output_limit_is_continued(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_truncated_answer_is_continued(house: House, server: ModelServer, protocol: Protocol) -> None:
     parts = ["One. ", "Two. ", "Three. ", "Four."]
     server.script = [Reply(text=p, finish="length", continues=False) for p in parts[:3]]
     server.script = [*server.script, Reply(text=parts[3], continues=False)]
@@ -636,7 +608,7 @@ async def test_an_answer_cut_at_the_output_limit_is_continued(
 
 
 @each_protocol
-async def test_an_answer_cut_four_times_is_kept_as_truncated(
+async def test_answer_truncated_four_times_is_kept_as_truncated(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     parts = ["One. ", "Two. ", "Three. ", "Four."]
@@ -653,9 +625,7 @@ async def test_an_answer_cut_four_times_is_kept_as_truncated(
 
 @each_protocol
 @pytest.mark.parametrize("window_ms", [0, 20])
-async def test_an_answer_without_end_is_cut(
-    house: House, server: ModelServer, protocol: Protocol, window_ms: int
-) -> None:
+async def test_endless_answer_is_cut(house: House, server: ModelServer, protocol: Protocol, window_ms: int) -> None:
     house.configure({"agent": {"max_answer_chars": 1_000, "delta_window_ms": window_ms}})
     server.script = [Reply(text=["word " * 20] * 200, gap_s=0.001)]
     spec = house.spec(server, protocol=protocol, persist=True)
@@ -668,7 +638,7 @@ async def test_an_answer_without_end_is_cut(
 
 
 @each_protocol
-async def test_reasoning_without_end_is_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_endless_reasoning_is_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.configure({"agent": {"max_answer_chars": 1_000}})
     server.script = [Reply(reasoning=["hm " * 20] * 100, text="Done.", gap_s=0.001)]
     ran = await house.run(server, protocol=protocol)
@@ -677,7 +647,7 @@ async def test_reasoning_without_end_is_cut(house: House, server: ModelServer, p
 
 
 @each_protocol
-async def test_an_answer_cut_at_the_callers_own_limit_is_not_continued(
+async def test_answer_at_max_tokens_of_caller_is_not_continued(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(text="One two", finish="length")]
@@ -690,7 +660,7 @@ async def test_an_answer_cut_at_the_callers_own_limit_is_not_continued(
     assert ran.one("message.completed")["finish_reason"] == "length"
 
 
-async def test_the_callers_own_limit_may_cut_before_the_first_word(house: House, server: ModelServer) -> None:
+async def test_max_tokens_of_caller_may_cut_before_first_word(house: House, server: ModelServer) -> None:
     server.script = [Reply(reasoning="hm", finish="length")]
     ran = await house.run(server, max_output_tokens=64)
     assert len(server.requests) == 1
@@ -699,7 +669,7 @@ async def test_the_callers_own_limit_may_cut_before_the_first_word(house: House,
 
 
 @each_protocol
-async def test_a_truncated_call_is_asked_for_with_more_room_and_never_executed(
+async def test_truncated_tool_call_is_retried_with_larger_limit(
     make_house: MakeHouse, server: ModelServer, protocol: Protocol
 ) -> None:
     base = {"default": "m", "base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "api_key": KEY}
@@ -716,7 +686,7 @@ async def test_a_truncated_call_is_asked_for_with_more_room_and_never_executed(
     assert ran.result["final_response"] == "Done."
 
 
-async def test_a_call_that_stays_truncated_is_a_failure_that_says_so(house: House, server: ModelServer) -> None:
+async def test_tool_call_that_stays_truncated_fails(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')], finish="length")]
     ran = await house.run(server)
@@ -725,9 +695,7 @@ async def test_a_call_that_stays_truncated_is_a_failure_that_says_so(house: Hous
     assert ran.of("tool.started") == []
 
 
-async def test_arguments_that_look_cut_off_count_as_truncated_whatever_the_finish_reason(
-    house: House, server: ModelServer
-) -> None:
+async def test_incomplete_arguments_count_as_truncated(house: House, server: ModelServer) -> None:
     ran_tools: list[Any] = []
     house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')])]
@@ -740,7 +708,7 @@ async def test_arguments_that_look_cut_off_count_as_truncated_whatever_the_finis
 
 
 @each_protocol
-async def test_a_filtered_answer_keeps_its_text(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_filtered_answer_keeps_text(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="Once upon", finish="content_filter")]
     ran = await house.run(server, protocol=protocol)
     assert ran.final["type"] == "run.failed"
@@ -750,7 +718,7 @@ async def test_a_filtered_answer_keeps_its_text(house: House, server: ModelServe
 
 
 @each_protocol
-async def test_a_filtered_answer_without_text_is_a_violation(
+async def test_filtered_answer_without_text_is_content_policy_violation(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(finish="content_filter")]
@@ -761,7 +729,7 @@ async def test_a_filtered_answer_without_text_is_a_violation(
 
 @each_protocol
 @pytest.mark.parametrize("thought", ["", "hm"], ids=["nothing", "only reasoning"])
-async def test_an_empty_answer_is_asked_to_be_visible_and_the_request_is_not_kept(
+async def test_empty_answer_is_nudged_and_nudge_is_not_stored(
     house: House, server: ModelServer, protocol: Protocol, thought: str
 ) -> None:
     server.script = [Reply(reasoning=thought), Reply(text="Here.")]
@@ -773,7 +741,7 @@ async def test_an_empty_answer_is_asked_to_be_visible_and_the_request_is_not_kep
 
 
 @pytest.mark.usefixtures("quick")
-async def test_an_answer_that_stays_empty_is_a_failure(house: House, server: ModelServer) -> None:
+async def test_answer_that_stays_empty_fails(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply()]
     ran = await house.run(server)
     assert ran.actions() == ["nudge", "retry", "retry"]
@@ -782,7 +750,7 @@ async def test_an_answer_that_stays_empty_is_a_failure(house: House, server: Mod
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("protocol", ["chat", "anthropic"])
-async def test_a_call_that_is_announced_and_not_sent_is_asked_for_again(
+async def test_announced_but_missing_tool_call_is_retried(
     house: House, server: ModelServer, protocol: Protocol, streaming: bool
 ) -> None:
     calls: list[Any] = []
@@ -800,9 +768,7 @@ async def test_a_call_that_is_announced_and_not_sent_is_asked_for_again(
 
 
 @pytest.mark.parametrize("protocol", ["chat", "anthropic"])
-async def test_a_call_that_is_never_sent_leaves_the_text_as_the_answer(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_missing_tool_call_leaves_text_as_answer(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="It is five.", finish="tool_calls"), Reply(text=" Indeed.", finish="tool_calls")]
     ran = await house.run(server, protocol=protocol)
@@ -813,7 +779,7 @@ async def test_a_call_that_is_never_sent_leaves_the_text_as_the_answer(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_call_that_is_never_sent_without_text_is_an_empty_answer(house: House, server: ModelServer) -> None:
+async def test_missing_tool_call_without_text_is_empty_answer(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.repeat, server.script = True, [Reply(finish="tool_calls")]
     ran = await house.run(server)
@@ -821,7 +787,7 @@ async def test_a_call_that_is_never_sent_without_text_is_an_empty_answer(house: 
     assert_failed(ran, "empty", "agent_incomplete")
 
 
-async def test_a_call_is_not_missed_where_no_tools_are_offered(house: House, server: ModelServer) -> None:
+async def test_tool_finish_reason_without_tools_is_plain_answer(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="It is five.", finish="tool_calls")]
     ran = await house.run(server)
     assert (ran.result["final_response"], ran.actions()) == ("It is five.", [])
@@ -835,7 +801,7 @@ THOUGHT = "Two and two.\n" * 400 + "It must be four."
 @pytest.mark.usefixtures("quick")
 @each_protocol
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_an_answer_that_stays_reasoning_gives_an_excerpt_of_it(
+async def test_reasoning_only_answer_gives_excerpt(
     house: House, server: ModelServer, protocol: Protocol, streaming: bool
 ) -> None:
     server.repeat, server.script = True, [Reply(reasoning=THOUGHT, as_json=not streaming)]
@@ -853,7 +819,7 @@ async def test_an_answer_that_stays_reasoning_gives_an_excerpt_of_it(
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
-async def test_reasoning_that_used_up_the_output_gives_an_excerpt_marked_as_cut(
+async def test_truncated_reasoning_only_answer_gives_excerpt(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.repeat, server.script = True, [Reply(reasoning="Hm, four?", finish="length")]
@@ -864,7 +830,7 @@ async def test_reasoning_that_used_up_the_output_gives_an_excerpt_marked_as_cut(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_an_excerpt_is_no_answer_where_json_was_asked_for(house: House, server: ModelServer) -> None:
+async def test_reasoning_excerpt_is_not_used_for_json_format(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reasoning="Hm.")]
     ran = await house.run(server, response_format=FORMAT)
     assert_failed(ran, "empty", "agent_incomplete")
@@ -877,16 +843,14 @@ FORMAT = {
 
 
 @each_protocol
-async def test_an_answer_in_the_wrong_form_is_repaired_once(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_structured_output_is_repaired_once(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text='{"n": "one"}'), Reply(text='{"n": 1}')]
     ran = await house.run(server, protocol=protocol, response_format=FORMAT)
     assert ran.result["final_response"] == '{"n": 1}'
     assert ran.result["completed"] is True
 
 
-async def test_an_answer_that_stays_in_the_wrong_form_is_a_failure(house: House, server: ModelServer) -> None:
+async def test_structured_output_that_stays_invalid_fails(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="one"), Reply(text="two")]
     ran = await house.run(server, response_format=FORMAT)
     assert_failed(ran, "bad_structure", "structured_output_failed")
@@ -895,7 +859,7 @@ async def test_an_answer_that_stays_in_the_wrong_form_is_a_failure(house: House,
 # ---- deadlines
 
 
-async def test_a_deadline_keeps_the_text_so_far(house: House, server: ModelServer) -> None:
+async def test_deadline_keeps_partial_text(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     ran = await house.run(server, deadline_seconds=0.3)
     assert_failed(ran, "deadline", "turn_timeout")
@@ -903,7 +867,7 @@ async def test_a_deadline_keeps_the_text_so_far(house: House, server: ModelServe
     await nothing_left(server)
 
 
-async def test_a_deadline_before_any_text_is_a_failure_without_text(house: House, server: ModelServer) -> None:
+async def test_deadline_before_text_fails_without_text(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Hello", delay_s=60)]
     ran = await house.run(server, deadline_seconds=0.2)
     assert_failed(ran, "deadline", "turn_timeout")
@@ -911,7 +875,7 @@ async def test_a_deadline_before_any_text_is_a_failure_without_text(house: House
     await nothing_left(server)
 
 
-async def test_a_wait_past_the_deadline_is_not_begun(house: House, server: ModelServer, other: ModelServer) -> None:
+async def test_retry_wait_past_deadline_is_not_started(house: House, server: ModelServer, other: ModelServer) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "9"})]
     ran = await house.run(server, deadline_seconds=2.0)
     assert ran.of("model.retrying") == []
@@ -919,7 +883,7 @@ async def test_a_wait_past_the_deadline_is_not_begun(house: House, server: Model
     assert len(server.requests) == 1
 
 
-async def test_a_deadline_ends_a_tool_as_well(house: House, server: ModelServer) -> None:
+async def test_deadline_ends_tool(house: House, server: ModelServer) -> None:
     import asyncio
 
     async def forever(_: Any, __: Any) -> dict[str, Any]:
@@ -957,7 +921,7 @@ def everything_said(ran: Ran, rows: list[Any], caplog: pytest.LogCaptureFixture)
     ],
     ids=["401", "500", "429", "in the stream", "after text"],
 )
-async def test_a_key_quoted_in_a_providers_error_appears_nowhere(
+async def test_key_in_provider_error_is_redacted_everywhere(
     make_house: MakeHouse,
     server: ModelServer,
     caplog: pytest.LogCaptureFixture,
@@ -977,7 +941,7 @@ async def test_a_key_quoted_in_a_providers_error_appears_nowhere(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_key_given_with_the_run_is_as_safe_as_a_configured_one(
+async def test_key_given_with_run_is_redacted(
     house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -989,7 +953,7 @@ async def test_a_key_given_with_the_run_is_as_safe_as_a_configured_one(
     assert ODD_KEY not in everything_said(ran, rows, caplog)
 
 
-async def test_a_key_of_a_fallback_given_with_the_run_appears_nowhere(
+async def test_key_of_fallback_given_with_run_is_redacted(
     house: House, server: ModelServer, other: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -1001,9 +965,7 @@ async def test_a_key_of_a_fallback_given_with_the_run_appears_nowhere(
     assert ODD_KEY not in everything_said(ran, rows, caplog)
 
 
-async def test_a_known_key_in_the_models_own_text_is_masked_even_across_pieces(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_key_in_model_text_is_redacted_across_chunks(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, ODD_KEY))
     server.script = [Reply(text=["It is ", ODD_KEY[:9], ODD_KEY[9:14], ODD_KEY[14:], ", keep it."], gap_s=0.03)]
     ran = await house.run(None, route=TO_P)
@@ -1012,9 +974,7 @@ async def test_a_known_key_in_the_models_own_text_is_masked_even_across_pieces(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("told", [Reply(status=500, error="ZEBRA"), Reply(error_event={"message": "ZEBRA"})])
-async def test_the_words_of_an_error_never_become_the_assistants(
-    house: House, server: ModelServer, told: Reply
-) -> None:
+async def test_error_text_never_becomes_assistant_text(house: House, server: ModelServer, told: Reply) -> None:
     server.repeat, server.script = True, [told]
     spec = house.spec(server, persist=True)
     ran = await house.carry_out(spec)
@@ -1023,7 +983,7 @@ async def test_the_words_of_an_error_never_become_the_assistants(
     assert all("ZEBRA" not in str(row.content) for row in await house.rows(spec.session_id))
 
 
-async def test_a_handler_sees_every_attempt_with_its_own_number(house: House, server: ModelServer) -> None:
+async def test_attempts_are_numbered(house: House, server: ModelServer) -> None:
     seen: list[Request] = []
 
     def answer(request: Request) -> Reply:
@@ -1039,7 +999,7 @@ async def test_a_handler_sees_every_attempt_with_its_own_number(house: House, se
 # ---- odd answers
 
 
-async def test_every_thirty_seconds_of_silence_are_told(
+async def test_model_waiting_notice_every_thirty_seconds(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "MODEL_WAITING_S", 0.05)
@@ -1051,7 +1011,7 @@ async def test_every_thirty_seconds_of_silence_are_told(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_body_that_is_no_answer_is_never_taken_for_one(house: House, server: ModelServer) -> None:
+async def test_non_answer_body_is_not_accepted(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(raw="<html>Welcome to ZEBRA wifi</html>", as_json=True)]
     ran = await house.run(server)
     assert ran.result["failed"] is True
@@ -1060,9 +1020,7 @@ async def test_a_body_that_is_no_answer_is_never_taken_for_one(house: House, ser
 
 
 @each_protocol
-async def test_calls_are_executed_whatever_reason_the_provider_gives_for_its_end(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_tool_calls_run_with_any_finish_reason(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")], finish="stop"), Reply(text="Done.")]
     ran = await house.run(server, protocol=protocol)
@@ -1075,7 +1033,7 @@ def chunk(delta: Any, finish: str | None = None) -> str:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_half_characters_in_the_stream_break_nothing(house: House, server: ModelServer) -> None:
+async def test_lone_surrogates_in_stream_are_tolerated(house: House, server: ModelServer) -> None:
     halves = [chunk({"content": half}) for half in ("Hi \ud83d", "\ude42 and \ud83d", " alone")]
     server.script = [Reply(raw="".join(halves) + chunk({}, "stop") + "data: [DONE]\n\n")]
     ran = await house.run(server, persist=True)
@@ -1086,14 +1044,14 @@ async def test_half_characters_in_the_stream_break_nothing(house: House, server:
     assert text.endswith(" alone")
 
 
-async def test_a_message_with_half_a_character_is_sent_all_the_same(house: House, server: ModelServer) -> None:
+async def test_lone_surrogate_in_message_is_sent(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, "look: \ud83d!", persist=True)
     assert ran.result["final_response"] == "Done."
     assert sent(server.requests[0])[0][1].startswith("look: ")
 
 
-async def test_a_provider_that_gives_every_call_the_same_id_is_served(house: House, server: ModelServer) -> None:
+async def test_duplicate_tool_call_ids_over_steps(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     looks = [Reply(tool_calls=[Call("look", {"a": str(n)}, id="call_0")]) for n in range(2)]
     server.script = [*looks, Reply(text="Done.")]
@@ -1111,7 +1069,7 @@ PICTURE = [
 ]
 
 
-async def test_where_the_model_refuses_images_they_are_described_by_one_that_sees(
+async def test_rejected_image_is_described_by_vision_model(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
     spare = {"providers": {"spare": {"base_url": f"{other.url}/v1", "api_key": KEY}}}
@@ -1135,7 +1093,7 @@ IMAGE_REFUSALS = [
 
 @each_protocol
 @pytest.mark.parametrize(("status", "words"), IMAGE_REFUSALS)
-async def test_an_image_that_the_provider_refuses_is_replaced_by_a_note(
+async def test_rejected_image_is_replaced_by_note(
     house: House, server: ModelServer, protocol: Protocol, status: int, words: str
 ) -> None:
     def answer(request: Request) -> Reply:
@@ -1151,7 +1109,7 @@ async def test_an_image_that_the_provider_refuses_is_replaced_by_a_note(
     assert (notice["level"], notice["code"]) == ("warn", "image_rejected")
 
 
-async def test_an_image_in_the_history_is_replaced_as_well(house: House, server: ModelServer) -> None:
+async def test_rejected_image_in_history_is_replaced(house: House, server: ModelServer) -> None:
     refusal = Reply(status=400, error="Unsupported image.")
     server.handler = lambda r: refusal if "image_url" in json.dumps(r.body["messages"]) else Reply(text="Well.")
     history = [{"role": "user", "content": PICTURE}, {"role": "assistant", "content": "A fox."}]
@@ -1159,14 +1117,14 @@ async def test_an_image_in_the_history_is_replaced_as_well(house: House, server:
     assert ran.result["final_response"] == "Well."
 
 
-async def test_where_nobody_can_see_an_image_the_failure_says_so(house: House, server: ModelServer) -> None:
+async def test_rejected_image_without_vision_fails(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(status=400, error="This model does not support image input.")]
     ran = await house.run(server, PICTURE)
     assert_failed(ran, "image_rejected", "provider_rejected_request")
 
 
 @pytest.mark.usefixtures("quick")
-async def test_the_total_time_is_read_from_the_environment(
+async def test_request_timeout_from_environment(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_API_TIMEOUT", "0.15")
@@ -1176,7 +1134,7 @@ async def test_the_total_time_is_read_from_the_environment(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_key_in_another_spelling_is_redacted_as_well(
+async def test_encoded_forms_of_key_are_redacted(
     make_house: MakeHouse, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -1195,7 +1153,7 @@ async def test_a_key_in_another_spelling_is_redacted_as_well(
     [Reply(status=500, error="sk-" * 100_000), Reply(error_event={"message": "sk-" * 100_000})],
     ids=["500", "in the stream"],
 )
-async def test_only_the_beginning_of_a_providers_error_is_searched_for_secrets(
+async def test_redaction_of_provider_error_is_bounded(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, told: Reply
 ) -> None:
     redact, lengths = Secrets.redact, list[int]()
@@ -1211,9 +1169,7 @@ async def test_only_the_beginning_of_a_providers_error_is_searched_for_secrets(
     assert 500 < max(lengths) <= REDACTED_AT_ONCE_CHARS_MAX
 
 
-async def test_the_beginning_of_a_key_that_turns_out_to_be_none_is_not_lost(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_incomplete_key_prefix_in_text_is_not_lost(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, ODD_KEY))
     text = f"It begins with {ODD_KEY[:12]}"
     server.script = [Reply(text=[text[:20], text[20:]])]
@@ -1221,9 +1177,7 @@ async def test_the_beginning_of_a_key_that_turns_out_to_be_none_is_not_lost(
     assert ran.result["final_response"] == ran.text() == text
 
 
-async def test_a_deadline_that_passes_while_the_session_is_waited_for_asks_no_model(
-    house: House, server: ModelServer
-) -> None:
+async def test_deadline_while_waiting_for_session_asks_no_model(house: House, server: ModelServer) -> None:
     server.handler = lambda r: Reply(text="Done.", delay_s=0.3)
     running = await house.begin(house.spec(server, persist=True, session_id="s"))
     late = house.spec(server, persist=True, session_id="s", deadline_seconds=0.1)
@@ -1234,7 +1188,7 @@ async def test_a_deadline_that_passes_while_the_session_is_waited_for_asks_no_mo
     assert len(server.requests) == 1
 
 
-async def test_a_cut_while_the_beginning_of_a_key_is_held_back_repeats_and_loses_nothing(
+async def test_stream_cut_while_key_prefix_is_held_back_loses_nothing(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     house = make_house(with_keys(server, ODD_KEY))

@@ -111,7 +111,7 @@ PROSE = [
 
 
 @pytest.mark.parametrize(("text", "visible", "calls"), BLOCKS, ids=[text[:40] for text, _, _ in BLOCKS])
-def test_a_call_in_the_text_is_made_however_the_stream_is_cut(text: str, visible: str, calls: Calls) -> None:
+def test_leaked_call_is_parsed_for_any_chunking(text: str, visible: str, calls: Calls) -> None:
     for pieces in [*all_cuts(text)] if len(text) < 60 else [[text], cut(text, range(1, len(text))), *two(text)]:
         assert read(pieces)[:2] == (visible, calls), pieces
 
@@ -121,20 +121,20 @@ def two(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("text", "visible"), UNUSABLE)
-def test_what_cannot_be_made_is_taken_out_of_the_text(text: str, visible: str) -> None:
+def test_invalid_leaked_call_is_removed_from_text(text: str, visible: str) -> None:
     for pieces in all_cuts(text):
         shown, calls, assembler = read(pieces)
         assert (shown, calls, assembler.call_missing) == (visible, [], True), pieces
 
 
 @pytest.mark.parametrize("text", PROSE)
-def test_text_that_mentions_a_call_stays(text: str) -> None:
+def test_text_mentioning_a_call_is_kept(text: str) -> None:
     for pieces in [[text], cut(text, range(1, len(text))), *two(text)]:
         shown, calls, assembler = read(pieces)
         assert (shown, calls, assembler.call_missing) == (text, [], False), pieces
 
 
-def test_without_accepting_calls_the_text_is_left_as_it_is() -> None:
+def test_leaked_calls_are_ignored_when_not_accepted() -> None:
     text = '<tool_call>{"name":"f"}</tool_call> [TOOL_CALLS][]'
     assembler = Assembler()
     assembler.feed(Text(text))
@@ -142,32 +142,32 @@ def test_without_accepting_calls_the_text_is_left_as_it_is() -> None:
     assert (assembler.message().text, assembler.message().tool_calls) == (text, [])
 
 
-def test_a_call_that_comes_in_both_ways_is_made_once() -> None:
+def test_leaked_duplicate_of_proper_call_runs_once() -> None:
     text = '<tool_call>{"name":"f","arguments":{"a": 1}}</tool_call><tool_call>{"name":"g"}</tool_call>'
     shown, calls, _ = read([text], ToolDelta(0, "c1", "f", '{"a":1}'))
     assert (shown, sorted(calls, key=str)) == ("", [A1, ("g", {})])
 
 
-def test_arguments_of_a_proper_call_do_not_go_to_one_of_the_text() -> None:
+def test_arguments_of_proper_call_do_not_mix_with_leaked_call() -> None:
     text = '<tool_call>{"name":"f"}</tool_call>'
     _, calls, _ = read([text], ToolDelta(name="g", arguments="{"), ToolDelta(arguments="}"))
     assert calls == [("f", {}), ("g", {})]
 
 
-def test_ids_of_such_calls_are_the_same_whenever_the_step_is_taken() -> None:
+def test_leaked_call_ids_are_deterministic() -> None:
     text = '<tool_call>{"name":"f"}</tool_call>' * 2
     ids = [[call.id for call in read(pieces)[2].message().tool_calls] for pieces in ([text], [*text])]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == 2
 
 
-def test_code_that_an_earlier_attempt_opened_is_still_code() -> None:
+def test_leaked_call_in_continued_code_block_is_text() -> None:
     text = '<tool_call>{"name":"f"}</tool_call>'
     assert read([text], before="```\n")[:2] == (text, [])
     assert read([text], before="see `")[:2] == (text, [])
 
 
-def test_a_call_that_never_ends_becomes_text_at_a_limit() -> None:
+def test_endless_leaked_call_becomes_text() -> None:
     text = '<tool_call>{"name": "' + "x" * (LEAKED_CALL_CHARS_MAX + 1)
     shown, calls, _ = read([text[at : at + 50_000] for at in range(0, len(text), 50_000)])
     assert (shown, calls) == (text, [])
@@ -182,13 +182,13 @@ _tokens = st.lists(st.sampled_from([*_words.split(), " ", "\n"]), max_size=14).m
 
 @given(_tokens, st.data())
 @settings(deadline=None, max_examples=500)
-def test_no_cut_changes_what_is_read(text: str, data: st.DataObject) -> None:
+def test_leaked_call_chunking_does_not_change_result(text: str, data: st.DataObject) -> None:
     assert read(any_cut(data, text))[:2] == read([text])[:2]
 
 
 @given(st.text(alphabet="ab <>/|`[]={}\n_", max_size=60))
 @settings(deadline=None, max_examples=500)
-def test_other_text_is_neither_changed_nor_held_for_long(text: str) -> None:
+def test_other_text_is_not_held_back_for_leaked_calls(text: str) -> None:
     markup = InlineMarkup(calls=True)
     shown = ""
     for char in text:
@@ -198,7 +198,7 @@ def test_other_text_is_neither_changed_nor_held_for_long(text: str) -> None:
     assert len(text) - len(shown) <= LEAKED_CALL_HEAD_CHARS_MAX
 
 
-def test_text_within_a_line_passes_unread() -> None:
+def test_plain_text_bypasses_leaked_call_parser() -> None:
     markup = InlineMarkup(calls=True)
     markup.feed("A line")
     assert all(markup.passes(token) for token in (" of", " plain", " words", ", and (more)."))

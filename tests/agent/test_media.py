@@ -54,28 +54,28 @@ async def written(*pieces: str) -> tuple[str, list[str]]:
         ("MEDIA:/w/none.pngMEDIA:/w/a.png", "MEDIA:/w/none.pngMEDIA:/w/a.png"),
     ],
 )
-async def test_a_tag_is_found_wherever_the_text_is_cut(text: str, told: str) -> None:
+async def test_media_tag_is_found_for_any_chunking(text: str, told: str) -> None:
     assert (await written(text))[0] == told
     assert (await written(*text))[0] == told
     for at in range(len(text)):
         assert (await written(text[:at], text[at:]))[0] == told
 
 
-async def test_text_is_held_back_from_the_tag_to_its_end_and_no_longer() -> None:
+async def test_media_tag_holds_back_text_until_its_end_only() -> None:
     for at, early in ((6, "Here: "), (7, "Here: "), (12, "Here: "), (20, "Here: ")):
         assert "".join((await written("Here: MEDIA:/w/a.png and more"[:at]))[1]) == early
     assert "".join((await written("Here: MEDIA:/w/a.png and"))[1]) == "Here: ![a](data:) and"
 
 
 @pytest.mark.parametrize("quote", ["", '"'])
-async def test_what_has_no_end_is_not_held_back_for_ever(quote: str) -> None:
+async def test_endless_media_tag_is_released(quote: str) -> None:
     long = f"MEDIA:{quote}" + "x" * MEDIA_TAG_CHARS_MAX
     told, early = await written(long)
     assert told == long and "".join(early) == long
     assert (await written(long[:-10]))[1] == []
 
 
-async def test_a_tag_that_was_being_looked_up_when_the_turn_was_stopped_is_not_lost() -> None:
+async def test_media_lookup_interrupted_by_stop_is_not_lost() -> None:
     out: list[str] = []
     asked = asyncio.Event()
 
@@ -95,7 +95,7 @@ async def test_a_tag_that_was_being_looked_up_when_the_turn_was_stopped_is_not_l
     assert "".join(out) == "a ![a](data:) b"
 
 
-async def test_an_image_that_was_being_written_when_the_turn_was_stopped_is_written_whole() -> None:
+async def test_media_image_interrupted_by_stop_is_completed() -> None:
     out: list[str] = []
     image = "x" * 3 * MEDIA_PIECE_CHARS
 
@@ -130,7 +130,7 @@ LINK = "/api/sessions/s%201/files/file_0123456789abcdef01234567"
         ("no file", None),
     ],
 )
-def test_the_model_knows_its_text_with_tags(text: str, said: str | None) -> None:
+def test_strip_rendered_media_restores_tags(text: str, said: str | None) -> None:
     assert strip_rendered_media(text) == said
 
 
@@ -149,7 +149,7 @@ def desk(house: House) -> House:
 IMAGE = f"![a.png](data:image/png;base64,{'A' * 4000})"
 
 
-async def test_without_a_session_there_is_nothing_to_link_to(desk: House, server: ModelServer) -> None:
+async def test_media_without_session_is_inlined(desk: House, server: ModelServer) -> None:
     server.script = [Reply(text="MEDIA:a.png MEDIA:b.pdf")]
     ran = await desk.run(server, workdir=None)
     assert ran.result["final_response"] == ran.text() == f"{IMAGE} MEDIA:b.pdf"
@@ -157,14 +157,14 @@ async def test_without_a_session_there_is_nothing_to_link_to(desk: House, server
 
 
 @pytest.mark.parametrize("source", ["cli", "cron", "subagent"])
-async def test_elsewhere_tags_stay(desk: House, server: ModelServer, source: str) -> None:
+async def test_media_tags_stay_on_other_surfaces(desk: House, server: ModelServer, source: str) -> None:
     server.script = [Reply(text="MEDIA:a.png")]
     ran = await desk.run(server, source=source, workdir=str(desk.home.workspace))
     assert ran.result["final_response"] == "MEDIA:a.png"
 
 
 @pytest.mark.parametrize(("tag", "told"), [("MEDIA:a.png", IMAGE), ("MEDIA:a.pn", "MEDIA:a.pn"), ("MED", "MED")])
-async def test_an_answer_that_ends_too_soon_keeps_what_was_held_back(
+async def test_truncated_answer_keeps_held_back_media_tag(
     desk: House, server: ModelServer, tag: str, told: str
 ) -> None:
     server.script = [Reply(text=f"See {tag}", finish="length")]
@@ -174,7 +174,7 @@ async def test_an_answer_that_ends_too_soon_keeps_what_was_held_back(
     assert row.content == f"See {told}" and row.as_message()["content"] == f"See {tag}"
 
 
-async def test_a_turn_that_is_stopped_keeps_its_image(desk: House, server: ModelServer) -> None:
+async def test_interrupted_turn_keeps_its_image(desk: House, server: ModelServer) -> None:
     server.handler = stall_after('"more', Reply(text=["See MEDIA:a.png ", "more"]))
     running = await desk.begin(desk.spec(server, persist=True, workdir=None))
     await running.until(lambda events: f"See {IMAGE} " in rebuilt(events).values())
@@ -184,7 +184,7 @@ async def test_a_turn_that_is_stopped_keeps_its_image(desk: House, server: Model
     assert (row.content, row.api_content) == (f"See {IMAGE} ", "See MEDIA:a.png ")
 
 
-async def test_a_run_that_was_cut_off_goes_on_in_the_model_s_own_words(desk: House, server: ModelServer) -> None:
+async def test_resumed_run_sends_media_tags_to_model(desk: House, server: ModelServer) -> None:
     left = await Left(desk, server).begin()
     await left.ask()
     await left.leave_text(f"See {IMAGE} and ")

@@ -41,7 +41,7 @@ def file_of(house: House, name: str = "MEMORY.md") -> Path:
 # ---- memory
 
 
-async def test_what_is_added_is_in_the_file_and_in_the_answer(house: House, server: ModelServer) -> None:
+async def test_memory_add_writes_file_and_answer(house: House, server: ModelServer) -> None:
     answers = await remember(
         house, server, {"action": "add", "content": "Likes tea."}, {"action": "add", "content": "Has a\nred fox."}
     )
@@ -52,9 +52,7 @@ async def test_what_is_added_is_in_the_file_and_in_the_answer(house: House, serv
     assert entries == ["Likes tea.", "Has a\nred fox."]
 
 
-async def test_memory_files_are_for_their_owner_only_and_nothing_else_is_left_beside_them(
-    house: House, server: ModelServer
-) -> None:
+async def test_memory_files_are_private(house: House, server: ModelServer) -> None:
     await remember(house, server, {"action": "add", "content": "Likes tea."})
     assert stat.S_IMODE(file_of(house).stat().st_mode) == 0o600
     assert stat.S_IMODE(house.home.memories.stat().st_mode) == 0o700
@@ -62,14 +60,14 @@ async def test_memory_files_are_for_their_owner_only_and_nothing_else_is_left_be
     assert {name for name in left if "lock" not in name} == {"MEMORY.md"}
 
 
-async def test_the_user_has_a_file_and_a_limit_of_his_own(house: House, server: ModelServer) -> None:
+async def test_user_memory_has_own_file_and_limit(house: House, server: ModelServer) -> None:
     answers = await remember(house, server, {"target": "user", "action": "add", "content": "Is called Ada."})
     assert answers[0]["limit"] == 1375
     assert file_of(house, "USER.md").read_text().strip() == "Is called Ada."
     assert not file_of(house).exists()
 
 
-async def test_an_entry_is_replaced_and_removed_by_a_piece_of_it(house: House, server: ModelServer) -> None:
+async def test_memory_replace_and_remove_by_substring(house: House, server: ModelServer) -> None:
     answers = await remember(
         house,
         server,
@@ -93,18 +91,14 @@ async def test_an_entry_is_replaced_and_removed_by_a_piece_of_it(house: House, s
         ({"action": "add", "content": "a\n§\nb"}, "invalid_arguments"),
     ],
 )
-async def test_a_change_that_names_no_single_entry_is_an_error_and_changes_nothing(
-    house: House, server: ModelServer, change: Json, code: str
-) -> None:
+async def test_ambiguous_memory_change_is_an_error(house: House, server: ModelServer, change: Json, code: str) -> None:
     adds = [{"action": "add", "content": f"Likes {what}."} for what in ("tea", "coffee")]
     answers = await remember(house, server, *adds, change, {"action": "list"})
     assert answers[2]["code"] == code
     assert answers[3]["entries"] == ["Likes tea.", "Likes coffee."]
 
 
-async def test_over_the_limit_a_write_is_refused_with_the_present_size_and_entries(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_memory_over_limit_is_rejected_with_size_and_entries(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"memory": {"memory_char_limit": 40}})
     answers = await remember(
         house,
@@ -120,13 +114,13 @@ async def test_over_the_limit_a_write_is_refused_with_the_present_size_and_entri
 
 
 @pytest.mark.parametrize(("size", "fits"), [(40, True), (41, False)])
-async def test_the_limit_itself_is_allowed(make_house: MakeHouse, server: ModelServer, size: int, fits: bool) -> None:
+async def test_memory_at_limit_is_accepted(make_house: MakeHouse, server: ModelServer, size: int, fits: bool) -> None:
     house = make_house({"memory": {"memory_char_limit": 40}})
     answers = await remember(house, server, {"action": "add", "content": "x" * size})
     assert ("error" not in answers[0]) is fits
 
 
-async def test_a_batch_is_all_or_nothing(house: House, server: ModelServer) -> None:
+async def test_memory_batch_is_atomic(house: House, server: ModelServer) -> None:
     good = [{"action": "add", "content": "Likes tea."}, {"action": "add", "content": "Has a fox."}]
     bad = [{"action": "remove", "old_text": "tea"}, {"action": "remove", "old_text": "cocoa"}]
     answers = await remember(house, server, {"operations": good}, {"operations": bad}, {"action": "list"})
@@ -135,7 +129,7 @@ async def test_a_batch_is_all_or_nothing(house: House, server: ModelServer) -> N
     assert answers[2]["entries"] == ["Likes tea.", "Has a fox."]
 
 
-async def test_a_batch_may_make_room_for_itself(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_memory_batch_may_free_space_for_itself(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"memory": {"memory_char_limit": 40}})
     swap = [{"action": "add", "content": "y" * 30}, {"action": "remove", "old_text": "xxx"}]
     answers = await remember(house, server, {"action": "add", "content": "x" * 30}, {"operations": swap})
@@ -150,18 +144,14 @@ async def test_a_batch_may_make_room_for_itself(make_house: MakeHouse, server: M
         ("password: hunter2hunter2", "contains_secret"),
     ],
 )
-async def test_orders_and_secrets_are_not_remembered(
-    house: House, server: ModelServer, content: str, code: str
-) -> None:
+async def test_memory_rejects_injection_and_secrets(house: House, server: ModelServer, content: str, code: str) -> None:
     answers = await remember(house, server, {"action": "add", "content": content})
     assert answers[0]["code"] == code
     assert not file_of(house).exists()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the start", "between turns"])
-async def test_a_value_from_the_secrets_file_is_not_remembered(
-    make_house: MakeHouse, server: ModelServer, late: bool
-) -> None:
+async def test_memory_rejects_value_of_secrets_file(make_house: MakeHouse, server: ModelServer, late: bool) -> None:
     house = make_house()
     house.home.env_file.write_text("SOME_TOKEN=horse.battery.staple\n")
     if not late:
@@ -171,7 +161,7 @@ async def test_a_value_from_the_secrets_file_is_not_remembered(
 
 
 @pytest.mark.parametrize(("owner", "key"), [("ada", None), ("default", "room-1"), ("ada", "room-1")])
-async def test_other_owners_and_keys_have_memories_of_their_own(
+async def test_memory_is_separate_per_owner_and_key(
     house: House, server: ModelServer, owner: str, key: str | None
 ) -> None:
     await remember(house, server, {"action": "add", "content": "Is mine."}, owner=owner, session_key=key)
@@ -184,7 +174,7 @@ async def test_other_owners_and_keys_have_memories_of_their_own(
     assert "Is mine." not in system
 
 
-async def test_two_turns_that_write_at_once_lose_nothing(house: House, server: ModelServer) -> None:
+async def test_concurrent_memory_writes_lose_nothing(house: House, server: ModelServer) -> None:
     house.offer(memory.TOOL)
 
     def answer(request: Any) -> Reply:
@@ -199,14 +189,12 @@ async def test_two_turns_that_write_at_once_lose_nothing(house: House, server: M
     assert sorted(entries) == sorted(f"fact {n}" for n in range(12))
 
 
-async def test_a_change_is_announced_in_the_answer(house: House, server: ModelServer) -> None:
+async def test_memory_change_note_mentions_session(house: House, server: ModelServer) -> None:
     answers = await remember(house, server, {"action": "add", "content": "Likes tea."})
     assert "session" in answers[0]["note"]
 
 
-async def test_memory_that_is_switched_off_is_neither_offered_nor_in_the_prompt(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_disabled_memory_is_neither_offered_nor_in_prompt(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"memory": {"memory_enabled": False}})
     house.home.memories.mkdir()
     file_of(house).write_text("Likes tea.\n")
@@ -216,7 +204,7 @@ async def test_memory_that_is_switched_off_is_neither_offered_nor_in_the_prompt(
     assert "Likes tea." not in server.requests[0].turns[0].text
 
 
-async def test_a_run_may_do_without_memory(house: House, server: ModelServer) -> None:
+async def test_run_can_skip_memory(house: House, server: ModelServer) -> None:
     house.home.memories.mkdir()
     file_of(house).write_text("Likes tea.\n")
     server.script = [Reply(text="Done.")]
@@ -233,7 +221,7 @@ async def test_jobs_have_no_memory_tool(house: House, server: ModelServer, sourc
     assert set(ran.one("run.started")["tools"]) & {"memory", "todo"} == tools
 
 
-async def test_toolsets_of_a_surface_are_a_setting(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_platform_toolsets_setting(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"platform_toolsets": {"api_server": ["todo"]}, "agent": {"disabled_toolsets": ["memory"]}})
     server.script = [Reply(text="Done.")] * 2
     chosen = await house.run(server, toolsets=None, source="api_server")
@@ -249,14 +237,14 @@ def item(number: int, status: str = "pending") -> Json:
     return {"id": str(number), "content": f"step {number}", "status": status}
 
 
-async def test_todo_answers_with_the_whole_list_and_its_counts(house: House, server: ModelServer) -> None:
+async def test_todo_returns_list_and_counts(house: House, server: ModelServer) -> None:
     ran = await called(house, server, "todo", {"todos": [item(1, "in_progress"), item(2)]})
     answer = ran.tool_results()[0]
     assert answer["todos"] == [item(1, "in_progress"), item(2)]
     assert answer["counts"] == {**EMPTY_LIST, "pending": 1, "in_progress": 1}
 
 
-async def test_todo_merges_by_id_and_reads_without_a_list(house: House, server: ModelServer) -> None:
+async def test_todo_merges_by_id_and_reads_without_argument(house: House, server: ModelServer) -> None:
     ran = await called(
         house,
         server,
@@ -269,7 +257,7 @@ async def test_todo_merges_by_id_and_reads_without_a_list(house: House, server: 
     assert [answer["todos"] for answer in ran.tool_results()] == [[item(1), item(2)], merged, merged]
 
 
-async def test_the_list_is_the_sessions_own_and_outlives_the_turn(house: House, server: ModelServer) -> None:
+async def test_todo_list_is_per_session_and_outlives_turn(house: House, server: ModelServer) -> None:
     await called(house, server, "todo", {"todos": [item(1)]}, persist=True, session_id="a")
     mine = await called(house, server, "todo", {}, persist=True, session_id="a")
     other = await called(house, server, "todo", {}, persist=True, session_id="b")
@@ -288,12 +276,12 @@ async def test_the_list_is_the_sessions_own_and_outlives_the_turn(house: House, 
         ([item(1), item(1)], False),
     ],
 )
-async def test_the_limits_of_a_list(house: House, server: ModelServer, todos: list[Json], good: bool) -> None:
+async def test_todo_limits(house: House, server: ModelServer, todos: list[Json], good: bool) -> None:
     ran = await called(house, server, "todo", {"todos": todos})
     assert ("error" not in ran.tool_results()[0]) is good
 
 
-async def test_a_merge_past_the_limit_is_an_error_and_keeps_the_list(house: House, server: ModelServer) -> None:
+async def test_todo_merge_over_limit_keeps_list(house: House, server: ModelServer) -> None:
     many = [item(n) for n in range(256)]
     ran = await called(house, server, "todo", {"todos": many}, {"todos": [item(999)], "merge": True}, {})
     answers = ran.tool_results()
@@ -313,18 +301,14 @@ async def test_a_merge_past_the_limit_is_an_error_and_keeps_the_list(house: Hous
         ({"question": "Which?", "choices": ["a", "b", "c", "d", "e"]}, False),
     ],
 )
-async def test_the_limits_of_a_question(
-    make_house: MakeHouse, server: ModelServer, arguments: Json, good: bool
-) -> None:
+async def test_clarify_limits(make_house: MakeHouse, server: ModelServer, arguments: Json, good: bool) -> None:
     house = make_house({"agent": {"clarify_timeout": 0.02}})
     ran = await called(house, server, "clarify", arguments, answerable=True)
     assert ("error" not in ran.tool_results()[0]) is good
 
 
 @pytest.mark.parametrize("answerable", [True, False])
-async def test_clarify_is_offered_only_where_somebody_can_answer(
-    house: House, server: ModelServer, answerable: bool
-) -> None:
+async def test_clarify_is_offered_only_if_answerable(house: House, server: ModelServer, answerable: bool) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, toolsets=None, answerable=answerable)
     assert ("clarify" in ran.one("run.started")["tools"]) is answerable

@@ -69,11 +69,11 @@ async def settled(app: App) -> None:
         ({"data": None}, {}),
     ],
 )
-def test_windows_are_read_from_whatever_a_provider_sends(body: Any, found: dict[str, int]) -> None:
+def test_windows_are_parsed_from_any_model_list(body: Any, found: dict[str, int]) -> None:
     assert windows(body) == found
 
 
-async def test_the_next_turn_knows_what_the_first_one_asked_for(listing: Listing, tmp_path: Path) -> None:
+async def test_model_window_is_known_from_second_turn(listing: Listing, tmp_path: Path) -> None:
     async with running_app(tmp_path) as app:
         result, _ = await turn(app, listing.url, "chat_completions", "one")
         assert result["completed"]
@@ -87,7 +87,7 @@ async def test_the_next_turn_knows_what_the_first_one_asked_for(listing: Listing
     assert listing.asked[0].headers["Authorization"] == "Bearer key-12345678"
 
 
-async def test_a_small_window_that_the_provider_tells_makes_a_lean_prompt(listing: Listing, tmp_path: Path) -> None:
+async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: Path) -> None:
     listing.body = {"data": [{"id": "m", "context_length": 8000}]}
     async with running_app(tmp_path) as app:
         for question in ("one", "two"):
@@ -97,7 +97,7 @@ async def test_a_small_window_that_the_provider_tells_makes_a_lean_prompt(listin
     assert len(lean) < len(full) / 2
 
 
-async def test_a_list_is_kept_for_a_day_over_restarts(listing: Listing, tmp_path: Path) -> None:
+async def test_model_list_is_cached_for_a_day_over_restarts(listing: Listing, tmp_path: Path) -> None:
     for age_s, asked in ((3600.0, 0), (90_000.0, 1)):
         kept = {f"{listing.url}/v1": {"fetched_at": time.time() - age_s, "windows": {"m": 9999}}}
         (tmp_path / "cache").mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ async def test_a_list_is_kept_for_a_day_over_restarts(listing: Listing, tmp_path
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])
-async def test_a_damaged_list_is_fetched_again(listing: Listing, kept: str, tmp_path: Path) -> None:
+async def test_damaged_model_list_cache_is_refetched(listing: Listing, kept: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "models.json").write_text(kept)
     async with running_app(tmp_path) as app:
@@ -119,7 +119,7 @@ async def test_a_damaged_list_is_fetched_again(listing: Listing, kept: str, tmp_
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, {}), (500, "no"), (200, "no list")])
-async def test_a_provider_without_a_list_is_no_trouble(
+async def test_provider_without_model_list_is_tolerated(
     listing: Listing, status: int, body: Any, tmp_path: Path
 ) -> None:
     listing.status, listing.body = status, body

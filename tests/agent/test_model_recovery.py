@@ -45,9 +45,7 @@ def body_of(request: Request) -> str:
 # ---- keys
 
 
-async def test_runs_that_meet_a_limit_of_one_key_at_the_same_time_all_go_on_with_the_next(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_concurrent_runs_rotate_rate_limited_key_once(make_house: MakeHouse, server: ModelServer) -> None:
     first, second = "sk-test-AAAAAAAAAAAA", "sk-test-BBBBBBBBBBBB"
     both = asyncio.Barrier(2)
 
@@ -68,9 +66,7 @@ async def test_runs_that_meet_a_limit_of_one_key_at_the_same_time_all_go_on_with
 # ---- fallbacks
 
 
-async def test_a_fallback_starts_with_its_own_output_limit(
-    house: House, server: ModelServer, other: ModelServer
-) -> None:
+async def test_fallback_uses_own_output_limit(house: House, server: ModelServer, other: ModelServer) -> None:
     house.offer(tool("look"))
     cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
     server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
@@ -80,9 +76,7 @@ async def test_a_fallback_starts_with_its_own_output_limit(
     assert other.requests[0].body["max_tokens"] == 500
 
 
-async def test_a_fallback_without_a_limit_of_its_own_is_sent_none(
-    house: House, server: ModelServer, other: ModelServer
-) -> None:
+async def test_fallback_without_output_limit_sends_none(house: House, server: ModelServer, other: ModelServer) -> None:
     house.offer(tool("look"))
     cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
     server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
@@ -90,9 +84,7 @@ async def test_a_fallback_without_a_limit_of_its_own_is_sent_none(
     assert {"max_tokens", "max_completion_tokens"}.isdisjoint(other.requests[0].body)
 
 
-async def test_a_fallback_streams_although_the_route_before_it_did_not(
-    house: House, server: ModelServer, other: ModelServer
-) -> None:
+async def test_fallback_streams_although_primary_did_not(house: House, server: ModelServer, other: ModelServer) -> None:
     server.script = [Reply(refuse_stream=True), Reply(status=403, error="no")]
     other.script = [Reply(text="Done.")]
     ran = await house.run(server, fallbacks=(spare(other),))
@@ -104,7 +96,7 @@ async def test_a_fallback_streams_although_the_route_before_it_did_not(
 
 
 @each_protocol
-async def test_an_answer_is_over_with_its_last_event_although_the_connection_stays_open(
+async def test_answer_ends_with_last_event_on_open_connection(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     def hold(request: Request) -> Reply:
@@ -154,7 +146,7 @@ PINGS = {
 
 
 @each_protocol
-async def test_events_that_bring_nothing_of_an_answer_stretch_the_limit_of_silence_threefold_and_no_more(
+async def test_ping_events_extend_idle_timeout_threefold(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
@@ -189,9 +181,7 @@ def hanging_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hanging_names")
 @pytest.mark.parametrize("host", ["127.0.0.1", "here.test"])
-async def test_lookups_that_hang_do_not_delay_runs_to_other_addresses(
-    house: House, server: ModelServer, host: str
-) -> None:
+async def test_hanging_dns_lookups_do_not_delay_other_runs(house: House, server: ModelServer, host: str) -> None:
     stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
     await asyncio.sleep(0.1)
     server.script = [Reply(text="Done.")]
@@ -202,7 +192,7 @@ async def test_lookups_that_hang_do_not_delay_runs_to_other_addresses(
 
 
 @pytest.mark.usefixtures("hanging_names")
-async def test_lookups_that_hang_do_not_delay_interrupts(house: House, server: ModelServer) -> None:
+async def test_hanging_dns_lookups_do_not_delay_interrupts(house: House, server: ModelServer) -> None:
     stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
     await asyncio.sleep(0.1)
     server.script = [Reply(text="Done.", delay_s=60)]
@@ -216,9 +206,7 @@ async def test_lookups_that_hang_do_not_delay_interrupts(house: House, server: M
 # ---- helpers that are not configured well
 
 
-async def test_a_summary_whose_provider_is_unknown_does_not_fail_the_run(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_compaction_with_unknown_auxiliary_provider(make_house: MakeHouse, server: ModelServer) -> None:
     auxiliary = {**QUIET["auxiliary"], "compression": {"provider": "nonesuch", "model": "z"}}
     house = make_house({"model": {"default": "m", "context_length": 6000}, "auxiliary": auxiliary})
     server.handler = lambda _: Reply(text="Done.", continues=False)
@@ -228,7 +216,7 @@ async def test_a_summary_whose_provider_is_unknown_does_not_fail_the_run(
     assert ran.of("context.compacted")
 
 
-async def test_a_title_whose_provider_is_unknown_is_made_without_it(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_title_with_unknown_auxiliary_provider(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
     server.handler = lambda _: Reply(text="Done.", continues=False)
     ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
@@ -242,7 +230,7 @@ async def test_a_title_whose_provider_is_unknown_is_made_without_it(make_house: 
 # ---- what is counted
 
 
-async def test_every_part_of_an_answer_that_was_continued_is_counted(house: House, server: ModelServer) -> None:
+async def test_usage_of_all_continuations_is_counted(house: House, server: ModelServer) -> None:
     told = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
     server.script = [
         Reply(text=text, finish=finish, usage={"input": given, "output": made}, continues=False)
@@ -263,7 +251,7 @@ async def test_every_part_of_an_answer_that_was_continued_is_counted(house: Hous
     [("", "", False), ("hm", "", True), ("hm", "Done.", True)],
     ids=["never answered", "reasoning alone", "answered at last"],
 )
-async def test_empty_answers_are_counted(
+async def test_usage_of_empty_answers_is_counted(
     house: House, server: ModelServer, thought: str, answer: str, completed: bool
 ) -> None:
     empty = Reply(reasoning=thought, usage={"input": 100, "output": 500}, continues=False)
@@ -274,7 +262,7 @@ async def test_empty_answers_are_counted(
     assert ran.final["usage"]["total_tokens"] == 2400
 
 
-async def test_an_answer_that_was_given_up_is_counted_once(house: House, server: ModelServer) -> None:
+async def test_usage_of_abandoned_answer_is_counted_once(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Once", finish="content_filter", usage={"input": 100, "output": 50})]
     ran = await house.run(server)
     assert ran.result["final_response"] == "Once"
@@ -285,7 +273,7 @@ async def test_an_answer_that_was_given_up_is_counted_once(house: House, server:
 # ---- calls that were not asked for
 
 
-async def test_calls_in_the_summary_at_the_end_of_all_steps_are_dropped(house: House, server: ModelServer) -> None:
+async def test_tool_calls_in_max_iterations_summary_are_dropped(house: House, server: ModelServer) -> None:
     made: list[Json] = []
 
     async def look(_: Any, args: Json) -> Json:
@@ -309,7 +297,7 @@ async def test_calls_in_the_summary_at_the_end_of_all_steps_are_dropped(house: H
 
 
 @each_protocol
-async def test_calls_in_answer_to_a_request_without_tools_are_not_carried_out(
+async def test_tool_calls_after_tool_limit_are_not_executed(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     made: list[Json] = []
@@ -356,7 +344,7 @@ TOO_LONG = Reply(status=400, error={"message": "too long", "code": "context_leng
     [(NONSENSE, "bad_request"), (TOO_LONG, "context_overflow")],
     ids=["compacted before", "compacted because of it"],
 )
-async def test_a_message_at_fault_is_a_note_in_the_next_turn_although_the_conversation_was_compacted(
+async def test_faulty_message_is_replaced_by_note_after_compaction(
     make_house: MakeHouse, server: ModelServer, refusal: Reply, failure: str
 ) -> None:
     house = make_house({"model": {"default": "m", "context_length": 6000}})
@@ -372,7 +360,7 @@ async def test_a_message_at_fault_is_a_note_in_the_next_turn_although_the_conver
 
 
 @pytest.mark.parametrize("status", [400, 413])
-async def test_a_message_at_fault_is_a_note_in_the_messages_of_a_run_that_keeps_nothing(
+async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
     house: House, server: ModelServer, status: int
 ) -> None:
     server.script = [Reply(status=status, error="nonsense")] * 4
@@ -392,7 +380,7 @@ async def test_a_message_at_fault_is_a_note_in_the_messages_of_a_run_that_keeps_
 
 @each_protocol
 @pytest.mark.parametrize("text", [f"It begins with {KEY[:8]}", KEY[:8], f"{KEY[:-1]}"], ids=["tail", "all", "nearly"])
-async def test_an_answer_that_ends_as_a_known_key_begins_is_given_out_whole(
+async def test_answer_ending_in_key_prefix_is_delivered_whole(
     house: House, server: ModelServer, protocol: Protocol, text: str
 ) -> None:
     server.repeat, server.script = True, [Reply(text=text, continues=False)]
@@ -407,7 +395,7 @@ async def test_an_answer_that_ends_as_a_known_key_begins_is_given_out_whole(
 
 
 @pytest.mark.parametrize("white", ["\n", "\n\n", "  \n"], ids=repr)
-async def test_white_space_between_two_parts_of_an_answer_is_kept_where_a_beginning_is_sent_as_it_is(
+async def test_whitespace_between_continuations_is_kept_with_prefill(
     house: House, server: ModelServer, white: str
 ) -> None:
     whole = Reply(text=[f"List:{white}", f"{white}- one"], continues=False)

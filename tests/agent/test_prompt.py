@@ -32,7 +32,7 @@ def with_(**changes: Any) -> str:
     return build(replace(FULL, **changes))
 
 
-def test_the_tiers_come_in_order_joined_by_blank_lines() -> None:
+def test_prompt_tiers_are_in_order() -> None:
     text = build(FULL)
     pieces = [
         "You are Hermes",
@@ -54,33 +54,33 @@ def test_the_tiers_come_in_order_joined_by_blank_lines() -> None:
     assert "\n\n\n" not in text and text == text.strip()
 
 
-def test_the_same_inputs_give_the_same_bytes() -> None:
+def test_prompt_is_deterministic() -> None:
     assert build(FULL) == build(replace(FULL))
 
 
 @pytest.mark.parametrize("tool", ["memory", "session_search", "skill_view", "todo", "clarify"])
-def test_guidance_is_given_only_where_the_tool_is_offered(tool: str) -> None:
+def test_prompt_tool_guidance_only_for_offered_tools(tool: str) -> None:
     mention = f"`{tool}`"
     assert mention in with_(tools=(tool,), skills=())
     assert mention not in with_(tools=("terminal",), skills=())
 
 
-def test_without_tools_nothing_is_said_about_them() -> None:
+def test_prompt_without_tools_mentions_none() -> None:
     text = with_(tools=(), skills=())
     assert "user-steer" not in text and "Finish the job" not in text
 
 
-def test_the_soul_takes_the_place_of_the_built_in_identity() -> None:
+def test_soul_replaces_builtin_identity() -> None:
     text = with_(soul="You are Ada.")
     assert text.startswith("You are Ada.") and "You are Hermes" not in text
 
 
 @pytest.mark.parametrize(("surface", "words"), [("cli", "terminal"), ("cron", "unattended"), ("subagent", "agent")])
-def test_the_surface_is_hinted_at(surface: str, words: str) -> None:
+def test_prompt_has_surface_hint(surface: str, words: str) -> None:
     assert words in with_(surface=surface)
 
 
-def test_the_environment_names_system_folder_sandbox_and_commands() -> None:
+def test_prompt_environment_section() -> None:
     text = build(FULL)
     assert all(words in text for words in ("Linux", "/work", "bubblewrap", "git, python3"))
     assert "Working folder" not in with_(environment=Environment())
@@ -89,7 +89,7 @@ def test_the_environment_names_system_folder_sandbox_and_commands() -> None:
 # ---- limits
 
 
-def test_the_skills_index_is_bounded_and_says_what_it_left_out() -> None:
+def test_skills_index_is_bounded_and_counts_omitted() -> None:
     skills = tuple((f"skill-{i:03}", "What it does, in one line of text.") for i in range(300))
     text = with_(skills=skills)
     index = next(part for part in text.split("\n\n") if part.startswith("Skills:"))
@@ -99,13 +99,13 @@ def test_the_skills_index_is_bounded_and_says_what_it_left_out() -> None:
 
 
 @pytest.mark.parametrize(("window", "room"), [(1_000_000, 20_000), (100_000, 20_000), (20_000, 4_320)])
-def test_a_project_file_is_cut_to_its_share_and_the_cut_is_said(window: int, room: int) -> None:
+def test_project_file_is_truncated_with_note(window: int, room: int) -> None:
     text = with_(window=window, project=("AGENTS.md", "é" * (room + 123)))
     assert text.count("é") == room
     assert re.search(r"AGENTS\.md goes on; 123 characters were left out", text)
 
 
-def test_a_project_file_that_fits_is_whole() -> None:
+def test_project_file_that_fits_is_whole() -> None:
     text = with_(project=("AGENTS.md", "x" * 20_000))
     assert "x" * 20_000 in text and "left out" not in text
 
@@ -113,7 +113,7 @@ def test_a_project_file_that_fits_is_whole() -> None:
 # ---- small windows
 
 
-def test_a_small_window_gets_the_lean_form() -> None:
+def test_small_window_gets_lean_prompt() -> None:
     lean, full = with_(window=16_383), with_(window=16_384)
     assert len(lean) < 600 < len(full)
     assert lean.startswith("You are Hermes") and "Tools: clarify, memory, todo." in lean
@@ -121,7 +121,7 @@ def test_a_small_window_gets_the_lean_form() -> None:
     assert all(words not in lean for words in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
 
 
-def test_the_lean_identity_has_three_sentences() -> None:
+def test_lean_identity_has_three_sentences() -> None:
     identity = with_(window=4_096).split("\n\n")[0]
     assert len(re.findall(r"\.(?:\s|$)", identity)) == 3
 
@@ -144,11 +144,11 @@ def test_the_lean_identity_has_three_sentences() -> None:
         ({"tools": tuple(reversed(FULL.tools))}, False),
     ],
 )
-def test_the_digest_changes_with_what_rebuilds_the_prompt(changes: dict[str, Any], rebuilds: bool) -> None:
+def test_prompt_digest_changes_with_inputs(changes: dict[str, Any], rebuilds: bool) -> None:
     assert (replace(FULL, **changes).digest() != FULL.digest()) == rebuilds
 
 
-def test_the_digest_tells_neighbouring_fields_apart() -> None:
+def test_prompt_digest_distinguishes_adjacent_fields() -> None:
     one, two = replace(FULL, soul="a", instructions=""), replace(FULL, soul="", instructions="a")
     assert one.digest() != two.digest()
 
@@ -168,30 +168,30 @@ def test_the_digest_tells_neighbouring_fields_apart() -> None:
     ],
     ids=["soul", "project", "memory", "user", "skills", "lean soul"],
 )
-def test_text_that_gives_orders_is_quoted_with_a_warning_not_dropped(changes: dict[str, Any]) -> None:
+def test_injection_text_in_prompt_is_quoted_with_warning(changes: dict[str, Any]) -> None:
     text = with_(**changes)
     line = next(line for line in text.splitlines() if ORDERS in line)
     assert line.startswith(">")
     assert "not as instructions" in text
 
 
-def test_the_users_own_instructions_are_not_fenced() -> None:
+def test_user_instructions_are_not_quoted() -> None:
     assert f"\n{ORDERS}\n" in with_(instructions=ORDERS)
 
 
 # ---- frames
 
 
-def test_a_steer_is_framed_as_the_prompt_says() -> None:
+def test_steer_frame_matches_prompt() -> None:
     frame = message_marks.steer_frame(["Use Rust.", "Hurry."], "0123")
     assert frame.splitlines() == ["<user-steer-0123>", "Use Rust.", "Hurry.", "</user-steer-0123>"]
     assert "<user-steer-…>" in build(FULL)
 
 
-def test_going_on_names_the_lost_call() -> None:
+def test_continuation_prompt_names_lost_tool_calls() -> None:
     assert prompt.go_on(()) == prompt.GO_ON
     assert "terminal, todo" in prompt.go_on(("terminal", "todo"))
 
 
-def test_a_repair_names_the_fault() -> None:
+def test_repair_prompt_names_fault() -> None:
     assert "name: is required" in prompt.repair("name: is required")

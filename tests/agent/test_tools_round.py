@@ -24,6 +24,7 @@ from .conftest import MakeHouse
 from .house import KEY, PROTOCOLS, House, Json, Ran, nothing_left, reading, schema, sent, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+SESSION = "the-session"
 
 
 def recording(calls: list[Json]) -> Callable[[Any, Json], Json]:
@@ -52,7 +53,7 @@ async def one_round(house: House, server: ModelServer, *calls: Call, **fields: A
 
 
 @each_protocol
-async def test_calls_that_do_not_conflict_run_together_and_are_read_in_their_order(
+async def test_non_conflicting_calls_run_in_parallel_in_result_order(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     second_done, both = asyncio.Event(), asyncio.Barrier(2)
@@ -87,7 +88,7 @@ async def test_calls_that_do_not_conflict_run_together_and_are_read_in_their_ord
         (({"todo"}, {"memory"}), True),
     ],
 )
-async def test_calls_that_touch_the_same_thing_run_one_after_the_other(
+async def test_calls_with_same_scope_run_sequentially(
     house: House, server: ModelServer, scopes: tuple[set[str], set[str]], together: bool
 ) -> None:
     at_once, most = 0, 0
@@ -106,7 +107,7 @@ async def test_calls_that_touch_the_same_thing_run_one_after_the_other(
     assert most == (2 if together else 1)
 
 
-async def test_two_reads_never_conflict(house: House, server: ModelServer) -> None:
+async def test_read_calls_never_conflict(house: House, server: ModelServer) -> None:
     both = asyncio.Barrier(2)
 
     async def look(_: Any, __: Json) -> Json:
@@ -119,7 +120,7 @@ async def test_two_reads_never_conflict(house: House, server: ModelServer) -> No
     assert [event["status"] for event in ran.of("tool.finished")] == ["ok", "ok"]
 
 
-async def test_no_more_calls_than_the_setting_allows_run_at_once(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_max_parallel_tools_setting(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"max_parallel_tools": 3}})
     at_once, most = 0, 0
 
@@ -137,9 +138,7 @@ async def test_no_more_calls_than_the_setting_allows_run_at_once(make_house: Mak
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_results_stand_in_the_order_of_the_calls_whatever_they_took(
-    house: House, server: ModelServer, seed: int
-) -> None:
+async def test_tool_results_are_in_order_of_calls(house: House, server: ModelServer, seed: int) -> None:
     import random
 
     delays = random.Random(seed)
@@ -155,7 +154,7 @@ async def test_results_stand_in_the_order_of_the_calls_whatever_they_took(
     assert [json.loads(str(row.content))["saw"] for row in rows] == [str(n) for n in range(8)]
 
 
-async def test_of_identical_calls_one_is_executed_and_all_are_answered(house: House, server: ModelServer) -> None:
+async def test_identical_calls_are_executed_once(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     same = [Call("look", '{"a": "x"}'), Call("look", '{ "a":"x" }'), Call("look", {"a": "y"})]
@@ -166,7 +165,7 @@ async def test_of_identical_calls_one_is_executed_and_all_are_answered(house: Ho
     assert [m["tool_call_id"] for m in ran.result["messages"] if m["role"] == "tool"] == ids
 
 
-async def test_the_start_of_a_call_is_on_record_before_it_begins(house: House, server: ModelServer) -> None:
+async def test_tool_started_is_recorded_before_execution(house: House, server: ModelServer) -> None:
     seen: list[str] = []
 
     async def look(ctx: Any, _: Json) -> Json:
@@ -179,7 +178,7 @@ async def test_the_start_of_a_call_is_on_record_before_it_begins(house: House, s
 
 
 @pytest.mark.parametrize(("effect", "synced"), [("effect", True), ("read", False)])
-async def test_only_the_start_of_a_call_with_an_effect_is_synced_to_disk(
+async def test_only_tool_started_with_effect_is_synced(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, effect: Any, synced: bool
 ) -> None:
     syncs: dict[str, bool] = {}
@@ -206,7 +205,7 @@ NEAR_NAMES = [
 
 
 @pytest.mark.parametrize("name", NEAR_NAMES)
-async def test_a_name_is_repaired_before_it_is_recorded(house: House, server: ModelServer, name: str) -> None:
+async def test_tool_name_is_repaired_before_it_is_recorded(house: House, server: ModelServer, name: str) -> None:
     calls: list[Json] = []
     house.offer(tool("look_up", recording(calls)))
     ran = await one_round(house, server, Call(name))
@@ -219,9 +218,7 @@ async def test_a_name_is_repaired_before_it_is_recorded(house: House, server: Mo
 
 @each_protocol
 @pytest.mark.parametrize("name", ["LookUp", "look_up_tool", "functions.look_up"])
-async def test_a_client_tools_name_is_repaired(
-    house: House, server: ModelServer, name: str, protocol: Protocol
-) -> None:
+async def test_client_tool_name_is_repaired(house: House, server: ModelServer, name: str, protocol: Protocol) -> None:
     server.script = [Reply(tool_calls=[Call(name, id="c1")])]
     ran = await house.run(server, protocol=protocol, client_tools=(client_tool("look_up"),))
     assert [call["function"]["name"] for call in ran.result["pending_calls"]] == ["look_up"]
@@ -243,7 +240,7 @@ NUMBER = schema(["n"], n={"type": "integer"})
 @each_protocol
 @pytest.mark.parametrize("how", ["whole", "by character", "by event", "not streamed"])
 @pytest.mark.parametrize("block", LEAKED)
-async def test_a_call_in_the_text_is_executed_and_not_shown(
+async def test_leaked_call_is_executed_and_hidden(
     house: House, server: ModelServer, protocol: Protocol, block: str, how: str
 ) -> None:
     calls: list[Json] = []
@@ -266,9 +263,7 @@ async def test_a_call_in_the_text_is_executed_and_not_shown(
 
 
 @each_protocol
-async def test_a_client_tools_call_in_the_text_is_handed_on(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_leaked_client_tool_call_is_handed_on(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="<function=ring><parameter=n>5</parameter></function>")]
     shown = {"type": "function", "function": {"name": "ring", "parameters": NUMBER}}
     ran = await house.run(server, protocol=protocol, client_tools=(shown,))
@@ -278,7 +273,7 @@ async def test_a_client_tools_call_in_the_text_is_handed_on(
 
 
 @each_protocol
-async def test_a_call_in_the_text_that_cannot_be_made_is_removed_and_asked_for_again(
+async def test_invalid_leaked_call_is_removed_and_retried(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -289,13 +284,13 @@ async def test_a_call_in_the_text_that_cannot_be_made_is_removed_and_asked_for_a
     assert ran.of("tool.started") == []
 
 
-async def test_a_call_in_the_text_is_removed_where_no_tools_are_offered(house: House, server: ModelServer) -> None:
+async def test_leaked_call_is_removed_without_offered_tools(house: House, server: ModelServer) -> None:
     server.script = [Reply(text='Five.<tool_call>{"name": "look"}</tool_call>')]
     ran = await house.run(server)
     assert (ran.result["final_response"], ran.actions()) == ("Five.", [])
 
 
-async def test_a_call_shown_in_a_code_block_is_text(house: House, server: ModelServer) -> None:
+async def test_leaked_call_in_code_block_is_text(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     text = 'Write:\n```\n<tool_call>{"name": "look"}</tool_call>\n```\n'
     server.script = [Reply(text=[*text])]
@@ -303,9 +298,7 @@ async def test_a_call_shown_in_a_code_block_is_text(house: House, server: ModelS
     assert (ran.result["final_response"], ran.of("tool.started")) == (text, [])
 
 
-async def test_a_call_in_the_text_is_lost_with_a_broken_stream_and_not_executed_twice(
-    house: House, server: ModelServer
-) -> None:
+async def test_leaked_call_in_broken_stream_is_not_executed_twice(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     block = '<tool_call>{"name": "look"}</tool_call>'
@@ -314,7 +307,7 @@ async def test_a_call_in_the_text_is_lost_with_a_broken_stream_and_not_executed_
     assert (len(calls), ran.text()) == (1, "See. Done.")
 
 
-async def test_an_unknown_name_is_answered_with_the_five_nearest(house: House, server: ModelServer) -> None:
+async def test_unknown_tool_suggests_five_nearest_names(house: House, server: ModelServer) -> None:
     names = ["read_file", "write_file", "read_files", "reed_file", "read_filed", "bread_file", "zzz"]
     house.offer(*(tool(name) for name in names))
     ran = await one_round(house, server, Call("raed_file"))
@@ -326,13 +319,13 @@ async def test_an_unknown_name_is_answered_with_the_five_nearest(house: House, s
 
 
 @pytest.mark.parametrize("call", [Call("nonsense"), Call("look", "[5]")], ids=["unknown", "bad arguments"])
-async def test_a_call_that_never_begins_is_not_told_as_started(house: House, server: ModelServer, call: Call) -> None:
+async def test_call_that_never_starts_has_no_tool_started(house: House, server: ModelServer, call: Call) -> None:
     house.offer(tool("look"))
     ran = await one_round(house, server, call)
     assert ran.of("tool.started") == []
 
 
-async def test_an_unknown_name_does_not_keep_the_other_calls_from_running(house: House, server: ModelServer) -> None:
+async def test_unknown_tool_does_not_block_other_calls(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     ran = await one_round(house, server, Call("nonsense"), Call("look"))
@@ -340,9 +333,7 @@ async def test_an_unknown_name_does_not_keep_the_other_calls_from_running(house:
     assert [answer.get("code") for answer in ran.tool_results()] == ["unknown_tool", None]
 
 
-async def test_three_steps_in_a_row_with_only_invalid_calls_end_the_turn_with_its_text_kept(
-    house: House, server: ModelServer
-) -> None:
+async def test_three_steps_of_invalid_calls_end_turn_with_text(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text=f"Try {n}.", tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(3)]
     ran = await house.run(server)
@@ -353,9 +344,7 @@ async def test_three_steps_in_a_row_with_only_invalid_calls_end_the_turn_with_it
     assert ran.result["failed"] is True
 
 
-async def test_a_valid_call_in_between_starts_the_count_of_invalid_steps_anew(
-    house: House, server: ModelServer
-) -> None:
+async def test_valid_call_resets_count_of_invalid_steps(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     bad = [Reply(tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(4)]
     server.script = [*bad[:2], Reply(tool_calls=[Call("look")]), *bad[2:], Reply(text="Done.")]
@@ -381,7 +370,7 @@ TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "
         ('{"n": 5, "s": "x\ny"}', {"n": 5, "s": "x\ny"}),
     ],
 )
-async def test_arguments_are_repaired_and_fitted_where_nothing_is_lost(
+async def test_tool_arguments_are_repaired_and_coerced(
     house: House, server: ModelServer, given: str, got: Json
 ) -> None:
     calls: list[Json] = []
@@ -393,9 +382,7 @@ async def test_arguments_are_repaired_and_fitted_where_nothing_is_lost(
 @pytest.mark.parametrize(
     "given", ['{"n": "five"}', '{"n": 5.5}', "{}", '{"n": 5, "z": 1}', '{"n": five}', "[5]", '{"n": 5} and more']
 )
-async def test_arguments_that_cannot_be_fitted_are_an_error_and_not_executed(
-    house: House, server: ModelServer, given: str
-) -> None:
+async def test_invalid_tool_arguments_are_not_executed(house: House, server: ModelServer, given: str) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls), parameters=TYPED))
     ran = await one_round(house, server, Call("look", given))
@@ -404,22 +391,20 @@ async def test_arguments_that_cannot_be_fitted_are_an_error_and_not_executed(
     assert ran.one("tool.finished")["status"] == "error"
 
 
-async def test_broken_json_is_answered_with_the_position_of_the_fault(house: House, server: ModelServer) -> None:
+async def test_broken_json_arguments_report_position(house: House, server: ModelServer) -> None:
     house.offer(tool("look", parameters=TYPED))
     ran = await one_round(house, server, Call("look", '{"n": five}'))
     assert any(place in ran.tool_results()[0]["error"] for place in ("6", "7"))
 
 
-async def test_empty_arguments_mean_an_empty_object(house: House, server: ModelServer) -> None:
+async def test_empty_arguments_mean_empty_object(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     await one_round(house, server, Call("look", ""))
     assert calls == [{}]
 
 
-async def test_arguments_and_previews_on_record_are_redacted_and_the_tool_gets_them_whole(
-    house: House, server: ModelServer
-) -> None:
+async def test_recorded_tool_arguments_are_redacted(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     ran = await one_round(house, server, Call("look", {"a": f"use {KEY}"}))
@@ -427,7 +412,7 @@ async def test_arguments_and_previews_on_record_are_redacted_and_the_tool_gets_t
     assert KEY not in json.dumps(ran.of("tool.started", "tool.finished"))
 
 
-async def test_a_preview_has_two_hundred_characters_at_most(house: House, server: ModelServer) -> None:
+async def test_tool_preview_is_at_most_200_characters(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     ran = await one_round(house, server, Call("look", {"a": "x" * 5000}))
     assert len(ran.one("tool.started")["preview"]) <= 200
@@ -436,7 +421,7 @@ async def test_a_preview_has_two_hundred_characters_at_most(house: House, server
 # ---- tools that go wrong
 
 
-async def test_a_tool_that_raises_is_told_as_crashed_and_the_trace_goes_to_the_log_only(
+async def test_tool_exception_is_tool_crashed_with_traceback_in_log_only(
     house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def crash(_: Any, __: Json) -> Json:
@@ -454,7 +439,7 @@ async def test_a_tool_that_raises_is_told_as_crashed_and_the_trace_goes_to_the_l
 
 
 @pytest.mark.parametrize("limit", [5.0, None])
-async def test_a_tool_that_raises_a_timeout_of_its_own_has_crashed_and_not_used_up_its_time(
+async def test_timeout_error_raised_by_tool_is_tool_crashed(
     house: House, server: ModelServer, limit: float | None
 ) -> None:
     async def crash(_: Any, __: Json) -> Json:
@@ -465,7 +450,7 @@ async def test_a_tool_that_raises_a_timeout_of_its_own_has_crashed_and_not_used_
     assert ran.tool_results()[0]["code"] == "tool_crashed"
 
 
-async def test_a_tools_own_refusal_is_its_answer(house: House, server: ModelServer) -> None:
+async def test_tool_error_is_answer(house: House, server: ModelServer) -> None:
     async def refuse(_: Any, __: Json) -> Json:
         raise ToolError("There is no such place.", "not_found", "Look elsewhere.")
 
@@ -476,9 +461,7 @@ async def test_a_tools_own_refusal_is_its_answer(house: House, server: ModelServ
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
-async def test_a_tool_past_its_time_is_cancelled_and_told_as_timeout(
-    house: House, server: ModelServer, blocking: bool
-) -> None:
+async def test_tool_timeout_cancels_call(house: House, server: ModelServer, blocking: bool) -> None:
     async def coroutine(_: Any, __: Json) -> Json:
         await asyncio.Event().wait()
         return {}
@@ -494,7 +477,7 @@ async def test_a_tool_past_its_time_is_cancelled_and_told_as_timeout(
     await nothing_left(server)
 
 
-async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None:
+async def test_tool_stopped_twice_logs_no_unhandled_exception() -> None:
     complaints: list[Json] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     began, go, ended = threading.Event(), threading.Event(), threading.Event()
@@ -525,7 +508,7 @@ async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None
     threads.close()
 
 
-async def test_a_blocking_tool_that_ignores_its_end_is_given_up(
+async def test_stubborn_blocking_tool_is_abandoned(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.1)
@@ -542,7 +525,7 @@ async def test_a_blocking_tool_that_ignores_its_end_is_given_up(
     release.set()
 
 
-async def test_a_blocking_tool_runs_in_a_thread_and_the_loop_goes_on(house: House, server: ModelServer) -> None:
+async def test_blocking_tool_runs_in_thread(house: House, server: ModelServer) -> None:
     where: list[str] = []
     turned = threading.Event()
 
@@ -562,7 +545,7 @@ async def test_a_blocking_tool_runs_in_a_thread_and_the_loop_goes_on(house: Hous
     assert where != [threading.current_thread().name]
 
 
-async def test_what_a_tool_prints_is_shown_with_offsets_and_redacted(house: House, server: ModelServer) -> None:
+async def test_tool_output_has_offsets_and_is_redacted(house: House, server: ModelServer) -> None:
     async def talk(ctx: Any, _: Json) -> Json:
         ctx.emit("stdout", "Grüße\n")
         ctx.emit("stdout", f"key {KEY[:8]}")
@@ -586,7 +569,7 @@ def client_tool(name: str) -> Json:
 
 
 @each_protocol
-async def test_a_call_to_a_client_tool_is_left_pending_and_the_servers_own_calls_run_first(
+async def test_client_tool_call_is_pending_after_server_calls(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     calls: list[Json] = []
@@ -603,7 +586,7 @@ async def test_a_call_to_a_client_tool_is_left_pending_and_the_servers_own_calls
     assert [event["name"] for event in ran.of("tool.started")] == ["look"]
 
 
-async def test_a_client_tool_hides_a_server_tool_of_the_same_name(house: House, server: ModelServer) -> None:
+async def test_client_tool_hides_server_tool_of_same_name(house: House, server: ModelServer) -> None:
     calls: list[Json] = []
     house.offer(tool("look", recording(calls)))
     server.script = [Reply(tool_calls=[Call("look")])]
@@ -613,7 +596,7 @@ async def test_a_client_tool_hides_a_server_tool_of_the_same_name(house: House, 
     assert len(ran.result["pending_calls"]) == 1
 
 
-async def test_a_required_choice_limits_the_first_call_to_client_tools(house: House, server: ModelServer) -> None:
+async def test_required_tool_choice_limits_first_call_to_client_tools(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("ring")])]
     await house.run(server, client_tools=(client_tool("ring"),), tool_choice="required")
@@ -629,7 +612,7 @@ async def test_tools_are_offered_sorted_by_name(house: House, server: ModelServe
     assert [entry["function"]["name"] for entry in server.requests[0].body["tools"]] == ["alpha", "mid", "zeta"]
 
 
-async def test_a_policy_can_only_take_toolsets_away(house: House, server: ModelServer) -> None:
+async def test_policy_only_removes_toolsets(house: House, server: ModelServer) -> None:
     house.offer(tool("look", toolset="x"), tool("act", toolset="y"))
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, tool_policy=frozenset({"x", "z"}))
@@ -640,7 +623,7 @@ async def test_a_policy_can_only_take_toolsets_away(house: House, server: ModelS
 
 
 @each_protocol
-async def test_when_the_steps_are_used_up_a_last_call_without_tools_sums_up(
+async def test_max_iterations_ends_with_summary_without_tools(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -656,9 +639,7 @@ async def test_when_the_steps_are_used_up_a_last_call_without_tools_sums_up(
     assert len(ran.of("tool.started")) == 2
 
 
-async def test_the_setting_limits_the_steps_of_runs_that_name_no_limit(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_max_turns_setting(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"max_turns": 1}})
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Summary.")]
@@ -666,7 +647,7 @@ async def test_the_setting_limits_the_steps_of_runs_that_name_no_limit(
     assert ran.result["failure"] == "max_iterations"
 
 
-async def test_steps_used_up_without_a_summary_is_a_plain_failure(house: House, server: ModelServer) -> None:
+async def test_max_iterations_without_summary_fails(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(status=403)]
     ran = await house.run(server, max_iterations=1)
@@ -676,7 +657,7 @@ async def test_steps_used_up_without_a_summary_is_a_plain_failure(house: House, 
 
 
 @each_protocol
-async def test_after_the_calls_allowed_the_model_must_answer_without_tools(
+async def test_tool_call_limit_forces_answer_without_tools(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -698,7 +679,7 @@ def hints(ran: Ran) -> list[bool]:
     return ["hint" in answer for answer in ran.tool_results()]
 
 
-async def test_the_same_failing_call_twice_gets_a_hint(house: House, server: ModelServer) -> None:
+async def test_repeated_failing_call_gets_hint(house: House, server: ModelServer) -> None:
     async def fail(_: Any, __: Json) -> Json:
         raise ToolError("No.", "not_found")
 
@@ -707,7 +688,7 @@ async def test_the_same_failing_call_twice_gets_a_hint(house: House, server: Mod
     assert hints(await house.run(server)) == [False, True]
 
 
-async def test_a_tool_failing_three_times_gets_a_hint(house: House, server: ModelServer) -> None:
+async def test_tool_failing_three_times_gets_hint(house: House, server: ModelServer) -> None:
     async def fail(_: Any, __: Json) -> Json:
         raise ToolError("No.", "not_found")
 
@@ -716,7 +697,7 @@ async def test_a_tool_failing_three_times_gets_a_hint(house: House, server: Mode
     assert hints(await house.run(server)) == [False, False, True]
 
 
-async def test_a_read_with_the_same_result_twice_gets_a_hint(house: House, server: ModelServer) -> None:
+async def test_repeated_read_with_same_result_gets_hint(house: House, server: ModelServer) -> None:
     house.offer(tool("look", **reading()))
     server.script = [*[Reply(tool_calls=[Call("look", {"a": "x"})])] * 2, Reply(text="Done.")]
     ran = await house.run(server)
@@ -724,7 +705,7 @@ async def test_a_read_with_the_same_result_twice_gets_a_hint(house: House, serve
     assert ran.tool_results()[1]["echo"] == {"a": "x"}
 
 
-async def test_a_call_with_an_effect_that_succeeds_twice_gets_no_hint(house: House, server: ModelServer) -> None:
+async def test_repeated_call_with_effect_gets_no_hint(house: House, server: ModelServer) -> None:
     house.offer(tool("act"))
     server.script = [*[Reply(tool_calls=[Call("act", {"a": "x"})])] * 2, Reply(text="Done.")]
     assert hints(await house.run(server)) == [False, False]
@@ -734,9 +715,7 @@ async def test_a_call_with_an_effect_that_succeeds_twice_gets_no_hint(house: Hou
 
 
 @pytest.mark.parametrize("odd", [{"missing_index": True}, {"duplicate_index": True}, {"missing_id": True}])
-async def test_calls_are_told_apart_however_the_provider_numbers_them(
-    house: House, server: ModelServer, odd: Json
-) -> None:
+async def test_tool_calls_are_separated_for_any_numbering(house: House, server: ModelServer, odd: Json) -> None:
     house.offer(tool("look", **reading()))
     calls = [Call("look", ['{"a": ', '"one"}']), Call("look", ['{"a": ', '"two"}'])]
     server.script = [Reply(tool_calls=calls, **odd), Reply(text="Done.")]
@@ -747,13 +726,13 @@ async def test_calls_are_told_apart_however_the_provider_numbers_them(
     assert all(ids)
 
 
-async def test_an_answer_reaches_the_model_in_its_own_letters(house: House, server: ModelServer) -> None:
+async def test_tool_result_is_sent_as_unicode(house: House, server: ModelServer) -> None:
     house.offer(tool("look", lambda _, __: {"saw": "Füchse 🦊"}))
     await one_round(house, server, Call("look"))
     assert sent(server.requests[1], "tool") == [("tool", '{"saw": "Füchse 🦊"}')]
 
 
-async def test_what_a_tool_answers_is_redacted_before_model_row_and_log(house: House, server: ModelServer) -> None:
+async def test_tool_result_is_redacted_for_model_row_and_log(house: House, server: ModelServer) -> None:
     house.offer(tool("look", lambda _, __: {"saw": [f"key {KEY}", {"deep": KEY}]}))
     ran = await one_round(house, server, Call("look"), persist=True)
     assert KEY not in json.dumps(server.requests[1].body)
@@ -763,15 +742,13 @@ async def test_what_a_tool_answers_is_redacted_before_model_row_and_log(house: H
 
 
 @pytest.mark.parametrize("answer", ["plain text", None, ["a", "list"], {"when": object()}])
-async def test_a_tool_that_answers_in_no_proper_form_breaks_only_its_own_call(
-    house: House, server: ModelServer, answer: Any
-) -> None:
+async def test_malformed_tool_answer_breaks_only_its_call(house: House, server: ModelServer, answer: Any) -> None:
     house.offer(tool("look", lambda _, __: answer))
     ran = await one_round(house, server, Call("look"))
     assert ran.result["messages"][2]["content"]
 
 
-async def test_each_stream_of_a_tool_keeps_its_name_and_its_own_offsets(house: House, server: ModelServer) -> None:
+async def test_tool_output_streams_have_own_offsets(house: House, server: ModelServer) -> None:
     async def talk(ctx: Any, _: Json) -> Json:
         for stream, text in [("stdout", "one\n"), ("stderr", "oops\n"), ("stdout", "two\n"), ("info", "note\n")]:
             ctx.emit(stream, text)
@@ -787,7 +764,7 @@ async def test_each_stream_of_a_tool_keeps_its_name_and_its_own_offsets(house: H
     assert told == {"stdout": "one\ntwo\n", "stderr": "oops\n", "info": "note\n"}
 
 
-async def test_a_blocking_tool_may_print_from_its_thread(house: House, server: ModelServer) -> None:
+async def test_blocking_tool_can_emit_from_thread(house: House, server: ModelServer) -> None:
     def talk(ctx: Any, _: Json) -> Json:
         for number in range(50):
             ctx.emit("stdout", f"{number}\n")
@@ -798,7 +775,7 @@ async def test_a_blocking_tool_may_print_from_its_thread(house: House, server: M
     assert "".join(e["text"] for e in ran.of("tool.output")) == "".join(f"{n}\n" for n in range(50))
 
 
-async def test_what_a_tool_prints_after_it_was_given_up_is_dropped(
+async def test_output_of_abandoned_tool_is_dropped(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.05)
@@ -820,7 +797,7 @@ async def test_what_a_tool_prints_after_it_was_given_up_is_dropped(
     assert caplog.records == []
 
 
-async def test_a_question_runs_alone(house: House, server: ModelServer) -> None:
+async def test_clarify_runs_alone(house: House, server: ModelServer) -> None:
     house.offer(clarify.TOOL, tool("look", **reading()))
     script(server, Call("clarify", {"question": "Which?"}), Call("look"))
     running = await house.begin(house.spec(server, answerable=True))
@@ -833,7 +810,7 @@ async def test_a_question_runs_alone(house: House, server: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"max_tool_calls": 0}], ids=["none", "no calls"])
-async def test_a_run_may_forbid_tools_altogether(house: House, server: ModelServer, fields: Json) -> None:
+async def test_tool_choice_none(house: House, server: ModelServer, fields: Json) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, **fields)
@@ -841,7 +818,7 @@ async def test_a_run_may_forbid_tools_altogether(house: House, server: ModelServ
     assert ran.result["final_response"] == "Done."
 
 
-async def test_a_named_choice_limits_the_first_call_only(house: House, server: ModelServer) -> None:
+async def test_named_tool_choice_limits_first_call(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("ring")])]
     choice = {"type": "function", "function": {"name": "ring"}}
@@ -851,8 +828,39 @@ async def test_a_named_choice_limits_the_first_call_only(house: House, server: M
     assert "look" not in [entry["function"]["name"] for entry in body["tools"]]
 
 
-async def test_one_step_is_enough_for_an_answer(house: House, server: ModelServer) -> None:
+async def test_single_iteration_is_enough_for_answer(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, max_iterations=1)
     assert ran.result["completed"] is True
+
+
+# ---- defective tools
+
+
+def crash(_: Any) -> Any:
+    raise ZeroDivisionError("a defect")
+
+
+async def round_with(house: House, server: ModelServer, **broken: Any) -> dict[str, str]:
+    """How each call of a round ended in which `c2` is of a tool with that defect; the turn ends well."""
+    house.offer(tool("broken", **broken), tool("fine", **reading()))
+    server.script = [
+        Reply(tool_calls=[Call("fine", {"a": "1"}, id="c1"), Call("broken", id="c2"), Call("fine", id="c3")]),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, persist=True, session_id=SESSION)
+    assert ran.result["final_response"] == "Done."
+    assert [row.tool_call_id for row in await house.rows(SESSION) if row.role == "tool"] == ["c1", "c2", "c3"]
+    await nothing_left(server)
+    return {event["call_id"]: event["status"] for event in ran.of("tool.finished")}
+
+
+@pytest.mark.parametrize("part", ["preview", "effect"])
+async def test_defective_tool_part_fails_only_its_own_call(house: House, server: ModelServer, part: str) -> None:
+    assert await round_with(house, server, **{part: crash}) == {"c1": "ok", "c2": "error", "c3": "ok"}
+
+
+async def test_defective_tool_scope_fails_no_other_call(house: House, server: ModelServer) -> None:
+    ended = await round_with(house, server, scope=crash)
+    assert (ended["c1"], ended["c3"]) == ("ok", "ok")

@@ -59,7 +59,7 @@ async def refuse(_: Any, args: Json) -> Json:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_turn_with_tools_and_a_model_that_fails_once(house: House, server: ModelServer) -> None:
+async def test_trace_of_turn_with_tools_and_retry(house: House, server: ModelServer) -> None:
     spans = traced(house)
     house.offer(tool("look"), tool("lose", refuse))
     calls = [Call("look", {"a": SECRET}, id="c1"), Call("lose", {"a": SECRET}, id="c2"), Call(SECRET, {}, id="c3")]
@@ -110,7 +110,7 @@ async def test_a_turn_with_tools_and_a_model_that_fails_once(house: House, serve
     assert SECRET not in json.dumps([span.to_json() for span in seen])
 
 
-async def test_a_turn_that_fails_in_the_middle_of_an_answer(house: House, server: ModelServer) -> None:
+async def test_trace_of_turn_failing_mid_answer(house: House, server: ModelServer) -> None:
     spans = traced(house)
     server.script = [Reply(text="Half of", finish="content_filter")]
     assert (await house.run(server)).result["partial"]
@@ -120,7 +120,7 @@ async def test_a_turn_that_fails_in_the_middle_of_an_answer(house: House, server
     assert run.status.status_code is chat.status.status_code is StatusCode.ERROR
 
 
-async def test_a_turn_that_is_stopped_leaves_no_span_open(house: House, server: ModelServer) -> None:
+async def test_trace_of_interrupted_turn_has_no_open_span(house: House, server: ModelServer) -> None:
     spans = traced(house)
 
     async def wait(ctx: Any, args: Json) -> Json:
@@ -140,7 +140,7 @@ async def test_a_turn_that_is_stopped_leaves_no_span_open(house: House, server: 
     }
 
 
-async def test_subagents_are_nested_under_the_call_that_made_them(house: House, server: ModelServer) -> None:
+async def test_trace_of_subagents_is_nested(house: House, server: ModelServer) -> None:
     spans = traced(house)
     house.offer(delegation.TOOL)
     call = Call("delegate_task", {"tasks": [{"goal": "count"}, {"goal": "count"}]}, id="call_d")
@@ -160,7 +160,7 @@ async def test_subagents_are_nested_under_the_call_that_made_them(house: House, 
     assert [[s.name for s in inside(seen, child)] for child in children] == [["chat m"]] * 2
 
 
-async def test_a_trace_that_the_request_belongs_to_is_gone_on_with(house: House, server: ModelServer) -> None:
+async def test_trace_continues_incoming_traceparent(house: House, server: ModelServer) -> None:
     spans = traced(house)
     server.script = [Reply(text="One."), Reply(text="Two.")]
     TRACEPARENT.set("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -173,7 +173,7 @@ async def test_a_trace_that_the_request_belongs_to_is_gone_on_with(house: House,
     assert second.parent is None
 
 
-async def test_they_are_sent_to_the_endpoint_of_the_settings(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_traces_are_exported_to_configured_endpoint(make_house: MakeHouse, server: ModelServer) -> None:
     sent: list[tuple[str, bytes]] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -198,7 +198,7 @@ async def test_they_are_sent_to_the_endpoint_of_the_settings(make_house: MakeHou
     assert [span.name for span in scope.spans] == ["chat m", "invoke_agent hermes"]
 
 
-async def test_without_the_extra_a_line_in_the_log_says_so(
+async def test_traces_without_extra_log_a_warning(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: ModelServer
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
@@ -230,7 +230,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "promet
 """
 
 
-def test_nothing_is_loaded_when_they_are_off(make_house: MakeHouse) -> None:
+def test_traces_off_load_no_library(make_house: MakeHouse) -> None:
     make_house({"agent": {"api_max_retries": 0}})
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

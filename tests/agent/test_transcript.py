@@ -37,7 +37,7 @@ async def turn(house: House, server: ModelServer, message: Any = "hi", **fields:
 
 
 @each_protocol
-async def test_a_completed_turn_is_its_rows_and_the_next_turn_is_sent_them(
+async def test_completed_turn_is_stored_and_sent_in_next_turn(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -69,7 +69,7 @@ async def test_a_completed_turn_is_its_rows_and_the_next_turn_is_sent_them(
     ]
 
 
-async def test_rows_are_announced_by_the_events_that_bring_them(house: House, server: ModelServer) -> None:
+async def test_rows_are_announced_by_events(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     ran = await turn(house, server)
@@ -81,14 +81,14 @@ async def test_rows_are_announced_by_the_events_that_bring_them(house: House, se
     assert {row.run_id for row in rows} == {ran.spec.run_id}
 
 
-async def test_reasoning_is_kept_with_its_row_and_not_as_text(house: House, server: ModelServer) -> None:
+async def test_reasoning_is_stored_apart_from_text(house: House, server: ModelServer) -> None:
     server.script = [Reply(reasoning="hm", text="Done.")]
     await turn(house, server)
     row = (await house.rows(SESSION))[-1]
     assert (row.content, row.reasoning) == ("Done.", "hm")
 
 
-async def test_the_user_row_is_there_before_any_text_is_shown(house: House, server: ModelServer) -> None:
+async def test_user_row_is_stored_before_first_delta(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=True, session_id=SESSION)
     live = await house.engine.start(spec)
@@ -99,7 +99,7 @@ async def test_the_user_row_is_there_before_any_text_is_shown(house: House, serv
     await live.task
 
 
-async def test_a_history_brought_along_is_used_as_it_is(house: House, server: ModelServer) -> None:
+async def test_client_supplied_history_is_used_unchanged(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
     ran = await house.run(server, "now", history=history)
@@ -108,7 +108,7 @@ async def test_a_history_brought_along_is_used_as_it_is(house: House, server: Mo
     assert history == [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
 
 
-async def test_a_run_that_keeps_nothing_does_not_read_the_session(house: House, server: ModelServer) -> None:
+async def test_unpersisted_run_does_not_read_session(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server)
     await house.run(server, "apart", session_id=SESSION, persist=False, history=[])
@@ -116,9 +116,7 @@ async def test_a_run_that_keeps_nothing_does_not_read_the_session(house: House, 
     assert len(await house.rows(SESSION)) == 2
 
 
-async def test_parts_of_a_message_reach_the_model_and_are_sent_the_same_next_time(
-    house: House, server: ModelServer
-) -> None:
+async def test_multipart_message_is_resent_identically(house: House, server: ModelServer) -> None:
     import base64
 
     note = base64.b64encode(b"buy milk").decode()
@@ -263,7 +261,7 @@ async def bring_about(house: House, server: ModelServer, ending: Ending, protoco
 
 
 @each_ending
-async def test_how_a_turn_closes(house: House, server: ModelServer, name: str) -> None:
+async def test_closing_row_of_every_ending(house: House, server: ModelServer, name: str) -> None:
     ending = ENDINGS[name]
     await bring_about(house, server, ending)
     rows = await house.rows(SESSION)
@@ -281,7 +279,7 @@ async def test_how_a_turn_closes(house: House, server: ModelServer, name: str) -
 
 @each_ending
 @each_protocol
-async def test_after_any_ending_the_next_turn_is_sent_a_well_formed_history(
+async def test_history_after_every_ending_is_well_formed(
     house: House, server: ModelServer, name: str, protocol: Protocol
 ) -> None:
     await bring_about(house, server, ENDINGS[name], protocol)
@@ -314,9 +312,7 @@ def call_ids(request: Request) -> tuple[list[str], list[str]]:
 
 
 @each_protocol
-async def test_the_exact_messages_of_the_turn_after_a_failed_one(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_history_after_failed_turn(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(status=403, error="ZEBRA"), Reply(text="Fine.")]
     await turn(house, server, "first", protocol=protocol)
     await turn(house, server, "second", protocol=protocol)
@@ -328,7 +324,7 @@ async def test_the_exact_messages_of_the_turn_after_a_failed_one(
     assert "ZEBRA" not in json.dumps(server.requests[1].body)
 
 
-async def test_the_exact_messages_of_the_turn_after_one_stopped_in_a_tool(house: House, server: ModelServer) -> None:
+async def test_history_after_turn_interrupted_in_tool(house: House, server: ModelServer) -> None:
     await bring_about(house, server, ENDINGS["stopped in a tool"])
     server.handler, server.script = None, [Reply(text="Fine.")]
     await turn(house, server, "second")
@@ -349,7 +345,7 @@ async def test_the_exact_messages_of_the_turn_after_one_stopped_in_a_tool(house:
         ("context_overflow", Reply(status=400, error={"code": "context_length_exceeded", "message": "Too long."})),
     ],
 )
-async def test_a_message_that_made_its_turn_fail_cannot_make_the_next_one_fail(
+async def test_poisonous_message_does_not_fail_next_turn(
     house: House, server: ModelServer, kind: str, reply: Reply
 ) -> None:
     server.handler = lambda request: reply if "POISON" in json.dumps(request.body) else Reply(text="Fine.")
@@ -364,18 +360,14 @@ async def test_a_message_that_made_its_turn_fail_cannot_make_the_next_one_fail(
     assert sent(server.requests[-1]) == [("user", row.api_content), ("assistant", failed(kind)), ("user", "and now?")]
 
 
-async def test_a_message_that_did_not_cause_the_failure_is_sent_again_as_it_was(
-    house: House, server: ModelServer
-) -> None:
+async def test_innocent_message_is_resent_after_failure(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=401), Reply(text="Fine.")]
     await turn(house, server, "hello")
     await turn(house, server, "and now?")
     assert sent(server.requests[1])[0] == ("user", "hello")
 
 
-async def test_synthetic_rows_stand_in_the_result_as_well_when_nothing_is_kept(
-    house: House, server: ModelServer
-) -> None:
+async def test_unpersisted_result_includes_synthetic_rows(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=403)]
     ran = await house.run(server)
     assert ran.result["messages"] == [
@@ -385,7 +377,7 @@ async def test_synthetic_rows_stand_in_the_result_as_well_when_nothing_is_kept(
     assert ran.result["final_response"] == ""
 
 
-async def test_a_continued_answer_is_one_row(house: House, server: ModelServer) -> None:
+async def test_continued_answer_is_one_row(house: House, server: ModelServer) -> None:
     text = ["The quick brown fox ", "jumps over ", "the lazy dog."]
     server.handler = scripted(cut_after("the lazy", Reply(text=text)), Reply(text=text), Reply(text="Fine."))
     await turn(house, server)
@@ -397,9 +389,7 @@ async def test_a_continued_answer_is_one_row(house: House, server: ModelServer) 
 
 
 @each_protocol
-async def test_the_system_prompt_is_sent_byte_for_byte_again(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_system_prompt_is_identical_between_turns(house: House, server: ModelServer, protocol: Protocol) -> None:
     (house.home.path / "memories").mkdir(parents=True)
     (house.home.memories / "MEMORY.md").write_text("Likes tea.\n")
     server.script = [Reply(text="One."), Reply(text="Two.")]
@@ -411,7 +401,7 @@ async def test_the_system_prompt_is_sent_byte_for_byte_again(
     assert second == first
 
 
-async def test_what_was_learnt_is_in_the_prompt_of_the_next_session(house: House, server: ModelServer) -> None:
+async def test_memory_is_in_prompt_of_next_session(house: House, server: ModelServer) -> None:
     (house.home.path / "memories").mkdir(parents=True)
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server)
@@ -431,7 +421,7 @@ def change_soul(house: House) -> None:
 
 
 @pytest.mark.parametrize("change", [change_tools, change_soul])
-async def test_a_change_of_tools_or_identity_builds_the_prompt_anew(
+async def test_tool_or_identity_change_rebuilds_prompt(
     house: House, server: ModelServer, change: Callable[[House], None]
 ) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
@@ -441,14 +431,14 @@ async def test_a_change_of_tools_or_identity_builds_the_prompt_anew(
     assert system_of(server.requests[0]) != system_of(server.requests[1])
 
 
-async def test_a_change_of_model_builds_the_prompt_anew(house: House, server: ModelServer) -> None:
+async def test_model_change_rebuilds_prompt(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server)
     await turn(house, server, "and now?", model="n")
     assert system_of(server.requests[0]) != system_of(server.requests[1])
 
 
-async def test_instructions_of_one_turn_are_never_stored(house: House, server: ModelServer) -> None:
+async def test_turn_instructions_are_not_stored(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server, instructions="Speak like a pirate.")
     await turn(house, server, "and now?")
@@ -456,7 +446,7 @@ async def test_instructions_of_one_turn_are_never_stored(house: House, server: M
     assert first == f"{second}\n\nSpeak like a pirate."
 
 
-async def test_a_session_of_another_day_keeps_its_prompt(
+async def test_session_keeps_prompt_on_another_day(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hermes.agent import prompt_context
@@ -471,7 +461,7 @@ async def test_a_session_of_another_day_keeps_its_prompt(
 # ---- titles and counters
 
 
-async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_title_is_generated_after_first_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
     ran = await turn(house, server, "Say hello to the fox", kind="session")
@@ -489,9 +479,7 @@ async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: Mak
 
 
 @pytest.mark.parametrize("kind", ["chat", "response", "run", "job", "subagent"])
-async def test_other_turns_cost_no_second_call_and_have_the_first_words_as_title(
-    make_house: MakeHouse, server: ModelServer, kind: str
-) -> None:
+async def test_api_turn_uses_first_words_as_title(make_house: MakeHouse, server: ModelServer, kind: str) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Again.")]
     history = [{"role": "user", "content": "Say hello  to the fox"}, {"role": "assistant", "content": "Hello."}]
@@ -503,9 +491,7 @@ async def test_other_turns_cost_no_second_call_and_have_the_first_words_as_title
     assert len(server.requests) == 2
 
 
-async def test_a_session_that_was_made_without_a_title_gets_the_first_words_of_a_chat(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_untitled_session_gets_first_words_as_title(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     await house.app.store.sessions.create_session(SESSION, "api_server")
     server.script = [Reply(text="Done.")]
@@ -521,7 +507,7 @@ async def test_a_session_that_was_made_without_a_title_gets_the_first_words_of_a
     assert await title() == "Say hello to the fox" and len(server.requests) == 1
 
 
-async def test_a_title_that_fails_fails_nothing(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_failed_title_generation_is_ignored(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else Reply(status=403)
     ran = await turn(house, server, kind="cli")
@@ -530,7 +516,7 @@ async def test_a_title_that_fails_fails_nothing(make_house: MakeHouse, server: M
     await nothing_left(server)
 
 
-async def test_the_session_counts_its_tokens_over_turns(house: House, server: ModelServer) -> None:
+async def test_session_token_totals_over_turns(house: House, server: ModelServer) -> None:
     usage = {"input": 100, "output": 20, "cached": 60}
     server.script = [Reply(text="One.", usage=usage), Reply(text="Two.", usage=usage)]
     await turn(house, server)
@@ -541,7 +527,7 @@ async def test_the_session_counts_its_tokens_over_turns(house: House, server: Mo
     assert session["cache_read_tokens"] == 120
 
 
-def test_a_spec_without_its_credential_is_what_is_stored() -> None:
+def test_stored_spec_has_no_credentials() -> None:
     from hermes.core.spec import RouteChoice
 
     spec = RunSpec("hi", "s", route=RouteChoice(model="m", api_key="sk-secret-123456"))
@@ -564,14 +550,14 @@ async def titled(make_house: MakeHouse, server: ModelServer, title: str) -> tupl
 @pytest.mark.parametrize(
     "proposal", ['"Greeting a fox"', "Greeting\n a fox", " Greeting a fox. ", "word " * 100, "\x07Greeting\u200b a fox"]
 )
-async def test_a_title_is_one_short_clean_line(make_house: MakeHouse, server: ModelServer, proposal: str) -> None:
+async def test_generated_title_is_one_clean_line(make_house: MakeHouse, server: ModelServer, proposal: str) -> None:
     _, title = await titled(make_house, server, proposal)
     assert 0 < len(title) <= 100
     assert title == " ".join(title.split())
     assert title.isprintable()
 
 
-async def test_a_session_with_a_title_is_not_asked_for_another(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_titled_session_is_not_titled_again(make_house: MakeHouse, server: ModelServer) -> None:
     house, title = await titled(make_house, server, "Greeting a fox")
     assert title == "Greeting a fox"
     asked = len(server.requests)

@@ -48,9 +48,7 @@ def without_repeats(types: list[str]) -> list[str]:
 
 
 @each_protocol
-async def test_a_plain_turn_is_started_asked_told_counted_and_completed(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_plain_turn_event_order(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text=["Hel", "lo"])]
     ran = await house.run(server, protocol=protocol)
     order = ["run.started", "model.started", "text.delta", "message.completed", "usage", "run.completed"]
@@ -58,9 +56,7 @@ async def test_a_plain_turn_is_started_asked_told_counted_and_completed(
 
 
 @each_protocol
-async def test_a_tool_turn_tells_the_message_then_the_call_then_asks_again(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_tool_turn_event_order(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look", {"a": "x"})]), Reply(text="Done.")]
     ran = await house.run(server, protocol=protocol)
@@ -72,7 +68,7 @@ async def test_a_tool_turn_tells_the_message_then_the_call_then_asks_again(
 
 
 @each_protocol
-async def test_reasoning_is_completed_together_with_its_message_and_before_it(
+async def test_reasoning_completed_precedes_message_completed(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(reasoning=["first ", "then"], text="Done.")]
@@ -86,15 +82,13 @@ async def test_reasoning_is_completed_together_with_its_message_and_before_it(
 
 
 @pytest.mark.parametrize(("protocol", "form"), [("chat", "raw"), ("responses", "summary"), ("anthropic", "raw")])
-async def test_the_form_of_reasoning_says_whether_it_is_a_summary(
-    house: House, server: ModelServer, protocol: Protocol, form: str
-) -> None:
+async def test_reasoning_form(house: House, server: ModelServer, protocol: Protocol, form: str) -> None:
     server.script = [Reply(reasoning="hm", text="Done.")]
     ran = await house.run(server, protocol=protocol)
     assert {event["form"] for event in ran.of("reasoning.delta")} == {form}
 
 
-async def test_a_submitted_run_is_queued_first(house: House, server: ModelServer) -> None:
+async def test_submitted_run_is_queued_first(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=True)
     await house.engine.submit(spec)
@@ -108,7 +102,7 @@ async def test_a_submitted_run_is_queued_first(house: House, server: ModelServer
 # ---- fields
 
 
-async def test_every_event_has_the_envelope_and_the_fields_of_its_type(house: House, server: ModelServer) -> None:
+async def test_every_event_has_envelope_and_fields(house: House, server: ModelServer) -> None:
     async def talk(ctx: Any, _: Any) -> dict[str, Any]:
         ctx.emit("stdout", "working\n")
         return {"ok": True}
@@ -132,7 +126,7 @@ async def test_every_event_has_the_envelope_and_the_fields_of_its_type(house: Ho
     assert {"model.retrying", "tool.output", "notice", "reasoning.completed"} <= set(ran.types)
 
 
-async def test_events_of_a_step_carry_its_number_from_one_on(house: House, server: ModelServer) -> None:
+async def test_events_of_step_carry_step_number(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
     ran = await house.run(server)
@@ -140,13 +134,13 @@ async def test_events_of_a_step_carry_its_number_from_one_on(house: House, serve
     assert steps == [1, 1, 1, 2, 2, 2]
 
 
-async def test_events_outside_a_step_carry_step_zero(house: House, server: ModelServer) -> None:
+async def test_events_outside_step_have_step_zero(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server)
     assert [event["step"] for event in ran.of("run.started", "run.completed")] == [0, 0]
 
 
-async def test_the_start_says_what_will_run_where(house: House, server: ModelServer) -> None:
+async def test_run_started_names_model_and_tools(house: House, server: ModelServer) -> None:
     house.offer(tool("look"), tool("act"))
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, kind="chat", max_iterations=7, on_detach="cancel", provider="someone")
@@ -164,14 +158,14 @@ async def test_the_start_says_what_will_run_where(house: House, server: ModelSer
     assert started["session_id"] == ran.spec.session_id
 
 
-async def test_run_and_message_ids_have_their_forms(house: House, server: ModelServer) -> None:
+async def test_run_and_message_id_formats(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server)
     assert re.fullmatch(r"run_[0-9a-f]{32}", ran.spec.run_id)
     assert re.fullmatch(r"msg_[0-9a-f]{24}", ran.one("message.completed")["message_id"])
 
 
-async def test_one_message_id_per_step_also_over_several_attempts(house: House, server: ModelServer) -> None:
+async def test_message_id_is_stable_over_attempts(house: House, server: ModelServer) -> None:
     server.script = [Reply(reset_before_headers=True), Reply(text="Done.")]
     ran = await house.run(server)
     started = ran.of("model.started")
@@ -184,7 +178,7 @@ async def test_one_message_id_per_step_also_over_several_attempts(house: House, 
 
 @each_protocol
 @pytest.mark.parametrize("packets", [None, 1, [3, 50, 7]])
-async def test_deltas_rebuild_the_text_whatever_the_packets(
+async def test_deltas_rebuild_text_for_any_packets(
     house: House, server: ModelServer, protocol: Protocol, packets: Any
 ) -> None:
     text = ["Grüße ", "aus 🙂 ", "Köln, ", "日本", "語"]
@@ -193,7 +187,7 @@ async def test_deltas_rebuild_the_text_whatever_the_packets(
     assert ran.text() == ran.result["final_response"] == "".join(text)
 
 
-async def test_the_first_delta_leaves_before_the_rest_has_come(house: House, server: ModelServer) -> None:
+async def test_first_delta_is_delivered_immediately(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Hel", "lo"], gap_s=60)]
     running = await house.begin(house.spec(server))
     assert (await running.seen("text.delta"))["text"] == "Hel"
@@ -202,7 +196,7 @@ async def test_the_first_delta_leaves_before_the_rest_has_come(house: House, ser
     await running.end()
 
 
-async def test_pieces_that_come_together_are_joined_into_few_deltas(house: House, server: ModelServer) -> None:
+async def test_fast_chunks_are_coalesced_into_few_deltas(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=[f"{n} " for n in range(500)])]
     ran = await house.run(server)
     assert ran.text() == "".join(f"{n} " for n in range(500))
@@ -210,9 +204,7 @@ async def test_pieces_that_come_together_are_joined_into_few_deltas(house: House
 
 
 @each_protocol
-async def test_an_answer_that_is_not_streamed_takes_the_same_road(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_non_streamed_answer_emits_same_events(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(reasoning="hm", text="Hello", as_json=True)]
     ran = await house.run(server, protocol=protocol)
     assert ran.text() == ran.result["final_response"] == "Hello"
@@ -220,7 +212,7 @@ async def test_an_answer_that_is_not_streamed_takes_the_same_road(
     assert ran.final["type"] == "run.completed"
 
 
-async def test_line_breaks_before_the_first_visible_character_are_dropped(house: House, server: ModelServer) -> None:
+async def test_leading_newlines_of_answer_are_dropped(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["\n", "\n\n", "Hello\n", "you"])]
     ran = await house.run(server)
     assert ran.text() == ran.result["final_response"] == "Hello\nyou"
@@ -228,21 +220,21 @@ async def test_line_breaks_before_the_first_visible_character_are_dropped(house:
 
 
 @pytest.mark.parametrize("tag", ["think", "thinking", "reasoning", "thought", "REASONING_SCRATCHPAD", "Think"])
-async def test_inline_thought_becomes_reasoning_and_never_text(house: House, server: ModelServer, tag: str) -> None:
+async def test_inline_think_tags_become_reasoning(house: House, server: ModelServer, tag: str) -> None:
     server.script = [Reply(text=["<", tag[:3], tag[3:], ">se", f"cret</{tag}", ">\n\nHel", "lo"])]
     ran = await house.run(server)
     assert ran.text() == ran.result["final_response"] == "Hello"
     assert ran.result["last_reasoning"] == "secret"
 
 
-async def test_a_tag_inside_a_code_fence_stays_text(house: House, server: ModelServer) -> None:
+async def test_think_tag_in_code_fence_is_text(house: House, server: ModelServer) -> None:
     text = "Look:\n```\n<think>\nx\n</think>\n```\nDone."
     server.script = [Reply(text=list(text))]
     ran = await house.run(server)
     assert ran.result["final_response"] == text
 
 
-async def test_text_after_a_call_has_begun_is_still_delivered_and_stored(house: House, server: ModelServer) -> None:
+async def test_text_after_tool_call_is_delivered_and_stored(house: House, server: ModelServer) -> None:
     def chunk(finish: str | None = None, **delta: Any) -> str:
         return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}) + "\n\n"
 
@@ -255,7 +247,7 @@ async def test_text_after_a_call_has_begun_is_still_delivered_and_stored(house: 
     assert list(rebuilt(ran.events).values()) == ["Before after", "Done."]
 
 
-async def test_the_answer_of_a_turn_is_its_last_message(house: House, server: ModelServer) -> None:
+async def test_final_response_is_last_message(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     ran = await house.run(server)
@@ -267,9 +259,7 @@ async def test_the_answer_of_a_turn_is_its_last_message(house: House, server: Mo
 
 
 @each_protocol
-async def test_the_next_step_is_sent_the_call_and_its_result(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_next_step_includes_call_and_result(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look", {"a": "x"})]), Reply(text="Done.")]
     await house.run(server, protocol=protocol)
@@ -279,7 +269,7 @@ async def test_the_next_step_is_sent_the_call_and_its_result(
     assert said[-1] == ("tool", '{"echo": {"a": "x"}}')
 
 
-async def test_signed_thought_goes_back_unread_with_the_next_step(house: House, server: ModelServer) -> None:
+async def test_signed_thinking_is_replayed(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(reasoning="hm", signature="c2ln", tool_calls=[Call("look")]), Reply(text="Done.")]
     await house.run(server, protocol="anthropic")
@@ -287,7 +277,7 @@ async def test_signed_thought_goes_back_unread_with_the_next_step(house: House, 
     assert {"type": "thinking", "thinking": "hm", "signature": "c2ln"} in blocks
 
 
-async def test_sealed_reasoning_goes_back_with_the_next_step(house: House, server: ModelServer) -> None:
+async def test_encrypted_reasoning_is_replayed(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(reasoning="hm", encrypted="sealed", tool_calls=[Call("look")]), Reply(text="Done.")]
     await house.run(server, protocol="responses", model="gpt-5")
@@ -296,7 +286,7 @@ async def test_sealed_reasoning_goes_back_with_the_next_step(house: House, serve
     assert [item["encrypted_content"] for item in items] == ["sealed"]
 
 
-async def test_what_one_protocol_sealed_is_not_sent_to_another(
+async def test_encrypted_reasoning_is_not_sent_to_other_protocol(
     house: House, server: ModelServer, other: ModelServer
 ) -> None:
     house.offer(tool("look"))
@@ -314,7 +304,7 @@ async def test_what_one_protocol_sealed_is_not_sent_to_another(
     assert "c2VjcmV0LXN0YXRl" not in json.dumps(other.requests[0].body)
 
 
-async def test_extra_content_of_a_call_is_replayed(house: House, server: ModelServer) -> None:
+async def test_tool_call_extra_content_is_replayed(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     extra = {"vendor": {"signature": "abc"}}
     server.script = [Reply(tool_calls=[Call("look", extra_content=extra)]), Reply(text="Done.")]
@@ -327,7 +317,7 @@ async def test_extra_content_of_a_call_is_replayed(house: House, server: ModelSe
 
 
 @each_protocol
-async def test_usage_counts_every_token_cached_ones_included_over_all_steps(
+async def test_usage_totals_include_cached_tokens_over_steps(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -350,7 +340,7 @@ async def test_usage_counts_every_token_cached_ones_included_over_all_steps(
     assert result["api_calls"] == 2
 
 
-async def test_usage_is_estimated_where_the_provider_gives_none(house: House, server: ModelServer) -> None:
+async def test_missing_usage_is_estimated(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Hello there, this is an answer.", no_usage=True)]
     ran = await house.run(server)
     usage = ran.one("usage")
@@ -362,9 +352,7 @@ async def test_usage_is_estimated_where_the_provider_gives_none(house: House, se
 # ---- options and routes
 
 
-async def test_an_option_the_route_does_not_know_is_dropped_with_a_notice_naming_it(
-    house: House, server: ModelServer
-) -> None:
+async def test_unsupported_option_is_dropped_with_notice(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, protocol="anthropic", sampling={"temperature": 0.5, "presence_penalty": 1.0})
     assert server.requests[0].body["temperature"] == 0.5
@@ -373,9 +361,7 @@ async def test_an_option_the_route_does_not_know_is_dropped_with_a_notice_naming
 
 
 @each_protocol
-async def test_instructions_of_the_turn_are_the_last_of_the_system_text(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_turn_instructions_end_system_prompt(house: House, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="Done.")]
     await house.run(server, protocol=protocol, instructions="Speak like a pirate.")
     system = "\n\n".join(turn.text for turn in server.requests[0].turns if turn.role == "system")
@@ -383,9 +369,7 @@ async def test_instructions_of_the_turn_are_the_last_of_the_system_text(
     assert "Hermes" in system
 
 
-async def test_the_configured_model_is_asked_when_the_run_names_none(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_configured_model_is_default(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"model": {"default": "mine", "base_url": f"{server.url}/v1", "api_key": KEY}})
     server.script = [Reply(text="Done.")]
     ran = await house.run(None)
@@ -393,7 +377,7 @@ async def test_the_configured_model_is_asked_when_the_run_names_none(
     assert (server.requests[0].model, server.requests[0].key) == ("mine", KEY)
 
 
-async def test_the_environment_names_the_model_before_the_configuration_does(
+async def test_model_from_environment_overrides_config(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_INFERENCE_MODEL", "theirs")
@@ -403,7 +387,7 @@ async def test_the_environment_names_the_model_before_the_configuration_does(
     assert server.requests[0].model == "theirs"
 
 
-async def test_the_run_names_the_model_before_the_environment_does(
+async def test_model_of_run_overrides_environment(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_INFERENCE_MODEL", "theirs")
@@ -413,18 +397,14 @@ async def test_the_run_names_the_model_before_the_environment_does(
     assert server.requests[0].model == "ours"
 
 
-async def test_a_key_in_the_environment_alone_chooses_no_provider(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_api_key_in_environment_selects_no_provider(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ran = await house.run(None)
     assert ran.result["failure"] == "local_unavailable"
     assert "hermes setup" in ran.result["error"]
 
 
-async def test_a_missing_key_for_a_remote_host_fails_before_any_request(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_key_fails_before_request(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a request was made")
 
@@ -434,16 +414,14 @@ async def test_a_missing_key_for_a_remote_host_fails_before_any_request(
 
 
 @pytest.mark.parametrize(("path", "mode"), [("/v1", "chat"), ("/anthropic", "anthropic")])
-async def test_the_protocol_follows_from_the_address(house: House, server: ModelServer, path: str, mode: str) -> None:
+async def test_protocol_is_derived_from_url(house: House, server: ModelServer, path: str, mode: str) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(None, route=RouteChoice(model="m", base_url=server.url + path, api_key=KEY))
     assert ran.result["final_response"] == "Done."
     assert ran.one("run.started")["api_mode"] == MODES[mode]
 
 
-async def test_settings_changed_between_turns_hold_from_the_next_turn_on(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_settings_reload_between_turns(make_house: MakeHouse, server: ModelServer) -> None:
     model = {"default": "mine", "base_url": f"{server.url}/v1", "api_key": KEY}
     house = make_house({"model": model})
     server.script = [Reply(text="One."), Reply(text="Two."), Reply(text="Three.")]
@@ -468,7 +446,7 @@ async def test_settings_changed_between_turns_hold_from_the_next_turn_on(
         ({"reasoning_effort": "high", "reasoning_overrides": {"gpt-5": "minimal"}}, {"effort": "medium"}, "medium"),
     ],
 )
-async def test_how_hard_the_model_thinks_is_said_by_the_run_then_for_the_model_then_in_general(
+async def test_reasoning_effort_precedence(
     make_house: MakeHouse, server: ModelServer, settings: dict[str, Any], wish: Any, effort: str
 ) -> None:
     house = make_house({"agent": settings})
@@ -479,7 +457,7 @@ async def test_how_hard_the_model_thinks_is_said_by_the_run_then_for_the_model_t
     assert server.requests[1].body["reasoning_effort"] == effort
 
 
-async def test_without_a_wish_the_models_own_effort_stands(house: House, server: ModelServer) -> None:
+async def test_default_effort_sends_no_option(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     await house.run(server, model="gpt-5")
     assert "reasoning_effort" not in server.requests[0].body

@@ -20,7 +20,7 @@ async def seqs(reader: Subscription) -> list[int]:
     return [event.seq for event in await asyncio.wait_for(reader.take(), 2)]
 
 
-async def test_every_reader_gets_every_event_from_its_subscription_on() -> None:
+async def test_subscribers_get_events_from_subscription_on() -> None:
     bus = MemoryBus()
     bus.publish("run_1", delta(1))
     early, other = bus.subscribe("run_1"), bus.subscribe("run_2")
@@ -33,7 +33,7 @@ async def test_every_reader_gets_every_event_from_its_subscription_on() -> None:
         await asyncio.wait_for(other.take(), 0)
 
 
-async def test_a_waiting_reader_is_woken_by_an_event() -> None:
+async def test_waiting_subscriber_is_woken_by_event() -> None:
     bus = MemoryBus()
     reader = bus.subscribe("run_1")
     waiting = asyncio.ensure_future(seqs(reader))
@@ -43,7 +43,7 @@ async def test_a_waiting_reader_is_woken_by_an_event() -> None:
     assert await waiting == [1, 2]
 
 
-async def test_a_waiting_reader_can_be_woken_without_one() -> None:
+async def test_waiting_subscriber_can_be_woken_without_event() -> None:
     reader = Subscription()
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def test_a_waiting_reader_can_be_woken_without_one() -> None:
     assert await asyncio.wait_for(waiting, 2) == []
 
 
-async def test_a_reader_that_is_given_up_can_wait_again() -> None:
+async def test_cancelled_subscriber_can_wait_again() -> None:
     reader = Subscription()
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_a_reader_that_is_given_up_can_wait_again() -> None:
     assert await seqs(reader) == [1]
 
 
-async def test_a_full_queue_is_emptied_and_says_so() -> None:
+async def test_full_queue_is_emptied_and_marked_overflowed() -> None:
     bus = MemoryBus()
     slow, quick = bus.subscribe("run_1"), bus.subscribe("run_1")
     taken: list[int] = []
@@ -72,14 +72,14 @@ async def test_a_full_queue_is_emptied_and_says_so() -> None:
     assert taken == list(range(1, QUEUE_EVENTS_MAX + 2)) and not quick.overflowed
 
 
-async def test_as_many_events_as_fit_are_kept() -> None:
+async def test_queue_holds_maximum_number_of_events() -> None:
     reader = Subscription()
     for seq in range(1, QUEUE_EVENTS_MAX + 1):
         reader.put(delta(seq))
     assert not reader.overflowed and len(await seqs(reader)) == QUEUE_EVENTS_MAX
 
 
-async def test_a_queue_is_full_by_bytes_too() -> None:
+async def test_queue_is_limited_by_bytes() -> None:
     reader = Subscription()
     reader.put(delta(1, "x" * (QUEUE_BYTES_MAX // 2)))
     assert not reader.overflowed
@@ -87,7 +87,7 @@ async def test_a_queue_is_full_by_bytes_too() -> None:
     assert reader.overflowed
 
 
-async def test_after_an_overflow_nothing_is_queued_until_the_reader_has_caught_up() -> None:
+async def test_overflowed_queue_takes_nothing_until_reset() -> None:
     reader = Subscription()
     for seq in range(QUEUE_EVENTS_MAX + 5):
         reader.put(delta(seq))
@@ -97,7 +97,7 @@ async def test_after_an_overflow_nothing_is_queued_until_the_reader_has_caught_u
     assert await seqs(reader) == [5000]
 
 
-def test_a_run_is_watched_while_it_has_readers() -> None:
+def test_has_subscribers_follows_subscriptions() -> None:
     bus = MemoryBus()
     assert not bus.has_subscribers("run_1")
     one, two = bus.subscribe("run_1"), bus.subscribe("run_1")
@@ -109,7 +109,7 @@ def test_a_run_is_watched_while_it_has_readers() -> None:
     assert not bus.has_subscribers("run_1")
 
 
-async def test_a_sink_is_given_what_comes_while_its_reader_waits_for_nothing_else() -> None:
+async def test_sink_receives_events_while_subscriber_is_idle() -> None:
     taken: list[int] = []
 
     def sink(event: Event) -> bool:

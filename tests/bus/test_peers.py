@@ -56,11 +56,11 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.mark.parametrize("at", range(len(VALUES)))
-async def test_a_value_comes_as_it_was_sent(place: Place, at: int) -> None:
+async def test_peer_value_round_trip(place: Place, at: int) -> None:
     assert await place.peers.ask(place.name, "echo", VALUES[at]) == VALUES[at]
 
 
-async def test_the_socket_is_private_and_gone_afterwards(place: Place) -> None:
+async def test_peer_socket_is_private_and_removed_on_close(place: Place) -> None:
     [found] = place.folder.iterdir()
     assert found.name == place.name and stat.S_IMODE(found.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
@@ -69,13 +69,13 @@ async def test_the_socket_is_private_and_gone_afterwards(place: Place) -> None:
 
 
 @pytest.mark.parametrize("operation", ["fail", "unknown"])
-async def test_what_fails_is_no_answer(place: Place, operation: str) -> None:
+async def test_failing_peer_operation_raises_peer_gone(place: Place, operation: str) -> None:
     with pytest.raises(PeerGone):
         await place.peers.ask(place.name, operation)
     assert await place.peers.ask(place.name, "echo", 1) == 1
 
 
-async def test_another_user_gets_no_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_of_other_user_is_rejected(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_same_user", lambda _: False)
     with pytest.raises(PeerGone):
         await place.peers.ask(place.name, "echo", 1)
@@ -87,7 +87,7 @@ async def test_another_user_gets_no_answer(place: Place, monkeypatch: pytest.Mon
         assert not unix_sockets.is_same_user(ours.fileno())
 
 
-async def test_what_a_dead_process_has_left_is_cleared_away(place: Place) -> None:
+async def test_socket_of_dead_process_is_removed(place: Place) -> None:
     left = place.folder / name_of("elsewhere:1:2.00")
     with socket.socket(socket.AF_UNIX) as sock, unix_sockets.reachable(left) as path:
         sock.bind(path)
@@ -96,12 +96,12 @@ async def test_what_a_dead_process_has_left_is_cleared_away(place: Place) -> Non
     assert not left.exists() and place.peers.names() == []
 
 
-async def test_a_stream_is_followed_to_its_end(place: Place) -> None:
+async def test_peer_stream_is_followed_to_end(place: Place) -> None:
     assert [value async for value in place.peers.follow(place.name, "count", 3, False)] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("ends", ["the reader", "the process"])
-async def test_a_stream_ends_with_either_side(place: Place, ends: str) -> None:
+async def test_peer_stream_ends_when_either_side_closes(place: Place, ends: str) -> None:
     async with contextlib.aclosing(place.peers.follow(place.name, "count", 1, True)) as values:
         assert await anext(values) == [0]
         if ends == "the process":
@@ -110,6 +110,6 @@ async def test_a_stream_ends_with_either_side(place: Place, ends: str) -> None:
     await place.closed.wait()
 
 
-async def test_a_long_silence_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_stream_idle_keepalive(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PEER_IDLE_S", 0.01)
     assert [value async for value in place.peers.follow(place.name, "count", 0, True)] == [[]]

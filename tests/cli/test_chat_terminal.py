@@ -28,7 +28,7 @@ def running(terminal: Terminal, text: str) -> None:
     terminal.until(lambda screen: text in screen and "Ctrl-C stops" in screen.splitlines()[-1])
 
 
-def test_text_streams_and_is_drawn(each_way: Place) -> None:
+def test_chat_streams_and_renders_markdown(each_way: Place) -> None:
     answer = [
         "# Plan\n\nThis is **bold",
         "**.\n\n- one\n",
@@ -53,7 +53,7 @@ def test_text_streams_and_is_drawn(each_way: Place) -> None:
     assert session["end_reason"] == "cli_close"
 
 
-def test_an_unfinished_line_is_shown(place: Place) -> None:
+def test_chat_shows_unfinished_line(place: Place) -> None:
     place.script(Reply(text=["The beginning of", " the end"], stall_at=450))
     terminal = place.terminal()
     terminal.send("hello")
@@ -63,7 +63,7 @@ def test_an_unfinished_line_is_shown(place: Place) -> None:
     assert "The beginning of" in leave(terminal)
 
 
-def test_reasoning_is_shown_unless_it_is_hidden(place: Place) -> None:
+def test_chat_reasoning_can_be_hidden(place: Place) -> None:
     place.script(Reply(reasoning="I wonder.", text="One."), Reply(reasoning="Once more.", text="Two.", continues=False))
     terminal = place.terminal()
     terminal.send("hello")
@@ -75,7 +75,7 @@ def test_reasoning_is_shown_unless_it_is_hidden(place: Place) -> None:
     assert "Once more." not in terminal.until("Two.")
 
 
-def test_a_tool_is_one_line_and_its_output_folds(each_way: Place) -> None:
+def test_chat_tool_line_and_folded_output(each_way: Place) -> None:
     command = "for i in 1 2 3 4 5 6 7; do echo row-$i; done; until [ -e go ]; do sleep 0.01; done; echo over"
     each_way.configure("approvals: {mode: off}\n")
     each_way.script(Reply(tool_calls=[Call("terminal", {"command": command})]), Reply(text="Counted.", continues=False))
@@ -95,7 +95,7 @@ def test_a_tool_is_one_line_and_its_output_folds(each_way: Place) -> None:
     ("keys", "choice"),
     [("o\r", "once"), ("s\r", "session"), ("a\r", "always"), ("d\r", "deny"), ("\r", "deny"), ("", "deny")],
 )
-def test_leave_is_asked_for_in_place(keys: str, choice: str, place: Place) -> None:
+def test_chat_approval_prompt(keys: str, choice: str, place: Place) -> None:
     place.configure("" if keys else "approvals: {timeout: 0.2}\n")
     (place.folder / "build").mkdir()
     place.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
@@ -113,7 +113,7 @@ def test_leave_is_asked_for_in_place(keys: str, choice: str, place: Place) -> No
     assert decided == ((choice, "user", "cli") if keys else (choice, "timeout", ""))
 
 
-def test_leave_is_explained_and_other_words_are_no_answer(each_way: Place) -> None:
+def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None:
     (each_way.folder / "build").mkdir()
     each_way.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
     terminal = each_way.terminal()
@@ -129,7 +129,7 @@ def test_leave_is_explained_and_other_words_are_no_answer(each_way: Place) -> No
     assert not (each_way.folder / "build").exists()
 
 
-def test_a_question_takes_a_number_or_words(each_way: Place) -> None:
+def test_chat_clarify_takes_number_or_text(each_way: Place) -> None:
     ask = Call("clarify", {"question": "Tea or coffee?", "choices": ["Green tea", "Coffee"]})
     each_way.script(
         Reply(tool_calls=[ask]),
@@ -147,7 +147,7 @@ def test_a_question_takes_a_number_or_words(each_way: Place) -> None:
     assert "Coffee" in answers[0] and "just water" in answers[1]
 
 
-def test_ctrl_c_stops_the_model_and_the_chat_goes_on(each_way: Place) -> None:
+def test_ctrl_c_interrupts_model_and_chat_continues(each_way: Place) -> None:
     each_way.script(Reply(text=["Half", " an answer"], stall_at=450), Reply(text="Whole.", continues=False))
     terminal = each_way.terminal()
     terminal.send("hello")
@@ -159,7 +159,7 @@ def test_ctrl_c_stops_the_model_and_the_chat_goes_on(each_way: Place) -> None:
     assert ("assistant", "Half") in each_way.said()
 
 
-def test_ctrl_c_stops_a_tool(each_way: Place) -> None:
+def test_ctrl_c_interrupts_tool(each_way: Place) -> None:
     call = Call("terminal", {"command": "echo begun; sleep 1000"})
     each_way.script(Reply(tool_calls=[call]), Reply(text="Never.", continues=False))
     terminal = each_way.terminal()
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_a_tool(each_way: Place) -> None:
     leave(terminal)
 
 
-def test_typing_while_it_works_interrupts(each_way: Place) -> None:
+def test_busy_input_mode_interrupt(each_way: Place) -> None:
     each_way.script(Reply(text=["First", " answer"], stall_at=450), Reply(text="Second.", continues=False))
     terminal = each_way.terminal()
     terminal.send("one")
@@ -183,7 +183,7 @@ def test_typing_while_it_works_interrupts(each_way: Place) -> None:
     assert each_way.asked() == [("user", "one"), ("assistant", "First"), ("user", "no, two")]
 
 
-def test_typing_while_it_works_waits_in_line(place: Place) -> None:
+def test_busy_input_mode_queue(place: Place) -> None:
     place.configure("display: {busy_input_mode: queue}\napprovals: {mode: off}\n")
     place.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
@@ -201,7 +201,7 @@ def test_typing_while_it_works_waits_in_line(place: Place) -> None:
     assert screen.index("First.") < screen.index("› two") < screen.index("Second.")
 
 
-def test_typing_while_it_works_steers(each_way: Place) -> None:
+def test_busy_input_mode_steer(each_way: Place) -> None:
     each_way.configure("display: {busy_input_mode: steer}\napprovals: {mode: off}\n")
     each_way.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
@@ -218,7 +218,7 @@ def test_typing_while_it_works_steers(each_way: Place) -> None:
     assert "use the other file" in each_way.asked()[-1][1]
 
 
-def test_a_steer_that_came_too_late_is_the_next_message(place: Place) -> None:
+def test_late_steer_becomes_next_message(place: Place) -> None:
     place.configure("display: {busy_input_mode: steer}\n")
     place.script(Reply(text=["Answer", "ed."], gap_s=1.0), Reply(text="That too.", continues=False))
     terminal = place.terminal()
@@ -229,7 +229,7 @@ def test_a_steer_that_came_too_late_is_the_next_message(place: Place) -> None:
     assert place.asked()[-1] == ("user", "and the rest")
 
 
-def test_several_lines_are_one_message(place: Place) -> None:
+def test_chat_multi_line_message(place: Place) -> None:
     place.script(*(Reply(text=f"Answer {n}.", continues=False) for n in range(3)))
     terminal = place.terminal()
     terminal.type("first\\\rsecond" + ALT_ENTER + "third\r")
@@ -242,7 +242,7 @@ def test_several_lines_are_one_message(place: Place) -> None:
     assert asked == ["first\nsecond\nthird", "pasted\nlines"]
 
 
-def test_files_and_pictures_go_along(each_way: Place) -> None:
+def test_chat_attaches_files_and_images(each_way: Place) -> None:
     (each_way.folder / "notes.txt").write_text("buy milk")
     picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
     (each_way.folder / "dot.png").write_bytes(picture)
@@ -257,7 +257,7 @@ def test_files_and_pictures_go_along(each_way: Place) -> None:
     assert parts["image_url"]["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_what_was_typed_is_found_again(place: Place) -> None:
+def test_chat_input_history(place: Place) -> None:
     place.script(*(Reply(text="Yes.", continues=False) for _ in range(4)))
     terminal = place.terminal()
     terminal.send("remember this line")
@@ -278,7 +278,7 @@ def test_what_was_typed_is_found_again(place: Place) -> None:
     assert place.asked()[-1] == ("user", "remember this line")
 
 
-def test_ctrl_c_clears_the_line_and_twice_leaves(place: Place) -> None:
+def test_ctrl_c_clears_line_and_twice_exits(place: Place) -> None:
     terminal = place.terminal()
     terminal.type("half a thought")
     terminal.until("half a thought")
@@ -290,7 +290,7 @@ def test_ctrl_c_clears_the_line_and_twice_leaves(place: Place) -> None:
     assert terminal.wait() == 0
 
 
-def test_a_conversation_is_resumed(each_way: Place) -> None:
+def test_chat_resume(each_way: Place) -> None:
     each_way.script(
         Reply(text="Noted, Ann."), Reply(text="Ann.", continues=False), Reply(text="Still Ann.", continues=False)
     )
@@ -310,7 +310,7 @@ def test_a_conversation_is_resumed(each_way: Place) -> None:
     assert [role for role, _ in each_way.said()] == ["user", "assistant"] * 3
 
 
-def test_one_question_at_a_terminal(place: Place) -> None:
+def test_chat_query_at_terminal(place: Place) -> None:
     place.script(Reply(text="It is **so**."))
     terminal = Terminal([*HERMES, "chat", "-q", "is it?"], place.env, place.folder)
     try:
@@ -320,7 +320,7 @@ def test_one_question_at_a_terminal(place: Place) -> None:
     assert "It is so." in str(terminal) and "Go on with" not in str(terminal)
 
 
-def test_a_terminal_that_goes_takes_its_turn_along(each_way: Place) -> None:
+def test_hangup_interrupts_turn(each_way: Place) -> None:
     each_way.script(Reply(text=["Begun", " and"], stall_at=450))
     terminal = each_way.terminal()
     terminal.send("hello")
@@ -331,7 +331,7 @@ def test_a_terminal_that_goes_takes_its_turn_along(each_way: Place) -> None:
     assert each_way.sessions()[0]["end_reason"] == "cli_close"
 
 
-def test_a_session_in_use_elsewhere_is_waited_for(place: Place) -> None:
+def test_chat_waits_for_busy_session(place: Place) -> None:
     place.script(Reply(text=["Slow", "ly"], stall_at=450), Reply(text="At last.", continues=False))
     first = place.terminal()
     first.send("one")
@@ -344,7 +344,7 @@ def test_a_session_in_use_elsewhere_is_waited_for(place: Place) -> None:
     second.until("At last.")
 
 
-def test_no_colour_where_none_is_wanted(place: Place) -> None:
+def test_no_color_output(place: Place) -> None:
     place.script(Reply(text="**Plain** `words`", continues=False))
     written: list[bytes] = []
     terminal = place.terminal("--no-color")
@@ -363,7 +363,7 @@ def test_no_colour_where_none_is_wanted(place: Place) -> None:
     assert not any(f"\x1b[{colour}m".encode() in b"".join(written) for colour in (31, 32, 33, 36, 96))
 
 
-def test_a_server_that_comes_back_is_followed_on(place: Place) -> None:
+def test_chat_follows_restarted_server(place: Place) -> None:
     place.serve()
     place.script(
         Reply(tool_calls=[Call("read_file", {"path": "notes.txt"})]),
@@ -384,7 +384,7 @@ def test_a_server_that_comes_back_is_followed_on(place: Place) -> None:
     leave(terminal)
 
 
-def test_a_server_that_does_not_come_back_is_given_up(place: Place) -> None:
+def test_chat_gives_up_on_lost_server(place: Place) -> None:
     place.serve()
     place.script(Reply(text=["Begun", " and"], stall_at=450))
     terminal = place.terminal()

@@ -55,7 +55,7 @@ def told(place: Place) -> Place:
     ],
     ids=lambda words: " ".join(words).replace(ODD, ""),
 )
-def test_no_command_prints_what_steers_a_terminal(told: Place, words: list[str]) -> None:
+def test_no_command_prints_terminal_escapes(told: Place, words: list[str]) -> None:
     told.script(Reply(text=[f"An answer {ODD}", f" in {ODD} pieces"]))
     done = told.run(*words, stdin="hi" if words == ["chat"] else "")
     assert done.stdout or done.stderr
@@ -63,19 +63,19 @@ def test_no_command_prints_what_steers_a_terminal(told: Place, words: list[str])
         assert not STEERING.search(printed), repr(printed)
 
 
-def test_an_error_of_a_provider_steers_nothing(told: Place) -> None:
+def test_provider_error_has_no_terminal_escapes(told: Place) -> None:
     told.script(Reply(status=400, error=f"no such thing {ODD}"))
     done = told.run("-z", "hi")
     assert "no such thing" in done.stderr and not STEERING.search(done.stderr)
 
 
-def test_a_document_keeps_what_it_does_not_show(told: Place) -> None:
+def test_json_output_keeps_escaped_characters(told: Place) -> None:
     told.script(Reply(text=f"An answer {ODD}"))
     done = told.run("-z", "hi", "--json")
     assert json.loads(done.stdout)["final_response"] == f"An answer {ODD}"
 
 
-def test_whatever_is_drawn_has_the_styles_of_the_screen_only() -> None:
+def test_screen_output_has_own_styles_only_property() -> None:
     from rich.text import Text
 
     screen = Screen(lambda: 80, reasoning=False, quiet=False)

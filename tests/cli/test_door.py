@@ -30,7 +30,7 @@ def submitted(place: Place, body: dict[str, Any], door: str = "") -> tuple[int, 
     return answer.status, told
 
 
-def test_the_server_leaves_its_token_to_its_user_alone(place: Place) -> None:
+def test_gateway_token_is_private_and_removed(place: Place) -> None:
     place.serve()
     token = place.home / "gateway.token"
     assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text()) > 30
@@ -39,7 +39,7 @@ def test_the_server_leaves_its_token_to_its_user_alone(place: Place) -> None:
 
 
 @pytest.mark.parametrize("door", ["", "guessed"])
-def test_a_stranger_chooses_no_folder_and_speaks_for_no_user(door: str, place: Place, tmp_path: Path) -> None:
+def test_request_without_token_cannot_choose_workdir_or_cli(door: str, place: Place, tmp_path: Path) -> None:
     place.serve()
     status, told = submitted(place, {"workdir": str(tmp_path)}, door)
     assert status == 400 and told["error"]["param"] == "workdir" and "terminal.workspaces" in told["error"]["message"]
@@ -48,7 +48,7 @@ def test_a_stranger_chooses_no_folder_and_speaks_for_no_user(door: str, place: P
     assert place.model.requests == []
 
 
-def test_anybody_may_choose_a_folder_that_is_meant_for_it(place: Place, tmp_path: Path) -> None:
+def test_shared_workspace_is_open_to_all(place: Place, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     place.configure("approvals: {mode: off}\n")
@@ -61,7 +61,7 @@ def test_anybody_may_choose_a_folder_that_is_meant_for_it(place: Place, tmp_path
         os.sched_yield()
 
 
-def test_a_command_line_names_its_folder(place: Place) -> None:
+def test_cli_request_requires_valid_workdir(place: Place) -> None:
     place.serve()
     door = (place.home / "gateway.token").read_text()
     for workdir in (None, "relative"):
@@ -69,7 +69,7 @@ def test_a_command_line_names_its_folder(place: Place) -> None:
         assert status == 400 and told["error"]["param"] == "workdir"
 
 
-def test_the_run_is_the_servers_and_the_session_is_shared(place: Place) -> None:
+def test_cli_and_server_share_run_and_session(place: Place) -> None:
     place.serve()
     assert place.server is not None
     place.script(Reply(text="One."), Reply(text="Two.", continues=False))
@@ -83,7 +83,7 @@ def test_the_run_is_the_servers_and_the_session_is_shared(place: Place) -> None:
     assert [role for role, _ in place.said()] == ["user", "assistant"] * 2
 
 
-def test_a_server_with_a_key_lets_its_user_in(place: Place) -> None:
+def test_server_with_key_accepts_cli_token(place: Place) -> None:
     place.configure("api_server: {key: q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa}\n")
     place.serve()
     place.script(Reply(text="ok"))
@@ -91,7 +91,7 @@ def test_a_server_with_a_key_lets_its_user_in(place: Place) -> None:
     assert (done.stdout, done.stderr) == ("ok\n", "")
 
 
-def test_a_server_that_does_not_answer_is_done_without(place: Place) -> None:
+def test_unresponsive_server_is_bypassed(place: Place) -> None:
     place.serve()
     assert place.server is not None
     place.server.send_signal(19)  # it is held up

@@ -44,7 +44,7 @@ def drawn(text: str) -> list[str]:
         ("| no table", ["| no table"]),
     ],
 )
-def test_markdown_line_by_line(text: str, shown: list[str]) -> None:
+def test_markdown_rendering_per_line(text: str, shown: list[str]) -> None:
     found = drawn(text)
     assert [re.sub("─+", "─" * 9, line) for line in found] == shown
 
@@ -65,7 +65,7 @@ def delta(text: str) -> dict[str, Any]:
     return {"event": "message.delta", "delta": text, "message_id": "m", "offset": 0}
 
 
-def test_a_text_is_drawn_the_same_however_it_is_cut() -> None:
+def test_rendering_is_same_for_any_chunking() -> None:
     text = (
         "# A\n\nSome **bold** words.\n\n\n- one\n- two\n\n```python\nx = 1\n\ny = 2\n```\n\n| a |\n|---|\n| 1 |\n\nEnd."
     )
@@ -82,7 +82,7 @@ def test_a_text_is_drawn_the_same_however_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jgone", "\x1b]0;title\x07", "over\rwritten", "\x9b31m"])
-def test_nothing_that_is_said_steers_the_terminal(text: str) -> None:
+def test_rendering_strips_terminal_escapes(text: str) -> None:
     made, written = screen()
     made.show(delta(f"{text}\n{text}"))
     call = {"tool": "terminal", "tool_call_id": "c", "preview": text, "arguments": {}, "iteration": 1}
@@ -97,7 +97,7 @@ def test_nothing_that_is_said_steers_the_terminal(text: str) -> None:
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", left), repr(left)
 
 
-def test_what_moves_keeps_to_its_room() -> None:
+def test_live_area_fits_its_rows() -> None:
     made, _ = screen()
     made.show(delta("word " * 2000))
     assert made.live(5).count("\n") <= 7
@@ -105,7 +105,7 @@ def test_what_moves_keeps_to_its_room() -> None:
     assert max(map(len, plain([made.live(5)]).split("\n"))) <= WIDTH
 
 
-def test_a_word_beside_it_does_not_break_a_line() -> None:
+def test_note_does_not_break_unfinished_line() -> None:
     made, written = screen()
     made.show(delta("One unfinished"))
     made.note("Next: something")

@@ -17,7 +17,7 @@ from .conftest import Place, lines_of
 RM = Call("terminal", {"command": "rm -rf build"})
 
 
-def test_the_answer_and_nothing_else(each_way: Place) -> None:
+def test_oneshot_prints_answer_only(each_way: Place) -> None:
     each_way.script(Reply(text=["Hello", " you."]))
     done = each_way.run("-z", "hi")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello you.\n", "")
@@ -26,7 +26,7 @@ def test_the_answer_and_nothing_else(each_way: Place) -> None:
     assert (session["source"], session["cwd"], session["end_reason"]) == ("cli", str(each_way.folder), "cli_close")
 
 
-def test_the_prompt_from_stdin_and_what_is_piped_in(each_way: Place) -> None:
+def test_oneshot_prompt_from_stdin(each_way: Place) -> None:
     each_way.script(Reply(text="one"), Reply(text="two"))
     each_way.run("-z", "-", stdin="what is this?")
     assert each_way.asked() == [("user", "what is this?")]
@@ -35,50 +35,50 @@ def test_the_prompt_from_stdin_and_what_is_piped_in(each_way: Place) -> None:
     assert "review this" in said and "+ a line" in said
 
 
-def test_a_failed_turn_leaves_stdout_empty(place: Place) -> None:
+def test_oneshot_failed_turn_leaves_stdout_empty(place: Place) -> None:
     place.script(Reply(status=400, error="no such thing"))
     done = place.run("-z", "hi")
     assert (done.returncode, done.stdout) == (1, "") and "refused the request" in done.stderr
 
 
-def test_a_refused_key_is_3(place: Place) -> None:
+def test_oneshot_rejected_key_is_exit_3(place: Place) -> None:
     place.script(Reply(status=401))
     assert place.run("-z", "hi").returncode == 3
 
 
-def test_a_last_call_that_was_refused_is_6(each_way: Place) -> None:
+def test_oneshot_denied_last_call_is_exit_6(each_way: Place) -> None:
     each_way.script(Reply(tool_calls=[RM]), Reply(text="I may not.", continues=False))
     done = each_way.run("-z", "clean up")
     assert (done.returncode, done.stdout) == (6, "I may not.\n")
 
 
-def test_a_refused_call_that_others_followed_is_0(place: Place) -> None:
+def test_oneshot_denied_earlier_call_is_exit_0(place: Place) -> None:
     todo = Call("todo", {"todos": []})
     place.script(Reply(tool_calls=[RM]), Reply(tool_calls=[todo]), Reply(text="Done.", continues=False))
     assert place.run("-z", "clean up").returncode == 0
 
 
-def test_yolo_does_it(each_way: Place) -> None:
+def test_oneshot_yolo_skips_approval(each_way: Place) -> None:
     (each_way.folder / "build").mkdir()
     each_way.script(Reply(tool_calls=[RM]), Reply(text="Done.", continues=False))
     done = each_way.run("--yolo", "-z", "clean up")
     assert (done.returncode, (each_way.folder / "build").exists()) == (0, False)
 
 
-def test_commands_work_in_the_folder_of_the_user(each_way: Place) -> None:
+def test_oneshot_works_in_user_folder(each_way: Place) -> None:
     each_way.configure("approvals: {mode: off}\n")
     each_way.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="Done."))
     each_way.run("-z", "where are you?")
     assert (each_way.folder / "here.txt").read_text().strip() == os.path.realpath(each_way.folder)
 
 
-def test_a_deadline_is_124_and_keeps_the_text(each_way: Place) -> None:
+def test_oneshot_deadline_is_exit_124_and_keeps_text(each_way: Place) -> None:
     each_way.script(Reply(text=["Begun", " and never ended"], stall_at=450))
     done = each_way.run("-z", "hi", "--deadline", "1")
     assert done.returncode == 124 and done.stdout.startswith("Begun")
 
 
-def test_an_interrupt_is_130(each_way: Place) -> None:
+def test_oneshot_interrupt_is_exit_130(each_way: Place) -> None:
     each_way.script(Reply(text="Begun", stall_at=10))
     process = each_way.start("-z", "hi")
     while not each_way.model.open_streams and process.poll() is None:
@@ -89,7 +89,7 @@ def test_an_interrupt_is_130(each_way: Place) -> None:
     assert [role for role, _ in each_way.said()] == ["user", "assistant"]
 
 
-def test_json_is_the_result(each_way: Place) -> None:
+def test_oneshot_json_result(each_way: Place) -> None:
     each_way.script(Reply(text="ok", usage={"input": 12, "output": 3}))
     result = json.loads(each_way.run("-z", "hi", "--json").stdout)
     assert (result["final_response"], result["completed"], result["api_calls"]) == ("ok", True, 1)
@@ -100,7 +100,7 @@ def test_json_is_the_result(each_way: Place) -> None:
     assert keys <= set(result)
 
 
-def test_events_are_the_log(each_way: Place) -> None:
+def test_oneshot_events_output(each_way: Place) -> None:
     plan = Call("todo", {"todos": [{"id": "1", "content": "x", "status": "pending"}]})
     each_way.script(Reply(tool_calls=[plan]), Reply(text="done", continues=False))
     events = lines_of(each_way.run("-z", "plan", "--events").stdout)
@@ -120,7 +120,7 @@ USED |= {"duration_s", "exit", "error"}
     [(Reply(text="ok"), 0, None), (Reply(status=401), 3, "key"), (Reply(text="a", stall_at=10), 124, "time")],
     ids=["done", "failed", "late"],
 )
-def test_what_it_took_is_written_however_it_ends(reply: Reply, code: int, error: str | None, place: Place) -> None:
+def test_oneshot_usage_file_for_every_ending(reply: Reply, code: int, error: str | None, place: Place) -> None:
     place.script(reply)
     place.run("-z", "hi", "--usage-file", "used.json", "--deadline", "1" if code == 124 else "60")
     used: dict[str, Any] = json.loads((place.folder / "used.json").read_text())
@@ -129,18 +129,18 @@ def test_what_it_took_is_written_however_it_ends(reply: Reply, code: int, error:
     assert used["error"] is None if error is None else error in used["error"]
 
 
-def test_what_it_took_is_written_when_nothing_could_be_asked(place: Place) -> None:
+def test_oneshot_usage_file_without_request(place: Place) -> None:
     place.configure("nonsense: [\n")
     done = place.run("-z", "hi", "--usage-file", "used.json")
     used = json.loads((place.folder / "used.json").read_text())
     assert (done.returncode, used["exit"], used["run_id"]) == (78, 78, None) and used["error"]
 
 
-def test_a_question_without_words_is_a_usage_error(place: Place) -> None:
+def test_oneshot_blank_prompt_is_usage_error(place: Place) -> None:
     assert place.run("-z", "-", stdin=" \n").returncode == 2
 
 
-def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
+def test_oneshot_broken_pipe_is_quiet(place: Place) -> None:
     place.script(Reply(text="x" * 200_000))
     process = place.start("-z", "hi", "--events")
     assert process.stdout is not None and process.stderr is not None
@@ -151,7 +151,7 @@ def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("-r", "annas"), ("-r", "Melons"), ("-c", "Melons"), ("--no-save", "-r", "annas")])
-def test_session_of_another_owner_is_not_resumed(place: Place, words: tuple[str, ...]) -> None:
+def test_oneshot_does_not_resume_session_of_other_owner(place: Place, words: tuple[str, ...]) -> None:
     place.script(Reply(text="Hi."))
     db = SessionDB(place.home / "state.db")
     db.create_session("annas", "api_server", owner="anna", title="Melons", cwd=str(place.folder))

@@ -33,22 +33,22 @@ def work_of(*words: str) -> float:
 
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["gateway"], ["sessions"]], ids=str)
-def test_help_costs_little_more_than_python_itself(command: list[str]) -> None:
+def test_help_starts_fast(command: list[str]) -> None:
     assert work_of("-m", "hermes", *command, "--help") < HELP_RATIO_MAX * work_of("-c", "pass")
 
 
-def test_one_question_draws_nothing() -> None:
+def test_oneshot_imports_no_terminal_library() -> None:
     code = "import sys, hermes.cli.oneshot, hermes.cli.chat; print({'rich', 'prompt_toolkit'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_answers_for_every_command(command: str, place: Place) -> None:
+def test_help_for_every_command(command: str, place: Place) -> None:
     done = place.run(*([command] if command else []), "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: hermes")
 
 
-def test_version_tells_what_there_is(place: Place) -> None:
+def test_version_output(place: Place) -> None:
     told = place.run("-V").stdout
     assert f"hermes {hermes.__version__}" in told and "profile default" in told
     for name in (str(place.home), "python", "store", "sandbox local", "llama.cpp"):
@@ -69,7 +69,7 @@ def test_version_tells_what_there_is(place: Place) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_words_are_a_usage_error_with_a_remedy(words: list[str], place: Place) -> None:
+def test_usage_errors_have_hint(words: list[str], place: Place) -> None:
     (place.folder / "config.yaml").write_text("no picture")
     done = place.run(*words)
     first, *rest = done.stderr.splitlines()
@@ -92,7 +92,7 @@ def test_wrong_words_are_a_usage_error_with_a_remedy(words: list[str], place: Pl
     ],
     ids=["wrong type", "broken YAML", "unknown provider", "missing key", "no address"],
 )
-def test_bad_configuration_is_one_sentence_and_exit_78(text: str, words: str, place: Place) -> None:
+def test_invalid_configuration_is_exit_78(text: str, words: str, place: Place) -> None:
     write_private(place.home / "config.yaml", text)
     done = place.run("-z", "hi")
     sentence, remedy = done.stderr.splitlines()
@@ -100,19 +100,19 @@ def test_bad_configuration_is_one_sentence_and_exit_78(text: str, words: str, pl
     assert words in sentence and remedy.startswith("Try: ")
 
 
-def test_without_a_model_the_exit_is_3_and_the_remedy_is_named(place: Place) -> None:
+def test_missing_model_is_exit_3_with_hint(place: Place) -> None:
     write_private(place.home / "config.yaml", "model: {path: none}\n")
     done = place.run("-z", "hi")
     assert done.returncode == 3 and "Try: hermes setup" in done.stderr
 
 
-def test_a_traceback_is_shown_only_when_asked_for(place: Place) -> None:
+def test_traceback_only_with_debug(place: Place) -> None:
     write_private(place.home / "config.yaml", "agent: [\n")
     assert "Traceback" not in place.run("-z", "hi").stderr
     assert "Traceback" in place.run("--debug", "-z", "hi").stderr
 
 
-def test_a_home_that_is_open_to_others_is_closed_and_that_is_said(place: Place) -> None:
+def test_open_home_permissions_are_fixed_and_reported(place: Place) -> None:
     place.script(Reply(text="ok"), Reply(text="ok"))
     (place.home / "config.yaml").chmod(0o644)
     first, second = place.run("-z", "hi"), place.run("-z", "hi")
@@ -120,20 +120,20 @@ def test_a_home_that_is_open_to_others_is_closed_and_that_is_said(place: Place) 
     assert "config.yaml was open to others (644)" in first.stderr and "open to others" not in second.stderr
 
 
-def test_nothing_is_created_in_a_home_that_is_only_looked_at(place: Place) -> None:
+def test_read_only_commands_create_nothing(place: Place) -> None:
     elsewhere = place.home.parent / "elsewhere"
     place.run("config", "show", HERMES_HOME=str(elsewhere))
     place.run("-V", HERMES_HOME=str(elsewhere))
     assert not elsewhere.exists()
 
 
-def test_the_profile_may_be_named_before_or_after_the_command(place: Place) -> None:
+def test_profile_flag_before_or_after_command(place: Place) -> None:
     place.run("profile", "create", "work")
     for words in (("-p", "work", "config", "path"), ("config", "path", "-p", "work")):
         assert place.run(*words).stdout.strip().endswith("profiles/work/config.yaml")
 
 
-def test_the_model_and_its_provider_are_chosen(each_way: Place) -> None:
+def test_model_and_provider_flags(each_way: Place) -> None:
     each_way.configure(f"providers: {{mine: {{base_url: '{each_way.model.url}/v1', models: [theirs]}}}}\n")
     each_way.script(Reply(text="one"), Reply(text="two"))
     each_way.run("-m", "other", "-z", "hi")
@@ -142,7 +142,7 @@ def test_the_model_and_its_provider_are_chosen(each_way: Place) -> None:
     assert (result["provider"], result["model"]) == ("mine", "theirs")
 
 
-def test_toolsets_skills_and_steps_are_chosen(each_way: Place) -> None:
+def test_toolsets_skills_and_max_turns_flags(each_way: Place) -> None:
     folder = each_way.home / "skills" / "tidy"
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text("---\nname: tidy\ndescription: How to tidy.\n---\n\nInto drawers.\n")
@@ -155,14 +155,14 @@ def test_toolsets_skills_and_steps_are_chosen(each_way: Place) -> None:
     assert json.loads(done.stdout)["error_code"] == "max_iterations" and done.returncode == 1
 
 
-def test_pictures_go_along(each_way: Place) -> None:
+def test_image_flag(each_way: Place) -> None:
     (each_way.folder / "dot.png").write_bytes(bytes.fromhex("89504e470d0a1a0a0000000d4948445200000001000000010806"))
     each_way.script(Reply(text="A dot."))
     assert each_way.run("--image", "dot.png", "-z", "what is it?").stdout == "A dot.\n"
     assert "data:image/png;base64," in json.dumps(each_way.model.requests[-1].body)
 
 
-def test_the_sandbox_is_chosen(place: Place) -> None:
+def test_sandbox_flag(place: Place) -> None:
     place.configure("")
     outside = place.home.parent / "outside.txt"
     write = Call("terminal", {"command": f"echo x > {outside}"})
@@ -173,7 +173,7 @@ def test_the_sandbox_is_chosen(place: Place) -> None:
     assert outside.exists()
 
 
-def test_safe_mode_reads_nothing_that_could_be_wrong(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_mode_flag(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.home / "memories").mkdir()
     (place.home / "memories" / "MEMORY.md").write_text("The user likes tea.")
     (place.folder / "AGENTS.md").write_text("Always shout.")
@@ -193,7 +193,7 @@ def test_safe_mode_reads_nothing_that_could_be_wrong(place: Place, monkeypatch: 
         assert word in usual and word not in safe
 
 
-def test_nothing_is_kept_where_that_is_asked_for(place: Place) -> None:
+def test_no_save_flag(place: Place) -> None:
     place.serve()
     place.script(Reply(text="ok"))
     assert place.run("--no-save", "-z", "a secret question").stdout == "ok\n"
@@ -201,14 +201,14 @@ def test_nothing_is_kept_where_that_is_asked_for(place: Place) -> None:
     assert b"a secret question" not in (place.home / "state.db").read_bytes()
 
 
-def test_quiet_leaves_out_what_is_not_the_answer(place: Place) -> None:
+def test_quiet_flag(place: Place) -> None:
     place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
     aloud, quiet = place.run("chat", stdin="hi\n"), place.run("--quiet", "chat", stdin="hi\n")
     assert "custom/m" in aloud.stderr and "--resume" in aloud.stderr
     assert (quiet.stdout, quiet.stderr) == ("Two.\n", "")
 
 
-def test_a_session_is_gone_on_with_by_id_title_or_folder(each_way: Place) -> None:
+def test_continue_by_id_title_or_folder(each_way: Place) -> None:
     each_way.script(*(Reply(text=f"Answer {at}.", continues=False) for at in range(6)))
     each_way.run("-z", "first")
     [session] = each_way.sessions()
@@ -221,7 +221,7 @@ def test_a_session_is_gone_on_with_by_id_title_or_folder(each_way: Place) -> Non
     assert each_way.run("-c", "nobody", "-z", "hi").returncode == 5
 
 
-def test_the_newest_session_of_another_folder_is_not_meant(place: Place) -> None:
+def test_continue_ignores_sessions_of_other_folders(place: Place) -> None:
     place.script(Reply(text="ok"))
     place.run("-z", "first")
     place.folder = place.folder / "below"
@@ -232,7 +232,7 @@ def test_the_newest_session_of_another_folder_is_not_meant(place: Place) -> None
 # --- chats without a terminal ----------------------------------------------------------------------------------------
 
 
-def test_chat_answers_line_by_line_and_remembers(each_way: Place) -> None:
+def test_piped_chat_answers_line_by_line(each_way: Place) -> None:
     each_way.script(Reply(text="first"), Reply(text="second", continues=False))
     done = each_way.run("chat", stdin="one\ntwo\n")
     assert done.returncode == 0 and done.stdout.split() == ["first", "second"]
@@ -240,7 +240,7 @@ def test_chat_answers_line_by_line_and_remembers(each_way: Place) -> None:
     assert each_way.sessions()[0]["end_reason"] == "cli_close"
 
 
-def test_chat_reads_a_file(place: Place) -> None:
+def test_piped_chat_from_file(place: Place) -> None:
     place.script(Reply(text="first"))
     (place.folder / "lines").write_text("one")
     with (place.folder / "lines").open() as lines:
@@ -248,14 +248,14 @@ def test_chat_reads_a_file(place: Place) -> None:
     assert done.stdout == b"first\n"
 
 
-def test_a_chat_that_is_not_kept_remembers_all_the_same(place: Place) -> None:
+def test_piped_no_save_chat_remembers(place: Place) -> None:
     place.script(Reply(text="first"), Reply(text="second", continues=False))
     place.run("--no-save", "chat", stdin="one\ntwo\n")
     assert place.asked() == [("user", "one"), ("assistant", "first"), ("user", "two")]
     assert not (place.home / "state.db").exists()
 
 
-def test_nobody_is_asked_where_there_is_no_terminal(place: Place) -> None:
+def test_piped_chat_asks_no_approval(place: Place) -> None:
     write = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
     place.configure("memory: {write_approval: true}\n")
     place.script(Reply(tool_calls=[write]), Reply(text="Not done.", continues=False), Reply(text="What?"))
@@ -264,14 +264,14 @@ def test_nobody_is_asked_where_there_is_no_terminal(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("reply", "code"), [(Reply(text="It is."), 0), (Reply(status=401), 3), (Reply(status=400), 1)])
-def test_one_question_streams_and_leaves(reply: Reply, code: int, place: Place) -> None:
+def test_chat_query_streams_and_exits(reply: Reply, code: int, place: Place) -> None:
     place.script(reply)
     done = place.run("chat", "-q", "review this", stdin="+ a line\n")
     assert (done.returncode, done.stdout) == (code, "It is.\n" if code == 0 else "")
     assert "+ a line" in place.asked()[-1][1]
 
 
-def test_one_question_as_a_document(place: Place) -> None:
+def test_chat_query_json(place: Place) -> None:
     place.script(Reply(text="It is."))
     assert json.loads(place.run("chat", "-q", "is it?", "--json").stdout)["final_response"] == "It is."
 
@@ -279,7 +279,7 @@ def test_one_question_as_a_document(place: Place) -> None:
 # --- what can go wrong ----------------------------------------------------------------------------------------------
 
 
-def test_a_broken_pipe_ends_quietly(place: Place) -> None:
+def test_broken_pipe_is_quiet(place: Place) -> None:
     process = place.start("config", "show")
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -287,7 +287,7 @@ def test_a_broken_pipe_ends_quietly(place: Place) -> None:
     process.stdout = None
 
 
-def test_a_question_is_answered_although_it_cannot_be_kept(place: Place) -> None:
+def test_question_is_answered_without_usable_database(place: Place) -> None:
     place.script(Reply(text="ok"))
     (place.home / "state.db").write_bytes(b"no database" * 500)
     done = place.run("-z", "hi")
@@ -295,7 +295,7 @@ def test_a_question_is_answered_although_it_cannot_be_kept(place: Place) -> None
     assert "not kept" in done.stderr and "hermes sessions repair" in done.stderr
 
 
-def test_the_database_lies_where_the_settings_say(place: Place) -> None:
+def test_storage_url_setting_is_used(place: Place) -> None:
     elsewhere = place.home.parent / "elsewhere" / "all.db"
     place.configure(f"storage: {{url: 'sqlite://{elsewhere}'}}\n")
     place.script(Reply(text="ok"))
@@ -303,12 +303,12 @@ def test_the_database_lies_where_the_settings_say(place: Place) -> None:
     assert elsewhere.exists() and not (place.home / "state.db").exists()
 
 
-def test_an_address_that_no_store_has_is_a_refused_setting(place: Place) -> None:
+def test_unknown_storage_url_is_rejected(place: Place) -> None:
     done = place.run("-z", "hi", HERMES_DATABASE_URL="postgresql://u:hunter2@h/db")
     assert done.returncode == 78 and "hunter2" not in done.stderr and "postgresql" in done.stderr
 
 
-def test_a_key_is_in_no_error(place: Place) -> None:
+def test_api_key_is_not_in_errors(place: Place) -> None:
     text = f"model: {{default: m, base_url: '{place.model.url}/v1', api_key: 'abc-secret-key-123'}}\n"
     write_private(place.home / "config.yaml", text)
     place.script(Reply(status=400, error="no such thing", quote_key=True))

@@ -42,7 +42,7 @@ def skill(place: Place, name: str, text: str) -> None:
     (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: How to {name}.\n---\n\n{text}\n")
 
 
-def test_help_names_all_and_an_unknown_one_is_not_sent(place: Place) -> None:
+def test_slash_help_and_unknown_command(place: Place) -> None:
     skill(place, "tidy", "Put things away.")
     terminal = place.terminal(rows=60)
     terminal.send("/help")
@@ -55,7 +55,7 @@ def test_help_names_all_and_an_unknown_one_is_not_sent(place: Place) -> None:
     assert place.model.requests == []
 
 
-def test_sessions_are_titled_branched_saved_and_gone_back_to(place: Place) -> None:
+def test_slash_title_branch_save_resume(place: Place) -> None:
     answers(place, "One.", "Two.", "Three.")
     terminal = place.terminal(rows=90)
     terminal.send("/new Shopping")
@@ -85,7 +85,7 @@ def test_sessions_are_titled_branched_saved_and_gone_back_to(place: Place) -> No
     assert "## User" in (place.folder / "out.md").read_text()
 
 
-def test_turns_are_taken_back_and_repeated(each_way: Place) -> None:
+def test_slash_undo_and_retry(each_way: Place) -> None:
     answers(each_way, "One.", "Two.", "Another one.", "Third.")
     terminal = each_way.terminal(rows=90)
     ask(terminal, "first", "One.")
@@ -100,7 +100,7 @@ def test_turns_are_taken_back_and_repeated(each_way: Place) -> None:
     terminal.until("There are 1 turn to take back.")
 
 
-def test_turns_of_a_conversation_that_is_not_kept_are_taken_back(place: Place) -> None:
+def test_slash_undo_in_unsaved_chat(place: Place) -> None:
     answers(place, "One.", "Two.", "Three.")
     terminal = place.terminal("--no-save", rows=90)
     ask(terminal, "first", "One.")
@@ -114,7 +114,7 @@ def test_turns_of_a_conversation_that_is_not_kept_are_taken_back(place: Place) -
     assert not (place.home / "state.db").exists() and not (place.home / "history").exists()
 
 
-def test_the_model_and_its_effort_are_changed(each_way: Place) -> None:
+def test_slash_model_and_effort(each_way: Place) -> None:
     answers(each_way, "One.", "Two.", "Three.")
     terminal = each_way.terminal(rows=90)
     ask(terminal, "first", "One.")
@@ -136,7 +136,7 @@ def test_the_model_and_its_effort_are_changed(each_way: Place) -> None:
     assert each_way.model.requests[-1].model == "third"
 
 
-def test_what_is_offered_is_changed_for_this_conversation(each_way: Place) -> None:
+def test_slash_tools_and_skills(each_way: Place) -> None:
     skill(each_way, "tidy", "Put everything into drawers.")
     answers(each_way, "One.", "Two.", "Three.")
     terminal = each_way.terminal("-t", "todo,memory", rows=120)
@@ -160,7 +160,7 @@ def test_what_is_offered_is_changed_for_this_conversation(each_way: Place) -> No
         terminal.until(shown)
 
 
-def test_a_conversation_is_made_shorter(each_way: Place) -> None:
+def test_slash_compact(each_way: Place) -> None:
     long = "words " * 400
     answers(each_way, *(f"Answer {at} {long}" for at in range(6)), "A summary of tea.", "Done.")
     terminal = each_way.terminal(rows=400)
@@ -177,7 +177,7 @@ def test_a_conversation_is_made_shorter(each_way: Place) -> None:
     assert "A summary of tea." in json.dumps(each_way.model.requests[-1].body)
 
 
-def test_looking_at_what_was_sent(each_way: Place) -> None:
+def test_slash_inspect_request(each_way: Place) -> None:
     each_way.configure("providers: {}\n")
     answers(each_way, "One.")
     terminal = each_way.terminal(rows=200, columns=200)
@@ -195,7 +195,7 @@ def test_looking_at_what_was_sent(each_way: Place) -> None:
     assert '"model": "m"' in screen and '"tools": [' in screen
 
 
-def test_turns_are_controlled(each_way: Place) -> None:
+def test_slash_stop_and_approvals(each_way: Place) -> None:
     (each_way.folder / "build").mkdir()
     wait = Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})
     each_way.script(
@@ -239,7 +239,7 @@ def test_turns_are_controlled(each_way: Place) -> None:
     terminal.until("Nothing is under way.")
 
 
-def test_commands_in_the_background_are_listed(place: Place) -> None:
+def test_slash_background_processes(place: Place) -> None:
     start = Call("terminal", {"command": "sleep 1000", "background": True})
     place.script(Reply(tool_calls=[start]), Reply(text="Started.", continues=False))
     terminal = place.terminal()
@@ -252,13 +252,13 @@ def test_commands_in_the_background_are_listed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("line", ["/save", "/queue", "/undo x", "/quit now", "/expand", "/prompt", "/debug", "/branch"])
-def test_what_cannot_be_done_is_said(line: str, place: Place) -> None:
+def test_slash_errors_are_reported(line: str, place: Place) -> None:
     done = place.run("chat", stdin=f"{line}\n")
     assert done.returncode == 0 and "hermes: " in done.stderr and "Traceback" not in done.stderr
     assert place.model.requests == []
 
 
-def test_commands_work_without_a_terminal(place: Place) -> None:
+def test_slash_commands_without_terminal(place: Place) -> None:
     answers(place, "One.")
     done = place.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
     assert done.stdout.startswith("One.\n") and "custom/m" in done.stdout

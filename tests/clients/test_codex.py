@@ -116,7 +116,7 @@ def _posts(hermes: Hermes) -> float:
 # ---- flows
 
 
-def test_a_plain_turn_and_its_resumption(hermes: Hermes, codex: Codex) -> None:
+def test_turn_and_resume(hermes: Hermes, codex: Codex) -> None:
     before = len(hermes.model.requests)
     first = codex.ask("say hello")
     assert first.text == "".join(HELLO), first
@@ -129,19 +129,19 @@ def test_a_plain_turn_and_its_resumption(hermes: Hermes, codex: Codex) -> None:
     assert said[-1] == ("user", "think, then say hello")
 
 
-def test_a_command_runs_on_the_clients_machine(codex: Codex) -> None:
+def test_command_runs_on_client_machine(codex: Codex) -> None:
     answer = codex.ask("run a command")
     assert "violets" in answer.text, answer
     assert (codex.project / "out.txt").read_text() == "violets\n"
 
 
-def test_a_patch_is_applied(codex: Codex) -> None:
+def test_patch_is_applied_on_client_machine(codex: Codex) -> None:
     answer = codex.ask("write a poem")
     assert (codex.project / "poem.txt").read_text() == "Roses are red.\n", answer
     assert answer.items("file_change"), answer
 
 
-def test_the_web_is_searched_by_the_server(codex: Codex, model: str | None) -> None:
+def test_web_search_runs_on_server(codex: Codex, model: str | None) -> None:
     answer = codex.ask("search the web")
     assert "Roses are red." in answer.text, answer
     if model is not None:  # with its default model Codex does not ask for a search by the server
@@ -149,7 +149,7 @@ def test_the_web_is_searched_by_the_server(codex: Codex, model: str | None) -> N
 
 
 @pytest.mark.parametrize("model", ["hermes-agent"], indirect=True)
-def test_a_failure_is_reported(codex: Codex) -> None:
+def test_failure_is_reported(codex: Codex) -> None:
     answer = codex.ask("be refused")
     failed = [event for event in answer.events if event["type"] == "turn.failed"]
     assert REFUSAL in str(failed), answer

@@ -62,7 +62,7 @@ def kinds(items: list[Any]) -> list[str]:
     return [item.get("role") or item["type"] for item in items]
 
 
-def test_a_session_goes_on_and_its_items_are_popped(hermes: Hermes) -> None:
+def test_session_continues_and_items_are_popped(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
         assert await ask(client, session, "use my weather") == f"It is {WEATHER}."
@@ -78,7 +78,7 @@ def test_a_session_goes_on_and_its_items_are_popped(hermes: Hermes) -> None:
     run(hermes, flow)
 
 
-def test_popping_to_the_end_empties_the_session(hermes: Hermes) -> None:
+def test_popping_all_items_empties_session(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
         await ask(client, session, "use your list")
@@ -92,7 +92,7 @@ def test_popping_to_the_end_empties_the_session(hermes: Hermes) -> None:
     run(hermes, flow)
 
 
-def test_a_long_session_is_listed_in_order_whole_and_in_part(hermes: Hermes) -> None:
+def test_long_session_pagination(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
         said = [{"role": "user" if number % 2 == 0 else "assistant", "content": str(number)} for number in range(50)]
@@ -109,7 +109,7 @@ def test_a_long_session_is_listed_in_order_whole_and_in_part(hermes: Hermes) -> 
     run(hermes, flow)
 
 
-def test_a_cleared_session_begins_anew(hermes: Hermes) -> None:
+def test_cleared_session_starts_anew(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
         await ask(client, session, "say hello")
@@ -119,7 +119,7 @@ def test_a_cleared_session_begins_anew(hermes: Hermes) -> None:
     run(hermes, flow)
 
 
-def test_items_are_read_and_deleted_by_id(hermes: Hermes) -> None:
+def test_conversation_items_are_read_and_deleted_by_id(hermes: Hermes) -> None:
     """A response in a conversation goes on from the items that are left."""
 
     async def flow(client: openai.AsyncOpenAI) -> None:
@@ -142,7 +142,7 @@ def test_items_are_read_and_deleted_by_id(hermes: Hermes) -> None:
     run(hermes, flow)
 
 
-def test_a_conversation_that_the_server_goes_on_with(hermes: Hermes) -> None:
+def test_server_side_conversation(hermes: Hermes) -> None:
     """The runner sends what is new only: a question, or the output of its function."""
 
     async def flow(client: openai.AsyncOpenAI) -> None:
@@ -167,7 +167,7 @@ def test_a_conversation_that_the_server_goes_on_with(hermes: Hermes) -> None:
     run(hermes, flow)
 
 
-def test_an_image_of_a_function_stays_in_the_session(hermes: Hermes, model: Any) -> None:
+def test_image_result_of_function_stays_in_session(hermes: Hermes, model: Any) -> None:
     def pictures(request: Request) -> list[str]:
         contents = [message.get("content") for message in request.body["messages"]]
         parts = [part for content in contents if isinstance(content, list) for part in content]

@@ -41,13 +41,13 @@ def lines(hermes: Hermes, path: str, body: dict[str, Any]) -> list[bytes]:
         return list(response)
 
 
-def test_chat_completions(hermes: Hermes, model: Any) -> None:
+def test_chat_event_line_length(hermes: Hermes, model: Any) -> None:
     found = lines(hermes, "/chat/completions", {"messages": [{"role": "user", "content": "Count."}]})
     assert max(map(len, found)) <= LINE_BYTES_MAX
     assert any(b"Counted." in line for line in found)
 
 
-def test_responses(hermes: Hermes, model: Any) -> None:
+def test_responses_event_line_length(hermes: Hermes, model: Any) -> None:
     found = lines(hermes, "/responses", {"input": "Count."})
     events = [json.loads(line.removeprefix(b"data: ")) for line in found if line.startswith(b"data: {")]
     outputs = [event["item"] for event in events if event["type"] == "response.output_item.done"]

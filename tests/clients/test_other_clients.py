@@ -23,18 +23,18 @@ class MoreTurns(Turns):
     limit = "maxTokens"
 
     @both_ways
-    def test_pictures_reach_the_model_with_every_question(self, talk: Any, stream: bool) -> None:
+    def test_pictures_are_sent_with_every_question(self, talk: Any, stream: bool) -> None:
         assert talk.show("count pictures", PICTURE, How(stream=stream)) == "1 pictures."
         assert talk.show("count pictures", PICTURE, How(stream=stream)) == "2 pictures."
 
     @both_ways
-    def test_a_talk_goes_on_after_a_failure(self, talk: Talk, stream: bool) -> None:
+    def test_conversation_continues_after_failure(self, talk: Talk, stream: bool) -> None:
         how = How(stream=stream, tools=True)
         with pytest.raises(Refused, match=REFUSAL):
             talk.ask("use my weather, break once", how)
         assert talk.ask("use my weather", how).text == IT_IS
 
-    def test_an_answer_that_was_cut_is_no_error(self, talk: Talk) -> None:
+    def test_truncated_answer_is_no_error(self, talk: Talk) -> None:
         told = talk.ask("say too much", How(stream=True, options={self.limit: 5}))
         assert told.text == "".join(HELLO)
 
@@ -43,7 +43,7 @@ class TestLangChainNode(MoreTurns):
     driver = "npm.LangChainNodeTalk"
 
     @both_ways
-    def test_the_same_outputs_are_sent_again_after_a_failure(self, talk: Any, stream: bool) -> None:
+    def test_outputs_are_resent_after_failure(self, talk: Any, stream: bool) -> None:
         for chain in (False, True) if talk.api == "responses" else (False,):
             how = How(stream=stream, tools=True, chain=chain)
             with pytest.raises(Refused, match=REFUSAL):
@@ -51,14 +51,14 @@ class TestLangChainNode(MoreTurns):
             assert talk.send_again(how)["text"] == IT_IS
 
     @both_ways
-    def test_a_picture_that_its_function_made_reaches_the_model(self, talk: Any, stream: bool) -> None:
+    def test_image_result_of_function_reaches_model(self, talk: Any, stream: bool) -> None:
         told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
         assert told["text"] == IT_IS
         assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
     @both_ways
     @pytest.mark.parametrize("through", ["chat", "responses"])
-    def test_as_an_agent(self, hermes: Hermes, stream: bool, through: str) -> None:
+    def test_agent_loop(self, hermes: Hermes, stream: bool, through: str) -> None:
         talk: Any = self.begin(hermes, "agent", hermes.key)
 
         def ask(prompt: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class TestLangChainNode(MoreTurns):
 
     @both_ways
     @pytest.mark.parametrize("kept", [True, False], ids=["stored", "encrypted"])
-    def test_reasoning_comes_back_with_the_history(self, hermes: Hermes, stream: bool, kept: bool) -> None:
+    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, stream: bool, kept: bool) -> None:
         talk = self.begin(hermes, "responses", hermes.key)
         how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not kept})
         for prompt in ("think, then say hello", "use your list", "use both"):
@@ -90,12 +90,12 @@ class TestXsAI(MoreTurns):
     apis = ("chat",)
 
     @both_ways
-    def test_a_picture_that_its_function_made_reaches_the_model(self, talk: Any, stream: bool) -> None:
+    def test_image_result_of_function_reaches_model(self, talk: Any, stream: bool) -> None:
         told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
         assert told["text"] == IT_IS
         assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
-    def test_an_answer_that_was_cut_is_continued(self, talk: Talk) -> None:
+    def test_truncated_answer_is_continued(self, talk: Talk) -> None:
         """Without a stream the client sends what it has got, and asks for the rest of it."""
         assert talk.ask("say too much", How(options={"maxTokens": 5})).text.startswith("".join(HELLO))
 
@@ -109,16 +109,16 @@ class TestOpenAIFetch(MoreTurns):
 class TestLibreChat(MoreTurns):
     driver = "npm.LibreChatTalk"
     # It asks for no schema.
-    test_an_answer_follows_a_schema = None  # type: ignore[assignment]
+    test_answer_follows_schema = None  # type: ignore[assignment]
 
     @both_ways
-    def test_a_talk_goes_on(self, talk: Talk, stream: bool) -> None:  # type: ignore[override]
+    def test_conversation_continues(self, talk: Talk, stream: bool) -> None:  # type: ignore[override]
         """An agent keeps its tools: without them it would tell of its earlier calls as a user."""
         for prompt in ("use your list", "use my weather"):
             talk.ask(prompt, How(stream=stream, tools=True))
         assert talk.ask("count", How(stream=stream, tools=True)).text == "3 questions so far."
 
-    def test_a_title_is_asked_for(self, hermes: Hermes, talk: Any) -> None:
+    def test_title_generation(self, hermes: Hermes, talk: Any) -> None:
         told = talk.call(prompt="use my weather", stream=True, tools=True, title="say hello")
         assert (told["text"], told["title"]) == (IT_IS, {"title": "".join(HELLO)})
 
@@ -142,7 +142,7 @@ class TestChatPage:
         return ChatPage(hermes.url, hermes.key, api)
 
     @apis
-    def test_tools_run_wherever_they_are(self, hermes: Hermes, api: str) -> None:
+    def test_tools_in_server_page_and_route(self, hermes: Hermes, api: str) -> None:
         """In the server, in the page, and in the route behind it, with and without a person's consent."""
         page = self.begin(hermes, api)
         listed = page.call(prompt="use your list")
@@ -167,13 +167,13 @@ class TestChatPage:
         for number in (1, 2):
             assert page.call(prompt="count pictures", image=PICTURE)["text"] == [f"{number} pictures."]
 
-    def test_a_picture_that_a_tool_made_reaches_the_model(self, hermes: Hermes) -> None:
+    def test_image_result_of_tool_reaches_model(self, hermes: Hermes) -> None:
         page = self.begin(hermes, "responses")
         assert page.call(prompt="use my weather", place="picture")["text"] == [IT_IS]
         assert page.call(prompt="count pictures", place="picture")["text"] == ["1 pictures."]
 
     @apis
-    def test_a_failure_is_shown_and_the_chat_goes_on(self, hermes: Hermes, api: str) -> None:
+    def test_failure_is_shown_and_chat_continues(self, hermes: Hermes, api: str) -> None:
         page = self.begin(hermes, api)
         for failing in ("be refused", "look, then break", "break off"):
             with pytest.raises(Refused, match=REFUSAL):
@@ -181,7 +181,7 @@ class TestChatPage:
         assert page.call(prompt="say hello")["text"] == ["".join(HELLO)]
 
     @apis
-    def test_the_same_outputs_are_sent_again_after_a_failure(self, hermes: Hermes, api: str) -> None:
+    def test_outputs_are_resent_after_failure(self, hermes: Hermes, api: str) -> None:
         page = self.begin(hermes, api)
         with pytest.raises(Refused, match=REFUSAL):
             page.call(prompt="use my weather, break once", place="page")
@@ -189,7 +189,7 @@ class TestChatPage:
         assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
 
     @pytest.mark.parametrize("store", [True, False], ids=["stored", "encrypted"])
-    def test_reasoning_comes_back_with_the_history(self, hermes: Hermes, store: bool) -> None:
+    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, store: bool) -> None:
         page = self.begin(hermes, "responses")
         options = {"reasoning": {"store": store}}
         assert page.call(prompt="think, then say hello", **options)["reasoning"] == ["".join(THOUGHT)]

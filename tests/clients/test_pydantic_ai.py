@@ -120,7 +120,7 @@ def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, appro
 
 
 @both
-def test_a_deferred_result_beside_a_new_question(hermes: Hermes, model: Any, api: str) -> None:
+def test_deferred_result_with_new_question(hermes: Hermes, model: Any, api: str) -> None:
     """The user says something while the result is on its way: results and question come in one request."""
     model.handler = calls_then_tells(Call("research", {"question": "why?"}))
     agent = deferring(hermes, api)

@@ -21,7 +21,7 @@ def sdk(hermes: Hermes) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_response_is_read_followed_and_deleted(sdk: openai.OpenAI) -> None:
+def test_response_is_retrieved_streamed_and_deleted(sdk: openai.OpenAI) -> None:
     made = sdk.responses.create(model=MODEL, input="say hello")
     assert sdk.responses.retrieve(made.id) == made
     (given,) = sdk.responses.input_items.list(made.id)
@@ -33,7 +33,7 @@ def test_a_response_is_read_followed_and_deleted(sdk: openai.OpenAI) -> None:
         sdk.responses.retrieve(made.id)
 
 
-def test_a_response_in_the_background(sdk: openai.OpenAI) -> None:
+def test_background_response(sdk: openai.OpenAI) -> None:
     made = sdk.responses.create(model=MODEL, input="use your list", background=True)
     assert made.status in ("queued", "in_progress")
     followed = list(sdk.responses.retrieve(made.id, stream=True))
@@ -44,7 +44,7 @@ def test_a_response_in_the_background(sdk: openai.OpenAI) -> None:
         sdk.responses.cancel(made.id)
 
 
-def test_responses_in_a_conversation(sdk: openai.OpenAI) -> None:
+def test_responses_in_conversation(sdk: openai.OpenAI) -> None:
     begun = sdk.conversations.create(metadata={"about": "counting"})
     for number in (1, 2):
         made = sdk.responses.create(model=MODEL, input="count", conversation=begun.id)
@@ -54,7 +54,7 @@ def test_responses_in_a_conversation(sdk: openai.OpenAI) -> None:
     assert sdk.conversations.delete(begun.id).deleted
 
 
-def test_responses_through_a_websocket(sdk: openai.OpenAI) -> None:
+def test_responses_over_websocket(sdk: openai.OpenAI) -> None:
     with sdk.responses.connect() as connection:
         connection.response.create(model=MODEL, input="count", store=False)
         first = next(event.response for event in connection if event.type == "response.completed")
@@ -63,14 +63,14 @@ def test_responses_through_a_websocket(sdk: openai.OpenAI) -> None:
     assert second.output_text == "2 questions so far."
 
 
-def test_the_input_of_a_response_is_counted(sdk: openai.OpenAI) -> None:
+def test_input_tokens_count(sdk: openai.OpenAI) -> None:
     few = sdk.responses.input_tokens.count(model=MODEL, input="say hello")
     assert few.object == "response.input_tokens" and few.input_tokens > 0
     more = sdk.responses.input_tokens.count(model=MODEL, input="say hello " * 500, instructions="Be brief.")
     assert more.input_tokens > few.input_tokens + 500
 
 
-def test_azure_shows_its_key_in_a_header_of_its_own(hermes: Hermes) -> None:
+def test_azure_api_key_header(hermes: Hermes) -> None:
     with openai.AzureOpenAI(base_url=f"{hermes.url}//", api_key=hermes.key, api_version="preview") as azure:
         assert azure.responses.create(model=MODEL, input="say hello").output_text == TEXT
     wrong = openai.AzureOpenAI(base_url=hermes.url, api_key="wrong", api_version="preview")

@@ -41,7 +41,7 @@ class Turns:
         talk.close()
 
     @both_ways
-    def test_text_arrives_whole(self, talk: Talk, stream: bool) -> None:
+    def test_text_is_complete(self, talk: Talk, stream: bool) -> None:
         told = talk.ask("say hello slowly", How(stream=stream))
         assert (told.text, told.calls, told.tokens) == ("".join(HELLO), [], TOKENS)
         assert not (stream and talk.shows_pieces) or told.pieces > 1
@@ -49,7 +49,7 @@ class Turns:
     @both_ways
     @pytest.mark.parametrize("tools", [False, True], ids=["alone", "beside-its-own"])
     @pytest.mark.parametrize("using", ["use your list", "misuse your list"])
-    def test_a_tool_of_the_server_is_not_the_clients(
+    def test_server_tool_is_not_taken_for_client_tool(
         self, hermes: Hermes, talk: Talk, stream: bool, tools: bool, using: str
     ) -> None:
         before = len(hermes.model.requests)
@@ -60,23 +60,23 @@ class Turns:
         assert told.text.startswith("".join(LOOKING)) or (talk.api != "responses" and not stream)
         assert len(hermes.model.requests) - before == 2
 
-    def test_instructions_reach_the_model(self, hermes: Hermes, talk: Talk) -> None:
+    def test_instructions_reach_model(self, hermes: Hermes, talk: Talk) -> None:
         talk.ask("say hello", How(system="Speak like a sailor."))
         assert "Speak like a sailor." in hermes.model.requests[-1].turns[0].text
 
     @both_ways
-    def test_the_clients_own_function_is_called_by_the_client(self, talk: Talk, stream: bool) -> None:
+    def test_client_function_is_called_by_client(self, talk: Talk, stream: bool) -> None:
         told = talk.ask("use my weather", How(stream=stream, tools=True))
         assert (told.text, told.calls) == (f"It is {WEATHER}.", [("weather", CITY)])
 
     @both_ways
-    def test_it_is_called_twice_in_one_step(self, talk: Talk, stream: bool) -> None:
+    def test_client_function_is_called_twice_in_one_step(self, talk: Talk, stream: bool) -> None:
         told = talk.ask("use my weather twice", How(stream=stream, tools=True))
         assert told.text == f"{WEATHER} and {WEATHER}"
         assert told.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
 
     @both_ways
-    def test_tools_of_both_sides_in_one_step(self, talk: Talk, stream: bool) -> None:
+    def test_client_and_server_tools_in_one_step(self, talk: Talk, stream: bool) -> None:
         """Chat clients never saw the server's own result: it is put back. What a client of the other protocol was shown
         and does not send again is left out."""
         told = talk.ask("use both", How(stream=stream, tools=True))
@@ -84,12 +84,12 @@ class Turns:
         assert (told.text, told.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
 
     @both_ways
-    def test_an_answer_follows_a_schema(self, talk: Talk, stream: bool) -> None:
+    def test_answer_follows_schema(self, talk: Talk, stream: bool) -> None:
         assert talk.ask("name a person", How(stream=stream, schema=True)).value == PERSON
 
     @both_ways
     @pytest.mark.parametrize("chain", [False, True], ids=["history", "chain"])
-    def test_a_talk_goes_on(self, talk: Talk, stream: bool, chain: bool) -> None:
+    def test_conversation_continues(self, talk: Talk, stream: bool, chain: bool) -> None:
         """The second question comes with the history as the client keeps it, tool items and all."""
         if chain and not (talk.chains and talk.api == "responses"):
             pytest.skip("this client always sends the history")
@@ -97,14 +97,14 @@ class Turns:
         talk.ask("use my weather", How(stream=stream, chain=chain, tools=True))
         assert talk.ask("count", How(stream=stream, chain=chain)).text == "3 questions so far."
 
-    def test_a_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
+    def test_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
         talk = self.begin(hermes, api, key="wrong")
         with pytest.raises(Refused, match="Incorrect API key provided") as refused:
             talk.ask("say hello")
         assert refused.value.status == 401
 
     @both_ways
-    def test_a_wrong_field_is_reported(self, talk: Talk, stream: bool) -> None:
+    def test_invalid_field_is_reported(self, talk: Talk, stream: bool) -> None:
         name, value = talk.bad_option
         with pytest.raises(Refused, match=name.removeprefix("max_")) as refused:
             talk.ask("say hello", How(stream=stream, options={name: value}))
@@ -112,7 +112,7 @@ class Turns:
 
     @both_ways
     @pytest.mark.parametrize(("failing", "steps"), [("be refused", 1), ("break", 1), ("look, then break", 2)])
-    def test_a_failure_of_the_model_is_an_error_and_not_repeated(
+    def test_model_failure_is_reported_and_not_retried(
         self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
     ) -> None:
         before = len(hermes.model.requests)
@@ -122,7 +122,7 @@ class Turns:
         assert refused.value.status in ((None, 500) if stream else (502,))
         assert len(hermes.model.requests) - before == steps
 
-    def test_a_stream_that_breaks_off_is_an_error(self, talk: Talk) -> None:
+    def test_broken_stream_is_an_error(self, talk: Talk) -> None:
         with pytest.raises(Refused, match=REFUSAL):
             talk.ask("break off", How(stream=True))
 
@@ -134,7 +134,7 @@ class TestOpenAI(Turns):
 class TestOpenAINode(Turns):
     driver = "node.OpenAINodeTalk"
 
-    def test_a_response_is_kept(self, hermes: Hermes) -> None:
+    def test_response_is_stored(self, hermes: Hermes) -> None:
         talk: Any = self.begin(hermes, "keep", hermes.key)
         told = talk.call()
         assert told["texts"] == ["".join(HELLO)] * 3
@@ -155,7 +155,7 @@ class TestAgents(Turns):
 class TestLiteLLM(Turns):
     driver = "litellm_sdk.LiteLLMTalk"
 
-    def test_a_response_is_kept(self, hermes: Hermes) -> None:
+    def test_response_is_stored(self, hermes: Hermes) -> None:
         talk: Any = self.begin(hermes, "responses", hermes.key)
         talk.ask("say hello")
         assert talk.text_of(talk.last) == "".join(HELLO)
@@ -175,7 +175,7 @@ class TestPydanticAI(Turns):
 class TestLLM(Turns):
     driver = "llm_command.LLMTalk"
 
-    def test_as_a_process(self, hermes: Hermes) -> None:
+    def test_command_line_client(self, hermes: Hermes) -> None:
         talk: Any = self.begin(hermes, "chat", hermes.key)
         command = [sys.executable, "-m", "llm", "-m", "chat", "--key", hermes.key, "say hello"]
         done = subprocess.run(command, env=os.environ | talk.environment, capture_output=True, text=True, check=False)

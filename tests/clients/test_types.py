@@ -80,7 +80,7 @@ def said(response: Response) -> list[str]:
 
 
 @pytest.mark.parametrize("prompt", CHAT)
-def test_a_chat_completion(sdk: openai.OpenAI, prompt: str) -> None:
+def test_chat_completion_types(sdk: openai.OpenAI, prompt: str) -> None:
     messages = [{"role": "user", "content": prompt}]
     raw = sdk.chat.completions.with_raw_response.create(model=MODEL, messages=messages, **CHAT[prompt])
     made = ChatCompletion.model_validate(json.loads(raw.text), strict=True)
@@ -89,7 +89,7 @@ def test_a_chat_completion(sdk: openai.OpenAI, prompt: str) -> None:
 
 @pytest.mark.parametrize("prompt", CHAT)
 @pytest.mark.parametrize("usage", [None, False, True])
-def test_a_streamed_chat_completion(sdk: openai.OpenAI, prompt: str, usage: bool | None) -> None:
+def test_chat_completion_stream_types(sdk: openai.OpenAI, prompt: str, usage: bool | None) -> None:
     messages = [{"role": "user", "content": prompt}]
     more = {} if usage is None else {"stream_options": {"include_usage": usage}}
     endpoint = sdk.chat.completions.with_streaming_response
@@ -107,7 +107,7 @@ def test_a_streamed_chat_completion(sdk: openai.OpenAI, prompt: str, usage: bool
 
 @tool_items
 @pytest.mark.parametrize("prompt", RESPONSES)
-def test_a_response(sdk: openai.OpenAI, prompt: str, form: str) -> None:
+def test_response_types(sdk: openai.OpenAI, prompt: str, form: str) -> None:
     options = {**RESPONSES[prompt], "extra_headers": {"X-Hermes-Tool-Items": form}}
     raw = sdk.responses.with_raw_response.create(model=MODEL, input=prompt, **options)
     made = Response.model_validate(json.loads(raw.text), strict=True)
@@ -117,7 +117,7 @@ def test_a_response(sdk: openai.OpenAI, prompt: str, form: str) -> None:
 
 @tool_items
 @pytest.mark.parametrize("prompt", RESPONSES)
-def test_a_streamed_response(sdk: openai.OpenAI, prompt: str, form: str) -> None:
+def test_response_stream_types(sdk: openai.OpenAI, prompt: str, form: str) -> None:
     options = {**RESPONSES[prompt], "extra_headers": {"X-Hermes-Tool-Items": form}}
     with sdk.responses.with_streaming_response.create(model=MODEL, input=prompt, stream=True, **options) as answer:
         events = frames(answer)
@@ -136,7 +136,7 @@ def test_a_streamed_response(sdk: openai.OpenAI, prompt: str, form: str) -> None
         assert frames(answer) == events[2:]
 
 
-def test_an_answer_that_was_cut_says_so(sdk: openai.OpenAI) -> None:
+def test_truncated_answer_is_marked(sdk: openai.OpenAI) -> None:
     made = sdk.responses.create(model=MODEL, input="say too much", max_output_tokens=5)
     assert (made.status, made.output_text) == ("incomplete", "".join(HELLO))
     assert made.incomplete_details is not None and made.incomplete_details.reason == "max_output_tokens"
@@ -145,7 +145,7 @@ def test_an_answer_that_was_cut_says_so(sdk: openai.OpenAI) -> None:
     assert (chat.finish_reason, chat.message.content) == ("length", "".join(HELLO))
 
 
-def test_reasoning_is_a_summary_and_never_text(sdk: openai.OpenAI) -> None:
+def test_reasoning_is_summary_never_text(sdk: openai.OpenAI) -> None:
     made = sdk.responses.create(model=MODEL, input="think, then say hello", reasoning={"summary": "auto"})
     thought, text = made.output
     assert thought.type == "reasoning" and thought.summary[0].text == "".join(THOUGHT)
@@ -153,7 +153,7 @@ def test_reasoning_is_a_summary_and_never_text(sdk: openai.OpenAI) -> None:
     assert text.type == "message" and text.phase == "final_answer"
 
 
-def test_the_tools_of_the_server_are_a_matter_of_taste(sdk: openai.OpenAI) -> None:
+def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
     forms = {"function": ["function_call", "function_call_output"], "mcp": ["mcp_call"], "none": []}
     for form, tools in forms.items():
         made = sdk.responses.create(model=MODEL, input="use your list", extra_headers={"X-Hermes-Tool-Items": form})
@@ -177,7 +177,7 @@ def test_the_tools_of_the_server_are_a_matter_of_taste(sdk: openai.OpenAI) -> No
         ({"input": "break"}, openai.InternalServerError, "provider_unavailable", None),
     ],
 )
-def test_an_error_is_of_the_right_class(
+def test_error_class_per_status(
     sdk: openai.OpenAI, asked: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
 ) -> None:
     with pytest.raises(kind) as raised:
@@ -186,7 +186,7 @@ def test_an_error_is_of_the_right_class(
     assert raised.value.request_id
 
 
-def test_models(sdk: openai.OpenAI) -> None:
+def test_model_list_types(sdk: openai.OpenAI) -> None:
     listed = list(sdk.models.list())
     assert MODEL in [model.id for model in listed]
     assert sdk.models.retrieve(MODEL) == next(model for model in listed if model.id == MODEL)

@@ -25,21 +25,21 @@ class SocketTurns(Turns):
     def says(self, reason: str) -> str:
         return reason if self.tells_reasons else 'unsuccessful terminal state "error"'
 
-    def test_a_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
+    def test_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
         talk = self.begin(hermes, api, key="wrong")
         with pytest.raises(Refused) as refused:
             talk.ask("say hello")
         assert refused.value.status == (401 if self.tells_reasons else None)
 
     @both_ways
-    def test_a_wrong_field_is_reported(self, talk: Talk, stream: bool) -> None:
+    def test_invalid_field_is_reported(self, talk: Talk, stream: bool) -> None:
         name, value = talk.bad_option
         with pytest.raises(Refused, match=self.says(name)):
             talk.ask("say hello", How(stream=stream, options={name: value}))
 
     @both_ways
     @pytest.mark.parametrize(("failing", "steps"), [("be refused", 1), ("break", 1), ("look, then break", 2)])
-    def test_a_failure_of_the_model_is_an_error_and_not_repeated(
+    def test_model_failure_is_reported_and_not_retried(
         self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
     ) -> None:
         before = len(hermes.model.requests)
@@ -47,7 +47,7 @@ class SocketTurns(Turns):
             talk.ask(failing, How(stream=stream))
         assert len(hermes.model.requests) - before == steps
 
-    def test_a_stream_that_breaks_off_is_an_error(self, talk: Talk) -> None:
+    def test_broken_stream_is_an_error(self, talk: Talk) -> None:
         with pytest.raises(Refused, match=self.says(REFUSAL)):
             talk.ask("break off", How(stream=True))
 

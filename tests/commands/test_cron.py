@@ -35,7 +35,7 @@ def create(hermes: Hermes, *words: str) -> Any:
     return hermes("cron", "create", *(words or ("every 2h", "Say what is new.")), "--json").json
 
 
-def test_create_prints_the_next_three_times_and_says_that_nobody_runs_it(home: Home, hermes: Hermes) -> None:
+def test_cron_create_prints_next_times_and_warns_without_server(home: Home, hermes: Hermes) -> None:
     done = hermes("cron", "create", "0 9 * * *", "Say what is new.", "--timezone", "UTC", "--name", "news")
     assert done.code == 0 and len([line for line in done.lines if "T09:00:00+00:00" in line]) == 3
     assert "No server is up" in done.err
@@ -45,7 +45,7 @@ def test_create_prints_the_next_three_times_and_says_that_nobody_runs_it(home: H
     assert job["next_run_at"].endswith("+00:00")
 
 
-def test_the_next_time_is_told_in_words(home: Home, hermes: Hermes) -> None:
+def test_cron_list_shows_relative_next_time(home: Home, hermes: Hermes) -> None:
     create(hermes)
     assert "in 2 hours" in hermes("cron", "list").out
 
@@ -67,18 +67,18 @@ def test_the_next_time_is_told_in_words(home: Home, hermes: Hermes) -> None:
         (("every 2h", "x" * 20_001), 2),
     ],
 )
-def test_a_bad_job_is_refused(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+def test_cron_create_rejects_invalid_job(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
     done = hermes("cron", "create", *words)
     assert done.code == code and done.err
     assert hermes("cron", "list", "--json").json == {"jobs": []}
 
 
-def test_the_prompt_may_be_piped_in(home: Home, hermes: Hermes) -> None:
+def test_cron_create_prompt_from_stdin(home: Home, hermes: Hermes) -> None:
     done = hermes("cron", "create", "every 1d", "-", "--json", piped="A long one.\n")
     assert done.json["job"]["prompt"] == "A long one.\n"
 
 
-def test_edit_changes_what_is_given(home: Home, hermes: Hermes) -> None:
+def test_cron_edit_changes_given_fields(home: Home, hermes: Hermes) -> None:
     job_id = create(hermes)["job"]["id"]
     changed = hermes("cron", "edit", job_id[:6], "--schedule", "every 3h", "--prompt", "Else.", "--json").json["job"]
     assert (changed["schedule_display"], changed["prompt"]) == ("every 3h", "Else.")
@@ -87,14 +87,14 @@ def test_edit_changes_what_is_given(home: Home, hermes: Hermes) -> None:
     assert hermes("cron", "edit", "000000000000", "--name", "x").code == 5
 
 
-def test_script_effort_and_continuity(home: Home, hermes: Hermes) -> None:
+def test_cron_script_effort_and_continuity(home: Home, hermes: Hermes) -> None:
     job = create(hermes, "every 2h", "x", "--script", "git log -3", "--effort", "low", "--continuity")["job"]
     assert (job["script"], job["effort"], job["continuity"]) == ("git log -3", "low", True)
     changed = hermes("cron", "edit", job["id"], "--no-continuity", "--effort", "high", "--json").json["job"]
     assert (changed["script"], changed["effort"], changed["continuity"]) == ("git log -3", "high", False)
 
 
-def test_a_silent_run_is_marked_and_its_session_is_not_shown(home: Home, hermes: Hermes) -> None:
+def test_cron_silent_run_hides_session(home: Home, hermes: Hermes) -> None:
     job_id = create(hermes)["job"]["id"]
     with serving(Reply(text="[SILENT]")) as server:
         configure(home, server)
@@ -106,7 +106,7 @@ def test_a_silent_run_is_marked_and_its_session_is_not_shown(home: Home, hermes:
     assert "cron_" not in hermes("sessions", "list").out
 
 
-def test_pause_and_resume(home: Home, hermes: Hermes) -> None:
+def test_cron_pause_and_resume(home: Home, hermes: Hermes) -> None:
     job_id = create(hermes)["job"]["id"]
     assert hermes("cron", "pause", job_id, "--json").json["job"]["state"] == "paused"
     listed = hermes("cron", "list")
@@ -116,14 +116,14 @@ def test_pause_and_resume(home: Home, hermes: Hermes) -> None:
     assert hermes("cron", "resume", job_id).code == 0
 
 
-def test_remove_asks_first(home: Home, hermes: Hermes) -> None:
+def test_cron_remove_asks_for_confirmation(home: Home, hermes: Hermes) -> None:
     job_id = create(hermes)["job"]["id"]
     assert hermes("cron", "remove", job_id).code == 2
     assert hermes("cron", "remove", job_id, "-y").code == 0
     assert hermes("cron", "remove", job_id, "-y").code == 5
 
 
-def test_status_tells_whether_jobs_are_run(home: Home, hermes: Hermes) -> None:
+def test_cron_status(home: Home, hermes: Hermes) -> None:
     create(hermes)
     done = hermes("cron", "status", "--json")
     assert (done.json["jobs"], done.json["due"], done.json["server_running"]) == (1, 0, False)
@@ -132,7 +132,7 @@ def test_status_tells_whether_jobs_are_run(home: Home, hermes: Hermes) -> None:
     assert "cron.enabled" in hermes("cron", "status").err
 
 
-def test_run_starts_now_follows_it_and_notes_it(home: Home, hermes: Hermes) -> None:
+def test_cron_run_starts_and_follows(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="Nothing new.")) as server:
         configure(home, server)
         job = create(hermes)["job"]
@@ -148,7 +148,7 @@ def test_run_starts_now_follows_it_and_notes_it(home: Home, hermes: Hermes) -> N
     assert [message["role"] for message in shown["messages"]] == ["user", "assistant"]
 
 
-def test_run_as_json_is_one_document_and_a_failure_is_exit_1(home: Home, hermes: Hermes) -> None:
+def test_cron_run_json_and_failure_exit_code(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=400, error="no")) as server:
         configure(home, server)
         job_id = create(hermes)["job"]["id"]
@@ -157,7 +157,7 @@ def test_run_as_json_is_one_document_and_a_failure_is_exit_1(home: Home, hermes:
     assert hermes("cron", "list", "--json").json["jobs"][0]["last_status"] == "failed"
 
 
-def test_a_job_that_is_running_is_not_started_again_and_ctrl_c_stops_it(home: Home, hermes: Hermes) -> None:
+def test_cron_run_of_running_job_and_ctrl_c(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="never", stall_at=0)) as server:
         configure(home, server)
         job_id = create(hermes)["job"]["id"]
@@ -179,7 +179,7 @@ def test_a_job_that_is_running_is_not_started_again_and_ctrl_c_stops_it(home: Ho
     assert hermes("cron", "list", "--json").json["jobs"][0]["last_status"] == "cancelled"
 
 
-def test_a_job_whose_session_is_taken_says_so(home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cron_run_with_busy_session(home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "EngineLimits", partial(engine.EngineLimits, session_wait_s=0.1))
     monkeypatch.setattr(app, "EngineLimits", engine.EngineLimits)
     with serving(Reply(text="never")) as server:
@@ -191,7 +191,7 @@ def test_a_job_whose_session_is_taken_says_so(home: Home, hermes: Hermes, monkey
     assert hermes("cron", "list", "--json").json["jobs"][0]["last_status"] == "failed"
 
 
-def test_a_job_whose_last_run_was_left_by_its_process_runs_again(home: Home, hermes: Hermes) -> None:
+def test_cron_run_after_abandoned_run(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="Done.")) as server:
         configure(home, server)
         job_id = create(hermes)["job"]["id"]
@@ -208,7 +208,7 @@ def wait_for(happened: Any, seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_job_goes_on_with_the_session_it_names(home: Home, hermes: Hermes, tmp_path: Path) -> None:
+def test_cron_run_continues_named_session(home: Home, hermes: Hermes, tmp_path: Path) -> None:
     with serving(Reply(text="One."), Reply(text="Two.")) as server:
         configure(home, server)
         job_id = create(hermes, "every 1d", "Go on.", "--session", "diary")["job"]["id"]

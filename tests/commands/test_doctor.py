@@ -48,7 +48,7 @@ def findings(hermes: Hermes, *words: str) -> dict[str, tuple[str, str]]:
 # ---- doctor
 
 
-def test_all_is_looked_at_and_a_sound_home_is_exit_0(home: Home, hermes: Hermes) -> None:
+def test_doctor_runs_all_checks(home: Home, hermes: Hermes) -> None:
     with configured(home) as server:
         done = hermes("doctor", "--json")
         assert len(server.requests) == 1
@@ -58,7 +58,7 @@ def test_all_is_looked_at_and_a_sound_home_is_exit_0(home: Home, hermes: Hermes)
     assert all(set(check) == {"name", "state", "message", "remedy"} for check in told["checks"])
 
 
-def test_a_model_that_refuses_is_a_fail_without_its_key(home: Home, hermes: Hermes) -> None:
+def test_doctor_reports_rejected_key_redacted(home: Home, hermes: Hermes) -> None:
     with configured(home, Reply(status=401, quote_key=True), more="") as server:
         write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1', api_key: '{SECRET}'}}\n")
         done = hermes("doctor")
@@ -66,25 +66,25 @@ def test_a_model_that_refuses_is_a_fail_without_its_key(home: Home, hermes: Herm
     assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in done.lines)
 
 
-def test_without_a_model_that_is_said(home: Home, hermes: Hermes) -> None:
+def test_doctor_without_model(home: Home, hermes: Hermes) -> None:
     found = findings(hermes)
     assert found["model"][0] == found["local runtime"][0] == "fail"
 
 
-def test_settings_that_cannot_be_read_hide_nothing_else(home: Home, hermes: Hermes) -> None:
+def test_doctor_with_unreadable_settings(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "agent: [\n")
     found = findings(hermes)
     assert found["configuration"][0] == "fail" and found["disk"][0] == "ok" and "model" not in found
 
 
-def test_settings_that_do_not_fit_are_told(home: Home, hermes: Hermes) -> None:
+def test_doctor_with_invalid_settings(home: Home, hermes: Hermes) -> None:
     with configured(home, more="agent: {max_turns: many}\n"):
         assert findings(hermes)["configuration"][0] == "fail"
     with configured(home, more="agnet: {max_turns: 1}\n"):
         assert findings(hermes)["configuration"][0] == "warn"
 
 
-def test_open_modes_and_stale_files_are_found_and_put_right(home: Home, hermes: Hermes) -> None:
+def test_doctor_fixes_modes_and_stale_files(home: Home, hermes: Hermes) -> None:
     draft = home.path / ".config.yaml.abc.tmp"
     with configured(home, Reply(text="a"), Reply(text="b"), Reply(text="c")):
         home.config_file.chmod(0o644)
@@ -98,13 +98,13 @@ def test_open_modes_and_stale_files_are_found_and_put_right(home: Home, hermes: 
     assert home.config_file.stat().st_mode & 0o777 == 0o600 and not draft.exists()
 
 
-def test_a_damaged_database_is_a_fail(home: Home, hermes: Hermes) -> None:
+def test_doctor_damaged_database(home: Home, hermes: Hermes) -> None:
     write_private(home.state_db, b"no database" * 500)
     state, message = findings(hermes)["database"]
     assert state == "fail" and message
 
 
-def test_an_index_that_does_not_fit_is_made_anew_and_that_is_said(home: Home, hermes: Hermes) -> None:
+def test_doctor_rebuilds_search_index(home: Home, hermes: Hermes) -> None:
     with closing(SessionDB(home.state_db)) as db:
         db.create_session("s", "cli")
         db.append_message("s", "user", "Hello gardens")
@@ -116,7 +116,7 @@ def test_an_index_that_does_not_fit_is_made_anew_and_that_is_said(home: Home, he
     assert len(hermes("sessions", "search", "gardens", "--json").json["hits"]) == 1
 
 
-def test_the_quick_check_has_one_bound_for_all_of_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_quick_check_time_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
     @contextmanager
@@ -132,7 +132,7 @@ def test_the_quick_check_has_one_bound_for_all_of_it(home: Home, monkeypatch: py
     assert given == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
 
 
-def test_a_run_that_nobody_carries_on_is_told(home: Home, hermes: Hermes) -> None:
+def test_doctor_reports_abandoned_run(home: Home, hermes: Hermes) -> None:
     with closing(Store(home.state_db)) as store:
         store.sessions.create_session("s", "cli")
         store.runs.create(RunSpec("hi", "s", run_id="run_left"))
@@ -140,7 +140,7 @@ def test_a_run_that_nobody_carries_on_is_told(home: Home, hermes: Hermes) -> Non
     assert state == "warn" and "run_left" in message
 
 
-def test_a_clock_that_is_behind_is_told(home: Home, hermes: Hermes) -> None:
+def test_doctor_reports_clock_behind(home: Home, hermes: Hermes) -> None:
     with closing(SessionDB(home.state_db)) as db:
         db.create_session("s", "cli")
     with closing(sqlite3.connect(home.state_db)) as raw, raw:
@@ -148,7 +148,7 @@ def test_a_clock_that_is_behind_is_told(home: Home, hermes: Hermes) -> None:
     assert findings(hermes)["clock"][0] == "warn"
 
 
-def test_servers_web_key_listener_and_bus(home: Home, hermes: Hermes) -> None:
+def test_doctor_checks_servers_web_key_listener_and_bus(home: Home, hermes: Hermes) -> None:
     more = "mcp_servers: {gone: {command: /no/such/program}}\nterminal: {backend: local}\n"
     more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://x.test'}\n"
     write_private(home.env_file, "SEARXNG_URL=http://x.test\n")
@@ -159,9 +159,7 @@ def test_servers_web_key_listener_and_bus(home: Home, hermes: Hermes) -> None:
     assert "without a sandbox" in found["sandbox"][1]
 
 
-def test_a_check_that_breaks_or_hangs_takes_nobody_along(
-    home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_survives_broken_or_hanging_check(home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> Finding:
         raise RuntimeError("no")
 
@@ -174,7 +172,7 @@ def test_a_check_that_breaks_or_hangs_takes_nobody_along(
 
 
 @pytest.mark.long
-def test_a_database_of_five_gigabytes_is_looked_at_in_ten_seconds(home: Home) -> None:
+def test_doctor_on_five_gigabyte_database(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as db:
         db.create_session("s", "cli")
     with closing(sqlite3.connect(home.state_db)) as raw:
@@ -197,7 +195,7 @@ def test_a_database_of_five_gigabytes_is_looked_at_in_ten_seconds(home: Home) ->
 # ---- status and version
 
 
-def test_status_tells_how_things_stand(home: Home, hermes: Hermes) -> None:
+def test_status_command(home: Home, hermes: Hermes) -> None:
     assert hermes("status").code == 0 and not home.state_db.exists()
     with configured(home):
         hermes("cron", "create", "every 1d", "Go.")
@@ -208,7 +206,7 @@ def test_status_tells_how_things_stand(home: Home, hermes: Hermes) -> None:
     assert "none:" in hermes("status").out
 
 
-def test_version_names_everything(home: Home, hermes: Hermes) -> None:
+def test_version_json(home: Home, hermes: Hermes) -> None:
     told = hermes("version", "--json").json
     assert (told["hermes"], told["home"], told["profile"]) == (package.__version__, str(home.path), "default")
     assert set(told) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
@@ -234,7 +232,7 @@ def logs(home: Home) -> Path:
     return home.logs / "agent.log"
 
 
-def test_logs_are_shown_from_the_oldest_on_without_secrets(logs: Path, hermes: Hermes) -> None:
+def test_logs_are_shown_oldest_first_and_redacted(logs: Path, hermes: Hermes) -> None:
     done = hermes("logs")
     assert done.code == 0 and len(done.lines) == 5 and "long ago" in done.lines[0]
     assert SECRET not in done.out and "the key [redacted]" in done.out
@@ -244,14 +242,14 @@ def test_logs_are_shown_from_the_oldest_on_without_secrets(logs: Path, hermes: H
     assert hermes("logs", "nonsense").code == 2
 
 
-def test_logs_are_chosen_by_level_run_and_age(logs: Path, hermes: Hermes) -> None:
+def test_logs_filters_level_run_and_age(logs: Path, hermes: Hermes) -> None:
     assert len(hermes("logs", "--level", "error").lines) == 3  # with the lines that belong to it
     assert "it broke" in hermes("logs", "--run", "run_bb2").lines[0]
     assert "long ago" not in hermes("logs", "--since", "1h").out
     assert hermes("logs", "--since", "soon").code == 2
 
 
-def test_logs_are_followed_also_when_they_are_turned_over(logs: Path) -> None:
+def test_logs_follow_over_rotation(logs: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "hermes", "logs", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True
     )
@@ -281,7 +279,7 @@ def completed(script: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_bash_completes_what_the_parsers_know(hermes: Hermes) -> None:
+def test_bash_completion(hermes: Hermes) -> None:
     script = hermes("completion", "bash").out
     assert set(COMMANDS) <= set(completed(script, "hermes", ""))
     assert completed(script, "hermes", "sess") == ["sessions"]
@@ -292,21 +290,21 @@ def test_bash_completes_what_the_parsers_know(hermes: Hermes) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_told_the_same_words(shell: str, hermes: Hermes) -> None:
+def test_completion_of_other_shells(shell: str, hermes: Hermes) -> None:
     script = hermes("completion", shell).out
     for name in COMMANDS:
         assert f"hermes {name}" in script
     assert "optimize" in script and ("--older-than" in script or "older-than" in script)
 
 
-def test_completion_of_an_unknown_shell_is_a_usage_error(hermes: Hermes) -> None:
+def test_completion_of_unknown_shell_is_usage_error(hermes: Hermes) -> None:
     assert hermes("completion", "tcsh").code == 2
 
 
 # ---- every command
 
 
-def test_quiet_leaves_out_what_is_not_the_result(hermes: Hermes, home: Home) -> None:
+def test_quiet_prints_result_only(hermes: Hermes, home: Home) -> None:
     assert hermes("skills", "list").err and hermes("skills", "list", "--quiet").err == ""
     assert hermes("skills", "show", "nothing", "--quiet").err  # an error is told
 
@@ -335,16 +333,14 @@ def test_every_command_and_action_has_help(hermes: Hermes) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_every_report_is_one_json_document_and_makes_nothing(
-    words: tuple[str, ...], hermes: Hermes, home: Home
-) -> None:
+def test_every_report_is_one_json_document(words: tuple[str, ...], hermes: Hermes, home: Home) -> None:
     done = hermes(*words, "--json")
     assert isinstance(done.json, dict) and done.code in (0, 3)
     assert list(home.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
-def test_a_broken_pipe_ends_quietly(words: tuple[str, ...], home: Home) -> None:
+def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "hermes", *words],
         stdout=subprocess.PIPE,

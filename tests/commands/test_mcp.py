@@ -17,7 +17,7 @@ PLAIN = ("--command", sys.executable, "--args", str(SERVERS / "plain.py"), "stdi
 SECRET = "a-very-secret-value"
 
 
-def test_add_tries_first_and_then_writes(home: Home, hermes: Hermes) -> None:
+def test_mcp_add_tests_before_writing(home: Home, hermes: Hermes) -> None:
     done = hermes("--json", "mcp", "add", "notes", "--env", f"NOTES_KEY={SECRET}", *PLAIN)
     assert done.code == 0 and done.json["test"]["state"] == "up"
     server = config.load(home).mcp_servers["notes"]
@@ -28,7 +28,7 @@ def test_add_tries_first_and_then_writes(home: Home, hermes: Hermes) -> None:
     assert hermes("mcp", "list", "--json").json["servers"][0]["env"] == ["NOTES_KEY"]
 
 
-def test_a_server_that_does_not_answer_is_not_added(home: Home, hermes: Hermes) -> None:
+def test_mcp_add_rejects_unreachable_server(home: Home, hermes: Hermes) -> None:
     words = ("mcp", "add", "gone", "--command", "/no/such/program")
     done = hermes(*words)
     assert done.code == 1 and "Nothing was written" in done.err and not home.config_file.exists()
@@ -37,7 +37,7 @@ def test_a_server_that_does_not_answer_is_not_added(home: Home, hermes: Hermes) 
     assert hermes("mcp", "tools", "gone").code == 1
 
 
-def test_test_and_tools_tell_what_a_server_has(home: Home, hermes: Hermes) -> None:
+def test_mcp_test_and_tools(home: Home, hermes: Hermes) -> None:
     listing = f"[{str(SERVERS / 'plain.py')!r}, stdio]"
     text = f"mcp_servers: {{notes: {{command: {sys.executable!r}, args: {listing}, enabled: false}}}}\n"
     write_private(home.config_file, text)
@@ -59,11 +59,11 @@ def test_test_and_tools_tell_what_a_server_has(home: Home, hermes: Hermes) -> No
         ("x", "--command", "y", "--env", "=1"),
     ],
 )
-def test_what_is_no_server_is_a_usage_error(words: tuple[str, ...], home: Home, hermes: Hermes) -> None:
+def test_mcp_add_usage_errors(words: tuple[str, ...], home: Home, hermes: Hermes) -> None:
     assert hermes("mcp", "add", *words).code == 2 and not home.config_file.exists()
 
 
-def test_remove_takes_all_of_it_away(home: Home, hermes: Hermes) -> None:
+def test_mcp_remove(home: Home, hermes: Hermes) -> None:
     text = (
         "mcp_servers:\n  keep: {url: 'http://x.test'}\n  go:\n    url: http://y.test\n    headers: {X-Key: '${GO}'}\n"
     )

@@ -42,7 +42,7 @@ def names(home: Home) -> list[str]:
 # ---- model
 
 
-def test_the_route_is_shown_with_window_and_abilities(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_model_shows_route_window_and_abilities(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server, f", api_key: '{SECRET}', context_length: 50000")
     done = hermes("model")
     assert done.code == 0 and "window: 50000" in done.lines and SECRET not in done.out
@@ -52,7 +52,7 @@ def test_the_route_is_shown_with_window_and_abilities(home: Home, hermes: Hermes
     assert not server.requests
 
 
-def test_what_is_missing_is_told(home: Home, hermes: Hermes) -> None:
+def test_model_reports_missing_configuration(home: Home, hermes: Hermes) -> None:
     assert hermes("model").code == 3
     write_private(home.config_file, "model: {default: m, provider: groq}\n")
     done = hermes("model")
@@ -60,7 +60,7 @@ def test_what_is_missing_is_told(home: Home, hermes: Hermes) -> None:
     assert hermes("model", "--provider", "nonsense").code == 78
 
 
-def test_a_name_is_tried_and_set(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_model_set_tests_before_writing(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
     done = hermes("model", "better", "--json")
     assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
@@ -68,7 +68,7 @@ def test_a_name_is_tried_and_set(home: Home, hermes: Hermes, server: ModelServer
     assert config.load(home).model.default == "better"
 
 
-def test_a_model_that_does_not_answer_is_not_set_unless_wanted(home: Home, hermes: Hermes) -> None:
+def test_model_set_rejects_unanswering_model(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=404, error="no such model"), Reply(status=404), Reply(status=404)) as server:
         configure(home, server)
         assert hermes("model", "worse").code == 2
@@ -78,7 +78,7 @@ def test_a_model_that_does_not_answer_is_not_set_unless_wanted(home: Home, herme
     assert config.load(home).model.default == "worse"
 
 
-def test_a_key_does_not_follow_to_another_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_model_set_drops_key_of_other_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
     write_private(home.config_file, f"model: {{default: m, base_url: 'http://old.test/v1', api_key: '{SECRET}'}}\n")
     assert hermes("model", "n", "--base-url", f"{server.url}/v1").code == 0
     assert SECRET not in str(server.requests[0].headers)
@@ -86,7 +86,7 @@ def test_a_key_does_not_follow_to_another_address(home: Home, hermes: Hermes, se
     assert settings.model.base_url == f"{server.url}/v1" and settings.model.api_key is None
 
 
-def test_a_model_for_one_session_only(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_model_set_for_one_session(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
     with closing(SessionDB(home.state_db)) as db:
         db.create_session("talk", "cli")
@@ -97,7 +97,7 @@ def test_a_model_for_one_session_only(home: Home, hermes: Hermes, server: ModelS
     assert hermes("model", "better", "--session", "nothing").code == 5
 
 
-def test_the_providers_models_are_listed_and_kept(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_model_list_is_cached_and_refreshed(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
     server.models = [{"id": "a", "context_length": 9000}, {"id": "b"}]
     listed = [{"id": "a", "window": 9000}, {"id": "b", "window": None}]
@@ -107,7 +107,7 @@ def test_the_providers_models_are_listed_and_kept(home: Home, hermes: Hermes, se
     assert hermes("model", "list", "--refresh").lines == ["c"]
 
 
-def test_a_file_of_ones_own_must_be_a_model(home: Home, hermes: Hermes, tmp_path: Path) -> None:
+def test_model_use_requires_model_file(home: Home, hermes: Hermes, tmp_path: Path) -> None:
     assert hermes("model", "use").code == 2
     assert hermes("model", "use", str(tmp_path / "missing.gguf")).code == 5
     (tmp_path / "text.gguf").write_text("no model")
@@ -116,7 +116,7 @@ def test_a_file_of_ones_own_must_be_a_model(home: Home, hermes: Hermes, tmp_path
     assert names(home) == []
 
 
-def test_a_file_that_does_not_answer_is_used_only_if_wanted(home: Home, hermes: Hermes, tmp_path: Path) -> None:
+def test_model_use_of_broken_file_needs_force(home: Home, hermes: Hermes, tmp_path: Path) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"GGUF and nothing else")
     configure_text = "model: {default: m, provider: openai, api_key: x}\n"
@@ -133,12 +133,12 @@ def test_a_file_that_does_not_answer_is_used_only_if_wanted(home: Home, hermes: 
 # ---- setup
 
 
-def test_setup_without_a_terminal_names_the_flag(home: Home, hermes: Hermes) -> None:
+def test_setup_without_terminal_names_flag(home: Home, hermes: Hermes) -> None:
     done = hermes("setup")
     assert done.code == 2 and "--non-interactive" in done.err and names(home) == []
 
 
-def test_setup_asks_four_questions_tries_and_writes(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_setup_interactive_questions(home: Home, hermes: Hermes, server: ModelServer) -> None:
     done = hermes("setup", typed=f"{server.url}/v1 m\nweb, vision\nlocal\ny\nthis is never read\n")
     assert done.code == 0 and done.err.count("]: ") == 4
     assert "Hello there." in done.err
@@ -152,7 +152,7 @@ def test_setup_asks_four_questions_tries_and_writes(home: Home, hermes: Hermes, 
     assert again.code == 0 and config.load(home).api_server.key == key
 
 
-def test_setup_writes_nothing_when_the_test_fails(home: Home, hermes: Hermes) -> None:
+def test_setup_writes_nothing_if_test_fails(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=401), Reply(status=401)) as server:
         done = hermes("setup", "model", typed=f"{server.url}/v1 m\nn\n")
         assert done.code == 3 and names(home) == []
@@ -160,7 +160,7 @@ def test_setup_writes_nothing_when_the_test_fails(home: Home, hermes: Hermes) ->
     assert config.load(home).model.default == "m"
 
 
-def test_setup_asks_for_a_key_that_is_missing_and_never_shows_it(home: Home, server: ModelServer) -> None:
+def test_setup_asks_for_missing_key_without_echo(home: Home, server: ModelServer) -> None:
     write_private(home.config_file, f"providers: {{groq: {{base_url: '{server.url}/v1'}}}}\n")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -191,20 +191,20 @@ def typed(terminal: int, question: str, answer: str) -> str:
     return seen.decode("utf-8", "replace")
 
 
-def test_setup_sends_no_old_key_to_a_new_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_setup_sends_no_old_key_to_new_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
     write_private(home.config_file, f"model: {{default: m, base_url: 'http://old.test/v1', api_key: '{SECRET}'}}\n")
     assert hermes("setup", "model", typed=f"{server.url}/v1 n\n").code == 0
     assert SECRET not in str(server.requests[0].headers)
     assert config.load(home).model.api_key is None
 
 
-def test_setup_takes_the_model_that_the_server_lists(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_setup_uses_only_listed_model(home: Home, hermes: Hermes, server: ModelServer) -> None:
     server.models = [{"id": "only"}]
     assert hermes("setup", "model", typed=f"{server.url}/v1\n").code == 0
     assert config.load(home).model.default == "only"
 
 
-def test_setup_without_questions(
+def test_setup_non_interactive(
     home: Home, hermes: Hermes, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
@@ -227,18 +227,18 @@ def test_setup_without_questions(
         ((), 3),
     ],
 )
-def test_setup_that_cannot_work_writes_nothing(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+def test_setup_failure_writes_nothing(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
     assert hermes("setup", "model", "--non-interactive", *words).code == code
     assert names(home) == []
 
 
-def test_setup_refuses_a_toolset_and_a_part_that_there_are_not(home: Home, hermes: Hermes) -> None:
+def test_setup_rejects_unknown_toolset_and_part(home: Home, hermes: Hermes) -> None:
     assert hermes("setup", "tools", typed="nonsense\n").code == 2
     assert hermes("setup", "nonsense", typed="").code == 2
     assert names(home) == []
 
 
-def test_reset_begins_anew_and_keeps_the_old_file(home: Home, hermes: Hermes, server: ModelServer) -> None:
+def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelServer) -> None:
     for number in range(2):
         write_private(home.config_file, f"timezone: UTC\nagent: {{max_turns: {number + 1}}}\n")
         words = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")

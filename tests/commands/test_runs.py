@@ -92,7 +92,7 @@ def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **d
 # ---- without a server
 
 
-def test_without_runs_that_is_said(home: Home, hermes: Hermes) -> None:
+def test_runs_without_runs(home: Home, hermes: Hermes) -> None:
     done = hermes("runs", "list", "--json")
     assert (done.code, done.json) == (0, {"runs": [], "more": False}) and done.err
     assert not home.state_db.exists()
@@ -100,7 +100,7 @@ def test_without_runs_that_is_said(home: Home, hermes: Hermes) -> None:
         assert hermes("runs", *words).code == 5
 
 
-def test_runs_are_listed_and_shown_with_their_answers(home: Home, hermes: Hermes, store: Store) -> None:
+def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
     first = stored(store, "run_aa1", "run.started", "run.completed")
     second = stored(store, "run_ab2", "run.started", session_id="other")
     listed = hermes("runs", "list", "--json").json["runs"]
@@ -115,7 +115,7 @@ def test_runs_are_listed_and_shown_with_their_answers(home: Home, hermes: Hermes
     assert hermes("runs", "list", "--status", "nonsense").code == 2
 
 
-def test_tail_prints_a_run_that_has_ended_and_leaves(home: Home, hermes: Hermes, store: Store) -> None:
+def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = stored(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
     done = hermes("runs", "tail", run_id)
     assert done.code == 1 and "run.failed No luck." in done.lines[-1]
@@ -123,14 +123,14 @@ def test_tail_prints_a_run_that_has_ended_and_leaves(home: Home, hermes: Hermes,
     assert [event["type"] for event in after.json["events"]] == ["run.failed"]
 
 
-def test_a_run_that_has_ended_takes_nothing(home: Home, hermes: Hermes, store: Store) -> None:
+def test_runs_control_of_ended_run_fails(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = stored(store, "run_aa1", "run.started", "run.completed")
     for words in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
         done = hermes("runs", *words)
         assert done.code == 1 and "has ended: completed" in done.err
 
 
-def test_what_nobody_can_apply_now_is_left_for_later(home: Home, hermes: Hermes, store: Store) -> None:
+def test_runs_control_is_stored_for_later(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = stored(store, "run_aa1", "run.started")
     done = hermes("runs", "stop", run_id, "--json")
     assert (done.code, done.json["result"]) == (0, "left") and "Nobody carries the run on" in done.err
@@ -141,7 +141,7 @@ def test_what_nobody_can_apply_now_is_left_for_later(home: Home, hermes: Hermes,
     assert hermes("runs", "steer", run_id, " ").code == 2
 
 
-def test_a_choice_that_is_not_offered_is_a_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
+def test_runs_approve_with_unknown_choice_is_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
     asked = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
     run_id = stored(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
     done = hermes("runs", "approve", run_id, "--choice", "always")
@@ -158,7 +158,7 @@ def remember() -> Call:
 
 
 @pytest.mark.parametrize(("word", "kept"), [("approve", True), ("deny", False)])
-def test_a_question_for_leave_is_answered_from_here(word: str, kept: bool, home: Home, hermes: Hermes) -> None:
+def test_runs_approve_and_deny(word: str, kept: bool, home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
     with serving(*script) as model, served(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
@@ -170,7 +170,7 @@ def test_a_question_for_leave_is_answered_from_here(word: str, kept: bool, home:
     assert (home.memories / "MEMORY.md").exists() is kept
 
 
-def test_a_question_is_answered_from_here(home: Home, hermes: Hermes) -> None:
+def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[Call("clarify", {"question": "Which one?"})]), Reply(text="Done.", continues=False))
     with serving(*script) as model, served(home, model) as submit:
         run_id = submit("do it")
@@ -181,7 +181,7 @@ def test_a_question_is_answered_from_here(home: Home, hermes: Hermes) -> None:
         assert "The red one." in json.dumps([turn.text for turn in model.requests[1].turns])
 
 
-def test_a_run_is_followed_steered_and_stopped_from_here(home: Home, hermes: Hermes) -> None:
+def test_runs_tail_steer_and_stop(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="Begun and never ended", stall_at=300)) as model, served(home, model) as submit:
         run_id = submit("begin")
         wait_for(lambda: status(hermes, run_id) == "running")

@@ -15,25 +15,25 @@ def states(hermes: Hermes, *words: str) -> dict[str, str]:
     return {row["name"]: row["state"] for row in hermes("tools", *words, "--json").json["toolsets"]}
 
 
-def test_toolsets_are_listed_with_state_and_reason(hermes: Hermes) -> None:
+def test_tools_list_with_state_and_reason(hermes: Hermes) -> None:
     done = hermes("tools")
     assert done.code == 0 and done.out == hermes("tools", "list").out
     web = next(line for line in done.lines if line.startswith("web "))
     assert "web_search" in web and "SEARXNG_URL" in web
 
 
-def test_each_surface_has_its_own(hermes: Hermes) -> None:
+def test_tools_list_per_platform(hermes: Hermes) -> None:
     assert states(hermes, "--platform", "cli")["memory"] == "on"
     assert states(hermes, "list", "--platform", "cron")["memory"] == "off"
     assert states(hermes, "--platform", "cron", "list")["memory"] == "off"
 
 
-def test_servers_are_listed_beside_the_others(home: Home, hermes: Hermes) -> None:
+def test_tools_list_includes_mcp_servers(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "mcp_servers: {notes: {url: 'http://x.test'}}\n")
     assert states(hermes)["mcp:notes"] == "on"
 
 
-def test_disable_and_enable_change_the_surface_and_nothing_else(home: Home, hermes: Hermes) -> None:
+def test_tools_enable_and_disable(home: Home, hermes: Hermes) -> None:
     assert hermes("tools", "disable", "web", "vision").code == 0
     assert states(hermes)["web"] == states(hermes)["vision"] == "off"
     assert states(hermes, "--platform", "cron")["web"] == "on"
@@ -42,19 +42,19 @@ def test_disable_and_enable_change_the_surface_and_nothing_else(home: Home, herm
     assert "web" in config.load(home).platform_toolsets["cli"]
 
 
-def test_what_is_turned_off_everywhere_stays_off_and_that_is_said(home: Home, hermes: Hermes) -> None:
+def test_tools_disabled_globally_stay_off(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "agent: {disabled_toolsets: [web]}\n")
     done = hermes("tools", "enable", "web")
     assert done.code == 1 and "agent.disabled_toolsets" in done.err
     assert "agent.disabled_toolsets" in hermes("tools").out
 
 
-def test_an_unknown_toolset_changes_nothing(home: Home, hermes: Hermes) -> None:
+def test_tools_unknown_toolset_changes_nothing(home: Home, hermes: Hermes) -> None:
     assert hermes("tools", "disable", "web", "nonsense").code == 5
     assert not home.config_file.exists()
 
 
-def test_show_tells_schema_effect_and_limits(hermes: Hermes) -> None:
+def test_tools_show(hermes: Hermes) -> None:
     tool = hermes("tools", "show", "read_file", "--json").json
     assert (tool["toolset"], tool["effect"]) == ("file", "read")
     assert tool["parameters"]["required"] == ["path"] and tool["timeout_seconds"] > 0
@@ -76,7 +76,7 @@ def test_show_tells_schema_effect_and_limits(hermes: Hermes) -> None:
         ("terminal: {backend: local}\napprovals: {mode: off}", "rm -rf build", "free", 0),
     ],
 )
-def test_check_tells_the_verdict_and_runs_nothing(
+def test_tools_check_verdict(
     settings: str, command: str, verdict: str, code: int, home: Home, hermes: Hermes, tmp_path: Path
 ) -> None:
     write_private(home.config_file, f"{settings}\n")
@@ -84,14 +84,14 @@ def test_check_tells_the_verdict_and_runs_nothing(
     assert (done.json["verdict"], done.code) == (verdict, code)
 
 
-def test_check_takes_a_command_in_words_too(home: Home, hermes: Hermes) -> None:
+def test_tools_check_with_several_words(home: Home, hermes: Hermes) -> None:
     assert hermes("tools", "check", "rm", "-rf", "/").code == 6
 
 
 # ---- grants
 
 
-def test_grants_are_listed_and_taken_back(home: Home, hermes: Hermes) -> None:
+def test_approvals_list_and_revoke(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "command_allowlist: ['rm -rf build', 'git reset --hard', 'make clean']\n")
     assert hermes("approvals", "list", "--json").json == {"grants": ["rm -rf build", "git reset --hard", "make clean"]}
     assert hermes("approvals", "remove", "make clean", "1", "--json").json == {
@@ -102,13 +102,13 @@ def test_grants_are_listed_and_taken_back(home: Home, hermes: Hermes) -> None:
     assert hermes("approvals", "list").lines == ["1  git reset --hard"]
 
 
-def test_granted_hosts_are_listed_after_commands_and_taken_back(home: Home, hermes: Hermes) -> None:
+def test_approvals_list_and_revoke_hosts(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "command_allowlist: [make]\nterminal: {allowed_hosts: [example.com, pypi.org]}\n")
     assert hermes("approvals", "list").lines == ["1  make", "2  example.com", "3  pypi.org"]
     assert hermes("approvals", "remove", "2", "--json").json == {"removed": ["example.com"]}
     assert hermes("approvals", "list").lines == ["1  make", "2  pypi.org"]
 
 
-def test_without_grants_that_is_said_beside_the_result(hermes: Hermes) -> None:
+def test_approvals_list_empty(hermes: Hermes) -> None:
     done = hermes("approvals", "list")
     assert (done.code, done.out) == (0, "") and done.err

@@ -30,7 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> RunResources:
     return RunResources(monkeypatch)
 
 
-def test_it_is_found_out_once_in_a_moment(world: RunResources) -> None:
+def test_burst_cache_computes_once_per_moment(world: RunResources) -> None:
     assert [world.ask(), world.ask()] == [1, 1]
     world.now += SAME_MOMENT_S
     assert world.ask() == 1
@@ -38,32 +38,32 @@ def test_it_is_found_out_once_in_a_moment(world: RunResources) -> None:
     assert [world.ask(), world.ask()] == [2, 2]
 
 
-def test_asking_again_does_not_make_a_moment_longer(world: RunResources) -> None:
+def test_burst_cache_hits_do_not_extend_lifetime(world: RunResources) -> None:
     for _ in range(5):
         world.ask()
         world.now += SAME_MOMENT_S / 3
     assert world.asked == 2
 
 
-def test_while_there_is_little_to_do_everybody_looks(world: RunResources) -> None:
+def test_burst_cache_is_bypassed_when_idle(world: RunResources) -> None:
     world.busy = False
     assert [world.ask(), world.ask()] == [1, 2]
     world.busy = True
     assert [world.ask(), world.ask()] == [2, 2]
 
 
-def test_what_is_asked_for_are_different_things(world: RunResources) -> None:
+def test_burst_cache_separates_keys(world: RunResources) -> None:
     assert [world.ask("a"), world.ask("b"), world.ask("a")] == [1, 2, 1]
 
 
-def test_only_so_many_are_remembered(world: RunResources) -> None:
+def test_burst_cache_size_is_limited(world: RunResources) -> None:
     for key in range(2 * LATELY_MAX):
         world.ask(key)
     assert world.ask(0) == 1
     assert world.ask(LATELY_MAX) > 2 * LATELY_MAX
 
 
-def test_what_fails_is_asked_again(world: RunResources) -> None:
+def test_burst_cache_does_not_store_exceptions(world: RunResources) -> None:
     def fails() -> int:
         raise ValueError
 

@@ -30,7 +30,7 @@ def output(one: Json) -> str:
 
 
 @pytest.mark.parametrize("kind", ["function", "mcp", "error"])
-def test_the_longest_outputs_are_cut(kind: str) -> None:
+def test_longest_outputs_are_shortened_first(kind: str) -> None:
     items = [
         item("a" * 10, kind),
         item("b" * 1000, kind),
@@ -44,7 +44,7 @@ def test_the_longest_outputs_are_cut(kind: str) -> None:
     assert output(items[1]) == "b" * 1000, "what was given stays"
 
 
-def test_more_than_there_is_cannot_be_cut() -> None:
+def test_outputs_are_shortened_at_most_to_nothing() -> None:
     assert [output(one) for one in shorten_outputs([item("abc"), item("é")], 10_000)] == ["", ""]
     assert shorten_outputs([{"type": "message"}], 10_000) == [{"type": "message"}]
 
@@ -54,7 +54,7 @@ def test_more_than_there_is_cannot_be_cut() -> None:
     st.integers(1, 600),
 )
 @settings(deadline=None, max_examples=300)
-def test_the_event_is_shorter_by_what_was_asked(texts: list[tuple[str, str]], excess: int) -> None:
+def test_shortening_saves_requested_bytes_property(texts: list[tuple[str, str]], excess: int) -> None:
     items = [item(text, kind) for text, kind in texts]
     short = shorten_outputs(items, excess)
     for before, after in zip(items, short, strict=True):

@@ -72,12 +72,12 @@ FOLDS: list[tuple[list[Any], Status]] = [
 
 
 @pytest.mark.parametrize(("steps", "status"), FOLDS, ids=[str(i) + s for i, (_, s) in enumerate(FOLDS)])
-def test_the_status_is_the_fold_of_the_log(steps: list[Any], status: Status) -> None:
+def test_status_is_fold_of_log(steps: list[Any], status: Status) -> None:
     state = fold(events(*steps))
     assert (state.status, state.ended) == (status, status in ("completed", "failed", "cancelled"))
 
 
-def test_the_fold_remembers_what_is_open_and_how_it_ended() -> None:
+def test_fold_tracks_open_questions_and_end() -> None:
     usage = {"total_tokens": 3}
     state = fold(
         events(
@@ -94,14 +94,14 @@ def test_the_fold_remembers_what_is_open_and_how_it_ended() -> None:
     assert (state.last_event, state.last_seq) == ("run.failed", 5)
 
 
-def test_every_event_is_either_durable_or_volatile() -> None:
+def test_every_event_is_durable_or_volatile() -> None:
     assert not DURABLE & VOLATILE
     assert sorted(FINAL) == ["run.cancelled", "run.completed", "run.failed"]
     assert sorted(VOLATILE) == ["reasoning.delta", "text.delta", "tool.drafted", "tool.output"]
 
 
 @given(st.lists(st.sampled_from([*sorted(DURABLE - {"control.received"}), "text.delta"]), max_size=12))
-def test_nothing_follows_a_final_event(types: list[str]) -> None:
+def test_final_status_is_never_left(types: list[str]) -> None:
     fields = {"approval_id": "a", "request_id": "q", "to": STARTED}
     state = RunState()
     for event in events(*((type_, {**STARTED, **fields}) for type_ in types)):
@@ -110,7 +110,7 @@ def test_nothing_follows_a_final_event(types: list[str]) -> None:
         assert before not in ("completed", "failed", "cancelled") or state.status == before
 
 
-def test_an_event_shows_its_envelope_and_its_fields() -> None:
+def test_event_as_dict() -> None:
     event = Event("run_1", "notice", 2, {"code": "x"}, 7, 1.5)
     assert event.as_dict() == {"run_id": "run_1", "seq": 7, "ts": 1.5, "type": "notice", "step": 2, "code": "x"}
 
@@ -130,7 +130,7 @@ def _grown(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, float]]:
 
 
 @given(_steps)
-def test_packed_cuts_come_back_as_they_were(steps: list[tuple[int, int, int]]) -> None:
+def test_packed_cuts_round_trip(steps: list[tuple[int, int, int]]) -> None:
     cuts = Cuts()
     marks = _grown(steps)
     for mark in marks:
@@ -139,14 +139,14 @@ def test_packed_cuts_come_back_as_they_were(steps: list[tuple[int, int, int]]) -
     assert bool(cuts) == bool(marks)
 
 
-def test_a_clock_that_goes_back_leaves_times_in_order() -> None:
+def test_packed_cuts_with_clock_going_back() -> None:
     cuts = Cuts()
     for seq, ts in ((1, 10.0), (2, 9.0), (3, 10.5)):
         cuts.add(seq, 1, ts)
     assert list(Cuts.unpack(cuts.pack())) == [(1, 1, 10.0), (2, 1, 10.0), (3, 1, 10.5)]
 
 
-def test_cuts_are_small() -> None:
+def test_packed_cuts_are_small() -> None:
     cuts = Cuts()
     for i in range(1000):
         cuts.add(i + 1, 4, 1_700_000_000 + i * 0.02)
@@ -171,7 +171,7 @@ _pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8)
 
 @given(_pieces, st.data())
 @settings(deadline=None)
-def test_deltas_from_a_text_and_its_cuts_are_those_delivered(pieces: list[str], data: st.DataObject) -> None:
+def test_replayed_deltas_equal_delivered_ones(pieces: list[str], data: st.DataObject) -> None:
     seqs = sorted(data.draw(st.sets(st.integers(1, 5000), min_size=len(pieces), max_size=len(pieces))))
     original, packed = written("text.delta", {"message_id": "m"}, pieces, seqs)
     text = "".join(pieces)
@@ -182,7 +182,7 @@ def test_deltas_from_a_text_and_its_cuts_are_those_delivered(pieces: list[str], 
 
 @given(_pieces, _pieces)
 @settings(deadline=None)
-def test_a_completed_message_replays_from_its_row(thoughts: list[str], texts: list[str]) -> None:
+def test_completed_message_is_replayed_from_row(thoughts: list[str], texts: list[str]) -> None:
     count, fixed = len(thoughts), {"message_id": "m", "form": "summary"}
     thought, thought_cuts = written("reasoning.delta", fixed, thoughts, list(range(3, 3 + count)))
     first = 3 + count
@@ -203,7 +203,7 @@ def test_a_completed_message_replays_from_its_row(thoughts: list[str], texts: li
         assert again == [event for event in whole if event.seq > after]
 
 
-def test_open_streams_replay_from_their_partials() -> None:
+def test_open_streams_are_replayed_from_partials() -> None:
     text, text_cuts = written("text.delta", {"message_id": "m"}, ["Hel", "lo"], [4, 6])
     hidden = {"message_id": "m", "form": "raw"}
     thought, thought_cuts = written("reasoning.delta", hidden, ["hm"], [3])
@@ -220,7 +220,7 @@ def test_open_streams_replay_from_their_partials() -> None:
         assert list(replay("run_1", durable, lambda _: None, partials, after)) == [e for e in whole if e.seq > after]
 
 
-def test_a_message_without_deltas_or_row_replays_as_its_event() -> None:
+def test_message_without_deltas_or_row_is_replayed_as_event() -> None:
     done = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
     assert list(replay("run_1", [done], lambda _: None, [], 0)) == [done]
     assert list(replay("run_1", [done], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [done]

@@ -316,7 +316,7 @@ def refused(status: int, body: Any, **headers: str) -> FailureFacts:
 @pytest.mark.parametrize(
     ("kind", "status", "body"), REFUSALS, ids=[f"{k}-{s}-{i}" for i, (k, s, _) in enumerate(REFUSALS)]
 )
-def test_a_refusal_is_told_by_its_status_and_words(kind: Kind, status: int, body: Any) -> None:
+def test_classify_by_status_and_text(kind: Kind, status: int, body: Any) -> None:
     assert classify(refused(status, body)) == kind
 
 
@@ -334,7 +334,7 @@ OPTIONS_NAMED = [
 
 
 @pytest.mark.parametrize(("body", "option"), OPTIONS_NAMED)
-def test_the_option_that_a_refusal_names(body: Any, option: str | None) -> None:
+def test_rejected_option_is_extracted(body: Any, option: str | None) -> None:
     assert rejected_option(refused(400, body)) == option
     assert rejected_option(refused(500, body)) is None
 
@@ -365,7 +365,7 @@ TRANSPORT: list[tuple[Kind, Exception]] = [
 
 
 @pytest.mark.parametrize(("kind", "error"), TRANSPORT, ids=[f"{k}-{type(e).__name__}" for k, e in TRANSPORT])
-def test_a_broken_exchange_is_told_by_its_exception(kind: Kind, error: Exception) -> None:
+def test_classify_by_exception(kind: Kind, error: Exception) -> None:
     assert classify(facts_of(error)) == kind
 
 
@@ -388,7 +388,7 @@ def _status_error(sdk: Any, name: str, status: int, message: str) -> Exception:
 
 @pytest.mark.parametrize("library", ["openai", "anthropic"])
 @pytest.mark.parametrize(("kind", "make"), VENDOR, ids=[str(i) + k for i, (k, _) in enumerate(VENDOR)])
-def test_the_exceptions_of_the_vendors_libraries(library: str, kind: Kind, make: Callable[[Any], Exception]) -> None:
+def test_classify_vendor_library_exceptions(library: str, kind: Kind, make: Callable[[Any], Exception]) -> None:
     assert classify(facts_of(make(pytest.importorskip(library)))) == kind
 
 
@@ -408,7 +408,7 @@ ANSWERED = FailureFacts("stream", exception=("StreamBroken", "TransportError"), 
         ("deadline", {"deadline": True, "status": 500}),
     ],
 )
-def test_a_lost_stream_is_told_by_what_had_come(kind: Kind, changes: dict[str, Any]) -> None:
+def test_classify_lost_stream_by_progress(kind: Kind, changes: dict[str, Any]) -> None:
     assert classify(replace(ANSWERED, **changes)) == kind
 
 
@@ -428,11 +428,11 @@ def test_a_lost_stream_is_told_by_what_had_come(kind: Kind, changes: dict[str, A
         ("unknown", {"message": "something else"}),
     ],
 )
-def test_an_error_inside_the_stream(kind: Kind, fields: dict[str, Any]) -> None:
+def test_classify_error_event_in_stream(kind: Kind, fields: dict[str, Any]) -> None:
     assert classify(FailureFacts("stream", exception=("ServerErrorEvent",), **fields)) == kind
 
 
-def test_an_event_that_is_no_json_is_a_lost_stream() -> None:
+def test_classify_non_json_event_as_lost_stream() -> None:
     assert classify(FailureFacts("decode", message="not valid JSON")) == "stream_lost"
 
 
@@ -452,7 +452,7 @@ def test_an_event_that_is_no_json_is_a_lost_stream() -> None:
         ("truncated_text", {"finish_reason": "length", "delivered": 3, "call_missing": True}),
     ],
 )
-def test_an_answer_that_came_whole_and_is_of_no_use(kind: Kind, fields: dict[str, Any]) -> None:
+def test_classify_useless_complete_answer(kind: Kind, fields: dict[str, Any]) -> None:
     assert classify(FailureFacts("finish", **fields)) == kind
 
 
@@ -468,7 +468,7 @@ def test_an_answer_that_came_whole_and_is_of_no_use(kind: Kind, fields: dict[str
     )
 )
 @settings(deadline=None)
-def test_every_failure_has_a_kind(facts: FailureFacts) -> None:
+def test_every_failure_is_classified_property(facts: FailureFacts) -> None:
     assert classify(facts) in get_args(Kind)
 
 
@@ -562,16 +562,16 @@ ROWS_WITH_TEXT: dict[Kind, str] = {
 
 
 @pytest.mark.parametrize(("kind", "expected"), ROWS.items())
-def test_every_row_is_walked_to_its_end(kind: Kind, expected: str) -> None:
+def test_recovery_decisions_per_kind(kind: Kind, expected: str) -> None:
     assert walk(kind) == row(expected)
 
 
 @pytest.mark.parametrize(("kind", "expected"), ROWS_WITH_TEXT.items())
-def test_the_rows_that_differ_after_delivered_text(kind: Kind, expected: str) -> None:
+def test_recovery_decisions_after_delivered_text(kind: Kind, expected: str) -> None:
     assert walk(kind, delivered=3) == row(expected)
 
 
-def test_the_tables_name_every_kind_of_a_model_call() -> None:
+def test_recovery_tables_cover_every_kind() -> None:
     turn_kinds = {"max_iterations", "invalid_calls", "session_busy", "server_restarted", "crash_loop"}
     turn_kinds.add("store_unavailable")
     assert set(ROWS) | set(ROWS_WITH_TEXT) == set(get_args(Kind)) - turn_kinds
@@ -626,13 +626,13 @@ def test_the_tables_name_every_kind_of_a_model_call() -> None:
         ("bad_request", {"interrupted": True}, "keep_partial"),
     ],
 )
-def test_a_row_falls_through(kind: Kind, fields: dict[str, Any], expected: str) -> None:
+def test_recovery_skips_unavailable_actions(kind: Kind, fields: dict[str, Any], expected: str) -> None:
     assert walk(kind, **fields) == row(expected)
 
 
 @pytest.mark.parametrize("kind", sorted(set(ROWS) | set(ROWS_WITH_TEXT)))
 @pytest.mark.parametrize("delivered", [0, 3])
-def test_past_the_deadline_a_row_ends_at_once(kind: Kind, delivered: int) -> None:
+def test_recovery_stops_at_deadline(kind: Kind, delivered: int) -> None:
     (end,) = walk(kind, time_left_s=0.0, delivered=delivered)
     assert end == walk(kind, delivered=delivered)[-1]
 
@@ -649,18 +649,18 @@ def test_past_the_deadline_a_row_ends_at_once(kind: Kind, delivered: int) -> Non
         ("auth", 0.01, "rotate fallback*2 give_up"),
     ],
 )
-def test_a_wait_past_the_deadline_is_not_begun(kind: Kind, left: float, expected: str) -> None:
+def test_retry_wait_past_deadline_is_not_started(kind: Kind, left: float, expected: str) -> None:
     delivered = 3 if kind == "stream_lost_text" else 0
     assert walk(kind, time_left_s=left, delivered=delivered) == row(expected)
 
 
-def test_a_retry_after_past_the_deadline_is_not_waited_for() -> None:
+def test_retry_after_past_deadline_is_not_waited_for() -> None:
     assert walk("rate_limit", routes=0, keys=0, retry_after_s=5.0, time_left_s=4.0) == ["give_up"]
     assert walk("rate_limit", routes=0, keys=0, retry_after_s=5.0, time_left_s=6.0) == row("retry*3 give_up")
 
 
 @given(st.floats(0, 1), st.integers(0, 9))
-def test_waits_grow_and_are_spread(jitter: float, before: int) -> None:
+def test_backoff_grows_with_jitter(jitter: float, before: int) -> None:
     state = CallState(tried={"retry": before}, retries_max=99, jitter=jitter)
     base = min(60, 2 ** (before + 1))
     assert base <= decide("server_error", state).wait_seconds <= 1.5 * base
@@ -674,7 +674,7 @@ def test_retry_after_is_obeyed(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("action", ["rotate", "fallback", "compact", "unstream", "nudge", "repair"])
-def test_what_changes_the_request_does_not_wait(action: Action) -> None:
+def test_request_changing_actions_do_not_wait(action: Action) -> None:
     kinds: dict[str, Kind] = {
         "rotate": "auth",
         "fallback": "forbidden",
@@ -687,7 +687,7 @@ def test_what_changes_the_request_does_not_wait(action: Action) -> None:
     assert (decision.action, decision.wait_seconds) == (action, 0.0)
 
 
-def test_a_decision_says_what_was_passed_over() -> None:
+def test_decision_note_names_skipped_actions() -> None:
     decision = decide("connect", CallState(tried={"reconnect": 2, "retry": 3}))
     assert decision.action == "give_up"
     assert all(action in decision.note for action in ("reconnect", "retry", "fallback"))
@@ -748,22 +748,22 @@ CUT: dict[Kind, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("kind", "code"), CODES.items())
 @pytest.mark.parametrize("has_text", [False, True])
-def test_the_code_of_a_kind(kind: Kind, code: str, has_text: bool) -> None:
+def test_error_code_of_kind(kind: Kind, code: str, has_text: bool) -> None:
     failure = told(kind, has_text=has_text)
     assert (failure.kind, failure.code, failure.partial_only) == (kind, code, False)
 
 
 @pytest.mark.parametrize(("kind", "codes"), CUT.items())
-def test_the_code_of_what_was_cut(kind: Kind, codes: tuple[str, str]) -> None:
+def test_error_code_of_truncation(kind: Kind, codes: tuple[str, str]) -> None:
     assert (told(kind, has_text=True).code, told(kind).code) == codes
     assert told(kind, has_text=True).partial_only
 
 
-def test_an_answer_cut_by_the_callers_own_limit_is_truncated_even_without_text() -> None:
+def test_truncation_by_own_limit_without_text_is_output_truncated() -> None:
     assert told("truncated_text", own_limit=True).code == "output_truncated"
 
 
-def test_every_kind_has_a_code_and_a_sentence() -> None:
+def test_every_kind_has_code_and_sentence() -> None:
     assert set(CODES) | set(CUT) | {"stream_unsupported"} == set(get_args(Kind))
     assert told("stream_unsupported").code in ("provider_unavailable", "provider_rejected_request")
     for kind in get_args(Kind):
@@ -771,25 +771,65 @@ def test_every_kind_has_a_code_and_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated_text", "truncated_tool"])
-def test_the_sentence_of_the_truncated_kinds_says_so(kind: Kind) -> None:
+def test_truncation_sentences_say_truncated(kind: Kind) -> None:
     assert "truncated" in told(kind).message
 
 
-def test_a_missing_local_model_names_the_way_out() -> None:
+def test_missing_local_model_error_suggests_setup() -> None:
     assert "hermes setup" in told("local_unavailable").message
 
 
-def test_our_sentence_comes_first_then_the_providers_words() -> None:
+def test_error_message_puts_own_sentence_before_provider_text() -> None:
     assert told("overloaded", "Try later.").message == f"{sentence('overloaded')} Try later."
 
 
 @given(st.text(max_size=700) | st.text(alphabet="a\x00\x1b\x7f\x85\n\t ", max_size=700))
-def test_the_providers_words_are_short_and_without_control_characters(words: str) -> None:
+def test_provider_text_in_error_is_short_and_printable(words: str) -> None:
     message = told("unknown", words).message
     assert message.startswith(sentence("unknown"))
     assert len(message) <= len(sentence("unknown")) + 1 + 500
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in message)
 
 
-def test_short_words_are_not_cut() -> None:
+def test_short_provider_text_is_not_truncated() -> None:
     assert told("unknown", "x" * 500).message.endswith(" " + "x" * 500)
+
+
+# --- rejected options ------------------------------------------------------------------------------------------------
+
+
+OPTION_REJECTIONS = [
+    (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+        "max_tokens",
+    ),
+    (
+        "Unsupported parameter: 'max_completion_tokens' is not supported here; use 'max_tokens' instead.",
+        "max_completion_tokens",
+    ),
+    ("'temperature' is not supported with this model; set 'reasoning_effort' instead.", "temperature"),
+    ("tool_choice 'required' is not supported when thinking is enabled", "tool_choice"),
+    ("This model does not support tools; send user messages only", None),
+    ("This model does not support tools, text only", None),
+    ("Your request asks for something that is not supported; stop sending it", None),
+    ("This endpoint does not support files; include a link", None),
+    ("Images are not supported with reasoning models", None),
+    ("Unsupported parameter: 'user' is not supported with this model.", "user"),
+    ("`stop` is not supported with this model", "stop"),
+    ('"reasoning" is not supported with this model', "reasoning"),
+    ("Unsupported parameter: 'text' is not supported with this model.", "text"),
+    ("Unsupported value: 'include' does not support this", "include"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), OPTION_REJECTIONS)
+def test_rejected_option_is_told_from_mentioned_ones(words: str, option: str | None) -> None:
+    facts = FailureFacts("headers", status=400, message=words)
+    assert rejected_option(facts) == option
+    assert (classify(facts) == "option_rejected") == (option is not None)
+
+
+def test_rejected_option_from_param_field_wins() -> None:
+    words = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
+    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=words)
+    assert rejected_option(facts) == "user"

@@ -47,21 +47,21 @@ def with_profiles(root: Path, *names: str) -> None:
         (root / "profiles" / name).mkdir(parents=True)
 
 
-def test_the_home_is_what_hermes_home_says(root: Path) -> None:
+def test_home_from_hermes_home(root: Path) -> None:
     assert homes.resolve(environ={"HERMES_HOME": str(root)}) == Home(root)
 
 
-def test_without_hermes_home_it_is_a_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_home_is_in_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert homes.resolve(environ={}).path == tmp_path / ".hermes"
 
 
-def test_a_tilde_in_hermes_home_is_the_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_hermes_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert homes.resolve(environ={"HERMES_HOME": "~/h"}).path == tmp_path / "h"
 
 
-def test_resolving_creates_nothing(root: Path) -> None:
+def test_resolving_home_creates_nothing(root: Path) -> None:
     homes.resolve(environ={"HERMES_HOME": str(root)})
     assert not root.exists()
 
@@ -78,7 +78,7 @@ def test_resolving_creates_nothing(root: Path) -> None:
         (None, None, "default", "d", "default"),
     ],
 )
-def test_a_profile_is_chosen_by_flag_then_home_then_variable_then_sticky_choice(
+def test_profile_selection_precedence(
     root: Path, flag: str | None, inside: str | None, variable: str | None, sticky: str | None, chosen: str
 ) -> None:
     with_profiles(root, "a", "b", "c", "d")
@@ -91,13 +91,13 @@ def test_a_profile_is_chosen_by_flag_then_home_then_variable_then_sticky_choice(
     assert (found.profile, found.path) == (chosen, root if chosen == "default" else root / "profiles" / chosen)
 
 
-def test_a_profile_knows_its_root(root: Path) -> None:
+def test_profile_knows_its_root(root: Path) -> None:
     with_profiles(root, "work")
     assert homes.resolve("work", {"HERMES_HOME": str(root)}).root == root
 
 
 @pytest.mark.parametrize("source", ["flag", "home", "variable", "sticky"])
-def test_a_missing_profile_is_an_error_and_is_not_created(root: Path, source: str) -> None:
+def test_missing_profile_is_an_error_and_not_created(root: Path, source: str) -> None:
     root.mkdir()
     environ = {"HERMES_HOME": str(root)}
     if source == "home":
@@ -111,7 +111,7 @@ def test_a_missing_profile_is_an_error_and_is_not_created(root: Path, source: st
     assert not (root / "profiles").exists()
 
 
-def test_a_missing_sticky_profile_says_how_to_get_out(root: Path) -> None:
+def test_missing_sticky_profile_error_has_hint(root: Path) -> None:
     root.mkdir()
     (root / "active_profile").write_text("gone")
     with pytest.raises(ProfileNotFound) as caught:
@@ -120,18 +120,18 @@ def test_a_missing_sticky_profile_says_how_to_get_out(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Work", "-a", "_a", "a b", "../x", "a/b", "ä", "a" * 65, "a\n"])
-def test_a_name_that_breaks_the_rule_is_refused(root: Path, name: str) -> None:
+def test_invalid_profile_name_is_rejected(root: Path, name: str) -> None:
     with pytest.raises(ProfileError) as caught:
         homes.resolve(name, {"HERMES_HOME": str(root)})
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b_c", "a" * 64])
-def test_a_name_within_the_rule_is_taken(home: Home, name: str) -> None:
+def test_valid_profile_name_is_accepted(home: Home, name: str) -> None:
     assert profiles.create_profile(home, name).path.is_dir()
 
 
-def test_the_active_name_follows_the_process_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_profile_name_follows_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_profiles(root, "work")
     monkeypatch.setenv("HERMES_HOME", str(root))
     monkeypatch.delenv("HERMES_PROFILE", raising=False)
@@ -140,12 +140,12 @@ def test_the_active_name_follows_the_process_environment(root: Path, monkeypatch
     assert (before, homes.get_active_profile_name()) == ("default", "work")
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_user_home_names_hermes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HermesError, match="HERMES_HOME"):
         homes.resolve(environ={"HERMES_HOME": "~no-such-user-here/x"})
 
 
-def test_paths_lie_below_the_home(home: Home) -> None:
+def test_home_paths(home: Home) -> None:
     assert home.config_file == home.path / "config.yaml"
     assert home.tool_results == home.path / "cache" / "tool_results"
 
@@ -153,31 +153,29 @@ def test_paths_lie_below_the_home(home: Home) -> None:
 # ---- private files
 
 
-def test_a_written_file_is_private_under_any_umask(home: Home, umask: int) -> None:
+def test_written_file_is_private_under_any_umask(home: Home, umask: int) -> None:
     homes.write_private(home.env_file, "A=1\n")
     assert (mode(home.env_file), home.env_file.read_text()) == (0o600, "A=1\n")
 
 
-def test_all_folders_made_for_a_file_are_private_under_any_umask(home: Home, umask: int) -> None:
+def test_created_folders_are_private_under_any_umask(home: Home, umask: int) -> None:
     homes.write_private(home.memories / "scopes" / "x" / "MEMORY.md", "m")
     assert [mode(p) for p in (home.path, home.memories, home.memories / "scopes")] == [0o700] * 3
 
 
-def test_a_file_opened_through_the_opener_is_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+def test_private_opener_creates_private_file(tmp_path: Path, umask: int) -> None:
     with open(tmp_path / "log", "a", opener=homes.private_opener) as file:
         assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
 
 
-def test_the_opener_keeps_what_is_in_an_existing_file(tmp_path: Path) -> None:
+def test_private_opener_keeps_existing_content(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("one\n")
     with open(tmp_path / "log", "a", opener=homes.private_opener) as file:
         file.write("two\n")
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
-def test_no_content_is_ever_in_a_file_that_others_can_read(
-    home: Home, monkeypatch: pytest.MonkeyPatch, umask: int
-) -> None:
+def test_content_is_never_in_a_readable_file(home: Home, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
     seen: list[int] = []
     sync = os.fsync
 
@@ -198,7 +196,7 @@ def test_no_content_is_ever_in_a_file_that_others_can_read(
     assert seen == [0o600]
 
 
-def test_replacing_a_file_makes_it_private(home: Home) -> None:
+def test_replaced_file_becomes_private(home: Home) -> None:
     home.path.mkdir()
     home.env_file.write_text("A=1")
     home.env_file.chmod(0o644)
@@ -206,7 +204,7 @@ def test_replacing_a_file_makes_it_private(home: Home) -> None:
     assert mode(home.env_file) == 0o600
 
 
-def test_a_symbolic_link_stays_and_its_target_is_replaced(home: Home, tmp_path: Path) -> None:
+def test_write_private_keeps_symbolic_link(home: Home, tmp_path: Path) -> None:
     real = tmp_path / "dotfiles" / "config.yaml"
     homes.write_private(real, "a: 1")
     home.path.mkdir()
@@ -215,7 +213,7 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(home: Home, tmp_path: 
     assert (home.config_file.is_symlink(), real.read_text()) == (True, "a: 2")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_draft(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_old_file_and_no_draft(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     homes.write_private(home.env_file, "old")
 
     def no_space(fd: int) -> None:
@@ -227,7 +225,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(home: Home, monkeypatch
     assert {p.name: p.read_text() for p in home.path.iterdir()} == {".env": "old"}
 
 
-def test_a_reader_never_sees_half_a_file(home: Home) -> None:
+def test_write_private_is_atomic_for_readers(home: Home) -> None:
     texts = [letter * 100_000 for letter in "ab"]
     homes.write_private(home.config_file, texts[0])
     done = threading.Event()
@@ -246,7 +244,7 @@ def test_a_reader_never_sees_half_a_file(home: Home) -> None:
     assert seen <= set(texts)
 
 
-def test_two_holders_of_a_folder_take_turns(home: Home) -> None:
+def test_folder_lock_is_exclusive(home: Home) -> None:
     homes.write_private(home.config_file, "0")
 
     def add() -> None:
@@ -262,7 +260,7 @@ def test_two_holders_of_a_folder_take_turns(home: Home) -> None:
     assert home.config_file.read_text() == "100"
 
 
-def test_looser_modes_are_tightened_and_told(home: Home) -> None:
+def test_tighten_fixes_and_reports_loose_modes(home: Home) -> None:
     homes.write_private(home.logs / "agent.log", "")
     home.path.chmod(0o755)
     (home.logs / "agent.log").chmod(0o644)
@@ -271,21 +269,21 @@ def test_looser_modes_are_tightened_and_told(home: Home) -> None:
     assert (mode(home.path), mode(home.logs / "agent.log")) == (0o700, 0o600)
 
 
-def test_tightening_keeps_a_script_executable(home: Home) -> None:
+def test_tighten_keeps_scripts_executable(home: Home) -> None:
     homes.write_private(home.skills / "a" / "run.sh", "", executable=True)
     (home.skills / "a" / "run.sh").chmod(0o755)
     homes.tighten(home)
     assert mode(home.skills / "a" / "run.sh") == 0o700
 
 
-def test_tightening_leaves_what_tools_wrote_alone(home: Home) -> None:
+def test_tighten_skips_workspace_content(home: Home) -> None:
     homes.write_private(home.workspace / "page.html", "")
     home.workspace.chmod(0o755)
     (home.workspace / "page.html").chmod(0o644)
     assert homes.tighten(home) == [(home.workspace, 0o755, 0o700)]
 
 
-def test_tightening_does_not_follow_links(home: Home, tmp_path: Path) -> None:
+def test_tighten_does_not_follow_links(home: Home, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("")
     outside.chmod(0o644)
@@ -294,7 +292,7 @@ def test_tightening_does_not_follow_links(home: Home, tmp_path: Path) -> None:
     assert (homes.tighten(home), mode(outside)) == ([], 0o644)
 
 
-def test_tightening_a_home_that_is_not_there_creates_nothing(home: Home) -> None:
+def test_tighten_of_missing_home_creates_nothing(home: Home) -> None:
     assert (homes.tighten(home), home.path.exists()) == ([], False)
 
 
@@ -315,37 +313,37 @@ def everything(folder: Path) -> str:
     return "".join(p.read_text() for p in sorted(folder.rglob("*")) if p.is_file())
 
 
-def test_a_new_profile_is_an_empty_private_folder(home: Home, umask: int) -> None:
+def test_new_profile_is_empty_private_folder(home: Home, umask: int) -> None:
     made = profiles.create_profile(home, "work")
     assert (mode(made.path), list(made.path.iterdir())) == (0o700, [])
 
 
-def test_a_clone_has_settings_memory_and_skills(home: Home) -> None:
+def test_cloned_profile_has_settings_memory_and_skills(home: Home) -> None:
     made = profiles.create_profile(filled(home), "work", clone=True)
     assert made.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
     assert (made.memories / "MEMORY.md").read_text() == "likes tea"
     assert mode(made.skills / "x" / "y" / "run.sh") == 0o700
 
 
-def test_a_clone_has_neither_sessions_nor_secrets(home: Home) -> None:
+def test_cloned_profile_has_no_sessions_or_secrets(home: Home) -> None:
     made = profiles.create_profile(filled(home), "work", clone=True)
     assert not made.state_db.exists()
     assert not made.env_file.exists()
     assert "secret" not in everything(made.path)
 
 
-def test_a_clone_has_secrets_when_asked(home: Home) -> None:
+def test_cloned_profile_with_secrets(home: Home) -> None:
     made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
     assert made.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
     assert "sk-inline-secret" in made.config_file.read_text()
 
 
-def test_everything_in_a_clone_is_private_under_any_umask(home: Home, umask: int) -> None:
+def test_cloned_profile_is_private_under_any_umask(home: Home, umask: int) -> None:
     made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
     assert {mode(p) & 0o077 for p in [made.path, *made.path.rglob("*")]} == {0}
 
 
-def test_a_linked_file_is_copied_so_that_profiles_do_not_share_it(home: Home, tmp_path: Path) -> None:
+def test_cloned_profile_copies_linked_files(home: Home, tmp_path: Path) -> None:
     (tmp_path / "shared.md").write_text("shared")
     homes.make_private_folder(home.memories)
     (home.memories / "USER.md").symlink_to(tmp_path / "shared.md")
@@ -353,34 +351,34 @@ def test_a_linked_file_is_copied_so_that_profiles_do_not_share_it(home: Home, tm
     assert ((made.memories / "USER.md").is_symlink(), (made.memories / "USER.md").read_text()) == (False, "shared")
 
 
-def test_a_skill_folder_that_leads_in_a_circle_does_not_stop_a_clone(home: Home) -> None:
+def test_clone_tolerates_link_cycle_in_skills(home: Home) -> None:
     homes.write_private(home.skills / "a" / "SKILL.md", "how")
     (home.skills / "a" / "loop").symlink_to(home.skills)
     made = profiles.create_profile(home, "work", clone=True)
     assert (made.skills / "a" / "loop").is_symlink()
 
 
-def test_a_clone_of_broken_settings_fails_and_leaves_nothing(home: Home) -> None:
+def test_clone_of_broken_settings_leaves_nothing(home: Home) -> None:
     homes.write_private(home.config_file, "a: [")
     with pytest.raises(HermesError):
         profiles.create_profile(home, "work", clone=True)
     assert list((home.path / "profiles").iterdir()) == []
 
 
-def test_a_clone_copies_from_the_profile_in_use(home: Home) -> None:
+def test_clone_copies_from_current_profile(home: Home) -> None:
     work = profiles.create_profile(home, "work")
     homes.write_private(work.soul_file, "I am at work")
     assert profiles.create_profile(work, "play", clone=True).soul_file.read_text() == "I am at work"
 
 
 @pytest.mark.parametrize("name", ["work", "default"])
-def test_a_taken_name_is_refused(home: Home, name: str) -> None:
+def test_taken_profile_name_is_rejected(home: Home, name: str) -> None:
     profiles.create_profile(home, "work")
     with pytest.raises(ProfileError, match="already"):
         profiles.create_profile(home, name)
 
 
-def test_of_many_who_create_one_name_at_once_one_succeeds(home: Home) -> None:
+def test_concurrent_profile_creation_has_one_winner(home: Home) -> None:
     results: list[bool] = []
 
     def create() -> None:
@@ -406,50 +404,50 @@ def test_profiles_are_listed_with_default_first(home: Home) -> None:
     assert homes.list_profiles(home) == ["default", "aunt", "work"]
 
 
-def test_a_home_without_profiles_lists_default(home: Home) -> None:
+def test_home_without_profiles_lists_default(home: Home) -> None:
     assert homes.list_profiles(home) == ["default"]
 
 
-def test_use_makes_a_choice_that_sticks(home: Home) -> None:
+def test_profile_use_is_sticky(home: Home) -> None:
     profiles.create_profile(home, "work")
     homes.use_profile(home, "work")
     assert homes.resolve(environ={"HERMES_HOME": str(home.path)}).profile == "work"
 
 
-def test_use_of_default_takes_the_choice_back(home: Home) -> None:
+def test_profile_use_default_clears_sticky_choice(home: Home) -> None:
     homes.use_profile(profiles.create_profile(home, "work"), "work")
     homes.use_profile(home, "default")
     assert not (home.path / "active_profile").exists()
 
 
-def test_use_of_a_missing_profile_changes_nothing(home: Home) -> None:
+def test_profile_use_of_missing_profile_changes_nothing(home: Home) -> None:
     with pytest.raises(ProfileNotFound):
         homes.use_profile(home, "gone")
     assert not home.path.exists()
 
 
-def test_rename_moves_the_home_and_the_sticky_choice(home: Home) -> None:
+def test_profile_rename_moves_home_and_sticky_choice(home: Home) -> None:
     homes.write_private(profiles.create_profile(home, "work").soul_file, "me")
     homes.use_profile(home, "work")
     renamed = profiles.rename_profile(home, "work", "job")
     assert (renamed.soul_file.read_text(), homes.sticky_profile(home.path)) == ("me", "job")
 
 
-def test_rename_to_a_taken_name_is_refused(home: Home) -> None:
+def test_profile_rename_to_taken_name_is_rejected(home: Home) -> None:
     profiles.create_profile(home, "a")
     profiles.create_profile(home, "b")
     with pytest.raises(ProfileError, match="already"):
         profiles.rename_profile(home, "a", "b")
 
 
-def test_delete_removes_everything_and_the_sticky_choice(home: Home) -> None:
+def test_profile_delete_removes_home_and_sticky_choice(home: Home) -> None:
     homes.use_profile(profiles.create_profile(filled(home), "work", clone=True), "work")
     profiles.delete_profile(home, "work")
     assert list((home.path / "profiles").iterdir()) == []
     assert homes.sticky_profile(home.path) == "default"
 
 
-def test_delete_of_a_linked_profile_removes_the_link_only(home: Home, tmp_path: Path) -> None:
+def test_delete_of_linked_profile_removes_link_only(home: Home, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     homes.write_private(elsewhere / "SOUL.md", "me")
     homes.make_private_folder(home.path / "profiles")
@@ -461,14 +459,14 @@ def test_delete_of_a_linked_profile_removes_the_link_only(home: Home, tmp_path: 
 @pytest.mark.parametrize(
     "change", [profiles.delete_profile, lambda home, name: profiles.rename_profile(home, name, "x")]
 )
-def test_default_can_be_neither_renamed_nor_deleted(home: Home, change: object) -> None:
+def test_default_profile_cannot_be_renamed_or_deleted(home: Home, change: object) -> None:
     assert callable(change)
     with pytest.raises(ProfileError, match="stays"):
         change(home, "default")
 
 
 @pytest.mark.parametrize("lock", ["flock", "lockf"])
-def test_a_profile_with_a_live_server_is_not_deleted(home: Home, lock: str) -> None:
+def test_profile_with_live_server_is_not_deleted(home: Home, lock: str) -> None:
     work = profiles.create_profile(home, "work")
     homes.write_private(work.lock_file, "")
     program = "import fcntl, sys; f = open(sys.argv[1], 'r+'); getattr(fcntl, sys.argv[2])(f, fcntl.LOCK_EX); print('held', flush=True); input()"

@@ -10,7 +10,7 @@ from hermes.logs import _PrivateFile
 LINES = 400
 
 
-def test_a_file_that_one_process_turns_over_is_left_by_the_others(tmp_path: Path) -> None:
+def test_log_rotation_by_another_process_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "agent.log"
     writers = [_PrivateFile(path, "a", 1_000, 100, encoding="utf-8", delay=True) for _ in range(2)]
     for number in range(LINES):

@@ -29,7 +29,7 @@ def holder(pid: int, start: float | None, host: str = HOST) -> str:
 
 
 @needs_proc
-def test_a_start_stays_the_same_and_lies_between_boot_and_now(child: subprocess.Popen[bytes]) -> None:
+def test_process_start_is_stable(child: subprocess.Popen[bytes]) -> None:
     ours, theirs = process_start(os.getpid()), process_start(child.pid)
     assert ours is not None and theirs is not None
     assert 0 <= ours <= theirs
@@ -37,12 +37,12 @@ def test_a_start_stays_the_same_and_lies_between_boot_and_now(child: subprocess.
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**22 + 1, 2**70])
-def test_a_pid_that_nobody_can_have_has_no_start_and_is_not_alive(pid: int) -> None:
+def test_impossible_pid_is_not_alive(pid: int) -> None:
     assert process_start(pid) is None
     assert not is_alive(pid, None)
 
 
-def test_a_process_is_alive_until_it_was_ended(child: subprocess.Popen[bytes]) -> None:
+def test_process_is_alive_until_it_ends(child: subprocess.Popen[bytes]) -> None:
     start = process_start(child.pid)
     before = is_alive(child.pid, start)
     child.kill()
@@ -51,7 +51,7 @@ def test_a_process_is_alive_until_it_was_ended(child: subprocess.Popen[bytes]) -
 
 
 @needs_proc
-def test_an_ended_process_that_nobody_has_asked_about_is_not_alive(child: subprocess.Popen[bytes]) -> None:
+def test_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:
     start = process_start(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -59,22 +59,22 @@ def test_an_ended_process_that_nobody_has_asked_about_is_not_alive(child: subpro
 
 
 @needs_proc
-def test_the_same_pid_with_another_start_is_another_process() -> None:
+def test_same_pid_with_other_start_is_another_process() -> None:
     start = process_start(os.getpid())
     assert start is not None
     assert [is_alive(os.getpid(), at) for at in (start, start - 1, start + 0.01)] == [True, False, False]
 
 
-def test_without_a_start_the_pid_alone_decides() -> None:
+def test_is_alive_without_start_uses_pid_only() -> None:
     assert is_alive(os.getpid(), None)
 
 
-def test_a_process_of_somebody_else_is_alive() -> None:
+def test_process_of_other_user_is_alive() -> None:
     assert is_alive(1, process_start(1))
 
 
 @needs_proc
-def test_a_name_full_of_brackets_does_not_hide_the_start() -> None:
+def test_brackets_in_process_name_do_not_break_start() -> None:
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b') Z 1 (', 0, 0, 0); print(flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -85,14 +85,14 @@ def test_a_name_full_of_brackets_does_not_hide_the_start() -> None:
     assert ours is not None and theirs is not None and theirs >= ours and alive
 
 
-def test_this_process_signs_the_same_each_time_and_is_not_gone() -> None:
+def test_this_process_name_is_stable_and_not_gone() -> None:
     name = this_process()
     assert name == this_process()
     assert name.startswith(f"{HOST}:{os.getpid()}:")
     assert not is_gone(name)
 
 
-def test_another_process_signs_otherwise_and_is_gone_after_its_end() -> None:
+def test_name_of_ended_process_is_gone() -> None:
     code = "from hermes.core.processes import this_process; print(this_process(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -104,7 +104,7 @@ def test_another_process_signs_otherwise_and_is_gone_after_its_end() -> None:
 
 
 @needs_proc
-def test_a_holder_whose_pid_belongs_to_another_process_now_is_gone() -> None:
+def test_name_with_reused_pid_is_gone() -> None:
     assert is_gone(holder(os.getpid(), 0.01))
 
 
@@ -124,10 +124,10 @@ def test_a_holder_whose_pid_belongs_to_another_process_now_is_gone() -> None:
         ":99999999:1.00",
     ],
 )
-def test_of_any_other_text_and_of_other_hosts_nothing_is_known(text: str) -> None:
+def test_unknown_text_or_other_host_is_not_gone(text: str) -> None:
     assert not is_gone(text)
 
 
-def test_a_pid_that_nobody_has_is_gone_with_and_without_a_start() -> None:
+def test_name_with_unused_pid_is_gone() -> None:
     assert is_gone(holder(99999999, 1.0))
     assert is_gone(holder(99999999, None))

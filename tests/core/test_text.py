@@ -18,14 +18,14 @@ TREES = st.recursive(
 
 @given(TREES)
 @settings(deadline=None)
-def test_it_is_what_the_standard_library_writes(value: Any) -> None:
+def test_spaced_json_equals_json_dumps(value: Any) -> None:
     assert spaced_json(value) == json.dumps(value, ensure_ascii=False)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_is_the_same_number(value: float) -> None:
+def test_spaced_json_numbers_round_trip(value: float) -> None:
     assert json.loads(spaced_json([value])) == [value]
 
 
-def test_what_is_no_number_in_json_is_null() -> None:
+def test_spaced_json_non_finite_is_null() -> None:
     assert spaced_json([float("nan"), float("inf")]) == "[null, null]"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
+from hermes.core import threads as threads_module
 from hermes.core.threads import Threads
 
 Pool = Callable[[int], Threads]
@@ -55,14 +58,14 @@ class Together:
             self._now -= 1
 
 
-async def test_a_call_is_made_in_another_thread_and_its_result_comes_back(pool: Pool) -> None:
+async def test_thread_call_returns_result(pool: Pool) -> None:
     threads = pool(2)
     assert await threads.call(lambda: 5) == 5
     assert await threads.call(threading.get_ident) != threading.get_ident()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("k"), TimeoutError(), StopIteration(1)], ids=repr)
-async def test_an_exception_reaches_the_caller(pool: Pool, error: Exception) -> None:
+async def test_thread_exception_reaches_caller(pool: Pool, error: Exception) -> None:
     def fail() -> None:
         raise error
 
@@ -74,20 +77,20 @@ async def test_an_exception_reaches_the_caller(pool: Pool, error: Exception) -> 
     assert await threads.call(lambda: "still there") == "still there"
 
 
-async def test_no_thread_exists_before_there_is_work(pool: Pool) -> None:
+async def test_no_thread_is_created_before_first_call(pool: Pool) -> None:
     before = threading.active_count()
     pool(8)
     assert threading.active_count() == before
 
 
-async def test_threads_are_used_again_and_never_too_many(pool: Pool) -> None:
+async def test_threads_are_reused_and_limited(pool: Pool) -> None:
     threads = pool(3)
     one_by_one = {await threads.call(threading.get_ident) for _ in range(100)}
     at_once = set(await asyncio.gather(*(threads.call(threading.get_ident) for _ in range(100))))
     assert len(one_by_one | at_once) <= 3
 
 
-async def test_further_calls_wait_in_order(pool: Pool) -> None:
+async def test_queued_calls_run_in_order(pool: Pool) -> None:
     threads, gate, order = pool(1), threading.Event(), list[int]()
     calls = [asyncio.ensure_future(threads.call(gate.wait))]
     calls += [asyncio.ensure_future(threads.call(partial(order.append, n))) for n in range(5)]
@@ -98,13 +101,13 @@ async def test_further_calls_wait_in_order(pool: Pool) -> None:
     assert order == [0, 1, 2, 3, 4]
 
 
-async def test_no_more_calls_at_once_than_allowed(pool: Pool) -> None:
+async def test_concurrent_calls_are_limited(pool: Pool) -> None:
     threads, work = pool(1), Together(0.05)
     await asyncio.gather(*(threads.call(work) for _ in range(3)))
     assert work.most == 1
 
 
-async def test_calls_at_once_have_a_thread_each_while_there_is_room(pool: Pool) -> None:
+async def test_concurrent_calls_get_a_thread_each(pool: Pool) -> None:
     threads, meeting = pool(4), threading.Barrier(3)
     await threads.call(lambda: None)
     await until(lambda: threads._idle == 1)
@@ -112,7 +115,7 @@ async def test_calls_at_once_have_a_thread_each_while_there_is_room(pool: Pool) 
     assert sorted(r for r in results if isinstance(r, int)) == [0, 1, 2]
 
 
-async def test_an_abandoned_thread_is_replaced_and_its_late_answer_dropped(pool: Pool) -> None:
+async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) -> None:
     threads, gate, began = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> str:
@@ -132,7 +135,7 @@ async def test_an_abandoned_thread_is_replaced_and_its_late_answer_dropped(pool:
         await job.future
 
 
-async def test_an_abandoned_thread_that_comes_back_makes_the_pool_no_larger(pool: Pool) -> None:
+async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None:
     threads, gate, began = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> None:
@@ -151,7 +154,7 @@ async def test_an_abandoned_thread_that_comes_back_makes_the_pool_no_larger(pool
     assert work.most == 1
 
 
-async def test_a_call_given_up_while_it_waits_is_never_made(pool: Pool) -> None:
+async def test_cancelled_queued_call_never_runs(pool: Pool) -> None:
     threads, gate, made = pool(1), threading.Event(), list[str]()
     busy = asyncio.ensure_future(threads.call(lambda: gate.wait(5)))
     waiting = asyncio.ensure_future(threads.call(lambda: made.append("an effect")))
@@ -165,9 +168,61 @@ async def test_a_call_given_up_while_it_waits_is_never_made(pool: Pool) -> None:
     assert made == []
 
 
-async def test_closing_lets_threads_go(pool: Pool) -> None:
+async def test_close_ends_threads(pool: Pool) -> None:
     threads = pool(2)
     thread = await threads.call(threading.current_thread)
     assert thread.daemon
     threads.close()
     await until(lambda: not thread.is_alive())
+
+
+class Hesitant:
+    """A queue whose readers pause between their timeout and leaving."""
+
+    leaving, go = threading.Event(), threading.Event()
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Any] = queue.Queue()
+        self.put = self._jobs.put
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return self._jobs.get(block, timeout)
+        except queue.Empty:
+            self.leaving.set()
+            self.go.wait(5)
+            raise
+
+
+@pytest.fixture
+def hesitant(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hesitant]]:
+    monkeypatch.setattr(threads_module, "THREAD_IDLE_S_MAX", 0.02)
+    monkeypatch.setattr(queue, "SimpleQueue", Hesitant)
+    Hesitant.leaving.clear()
+    Hesitant.go.clear()
+    yield Hesitant
+    Hesitant.go.set()
+
+
+async def test_job_submitted_while_last_idle_thread_leaves_is_run(hesitant: type[Hesitant]) -> None:
+    pool = Threads(4)
+    assert await pool.call(lambda: 1) == 1
+    async with asyncio.timeout(2):
+        while not hesitant.leaving.is_set():
+            await asyncio.sleep(0.005)
+        job = pool.submit(lambda: 2)
+        hesitant.go.set()
+        assert await job.future == 2
+    pool.close()
+
+
+async def test_full_pool_of_leaving_threads_runs_every_job(hesitant: type[Hesitant]) -> None:
+    pool = Threads(1)
+    assert await pool.call(lambda: 1) == 1
+    async with asyncio.timeout(2):
+        while not hesitant.leaving.is_set():
+            await asyncio.sleep(0.005)
+        jobs = [pool.submit(lambda n=n: n) for n in range(3)]
+        hesitant.go.set()
+        assert [await job.future for job in jobs] == [0, 1, 2]
+    pool.close()

@@ -66,7 +66,7 @@ def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str
 
 
 @pytest.mark.parametrize("file", range(-(-ROUNDS // ROUNDS_PER_FILE)))
-def test_a_killed_writer_loses_nothing_and_leaves_nothing_by_half(tmp_path: Path, file: int) -> None:
+def test_killed_writer_loses_no_acknowledged_data(tmp_path: Path, file: int) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     ledger = Ledger()
@@ -97,9 +97,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("turn", range(max(4, ROUNDS // 5)))
-def test_a_kill_in_the_middle_of_a_migration_leaves_one_version_or_the_other(
-    filled: Path, tmp_path: Path, turn: int
-) -> None:
+def test_kill_during_migration_leaves_old_or_new_version(filled: Path, tmp_path: Path, turn: int) -> None:
     path = Path(shutil.copy(filled, tmp_path / "state.db"))
     source = """
         import sys

@@ -53,7 +53,7 @@ async def killed(witness: Witness) -> None:
 
 
 @pytest.mark.parametrize("home", range(-(-ROUNDS // ROUNDS_PER_HOME)))
-async def test_a_killed_server_keeps_its_word(home_folder: Path, home: int) -> None:
+async def test_killed_server_keeps_acknowledged_data(home_folder: Path, home: int) -> None:
     async with house(home_folder) as (_, witness):
         for turn in range(min(ROUNDS_PER_HOME, ROUNDS - home * ROUNDS_PER_HOME)):
             with seed_is_told("server", home, turn) as chance:
@@ -115,7 +115,7 @@ def lines(witness: Witness) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-async def test_a_turn_goes_on_from_wherever_it_was_cut_off(home_folder: Path) -> None:
+async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
     stalls = stalling(("silent", 0, 0), ("text", 0, 900), ("between", 1, 0), ("after", 1, 900))
     async with house(home_folder, stalls) as (model, witness):
         await ask_all(
@@ -153,7 +153,7 @@ async def test_a_turn_goes_on_from_wherever_it_was_cut_off(home_folder: Path) ->
 
 
 @pytest.mark.parametrize("moment", ["the model has said all", "message.completed", "run.completed"])
-async def test_an_end_is_reached_once(home_folder: Path, moment: str) -> None:
+async def test_run_has_exactly_one_final_event(home_folder: Path, moment: str) -> None:
     async with house(home_folder) as (model, witness):
         await ask_all(witness, ("run", "one", ""), ("session stream", "two", ""), ("chat stream", "three", ""))
         if moment.startswith("the"):
@@ -191,7 +191,7 @@ def text_in(answered: str) -> str:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-async def test_who_asks_again_is_joined_to_the_turn_that_was_taken_up(home_folder: Path, ending: int) -> None:
+async def test_idempotent_retry_joins_resumed_turn(home_folder: Path, ending: int) -> None:
     plans = {kind: Plan(kind.replace(" ", "-"), ("c",)) for kind in WAYS}
     stalls = stalling(*((plan.name, 1, 900) for plan in plans.values()))
     async with house(home_folder, stalls, drain_seconds=0) as (model, witness):
@@ -248,7 +248,7 @@ RunWriter.append = append_or_die
         *(pytest.param(k, marks=pytest.mark.long) for k in ("chat", "response", "session stream")),
     ],
 )
-async def test_a_turn_that_was_made_and_not_begun_is_carried_out_once(
+async def test_accepted_but_unstarted_turn_runs_once(
     home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     code, mark = tmp_path / "code", tmp_path / "kill"
@@ -278,7 +278,7 @@ async def test_a_turn_that_was_made_and_not_begun_is_carried_out_once(
 # ---- told to end
 
 
-async def test_what_can_be_ended_in_time_is(home_folder: Path) -> None:
+async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Path) -> None:
     async with house(home_folder, drain_seconds=30) as (_, witness):
         gateway = witness.gateway
         await ask_all(witness, ("run", "tool", "w"), ("chat stream", "text", "r/r"))
@@ -300,7 +300,7 @@ async def test_what_can_be_ended_in_time_is(home_folder: Path) -> None:
         assert {data_of(run.whole[-1])["event"] for run in witness.runs.values()} == {"run.completed"}
 
 
-async def test_what_cannot_be_ended_in_time_is_handed_on_or_told(home_folder: Path) -> None:
+async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: Path) -> None:
     stalls = stalling(("answer", 0, 900), ("client", 0, 900))
     async with house(home_folder, stalls, drain_seconds=0) as (_, witness):
         await ask_all(

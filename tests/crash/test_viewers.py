@@ -65,7 +65,7 @@ def two_answers() -> Handler:
 
 
 @pytest.mark.parametrize("deltas", range(1, 7))
-async def test_a_number_never_stands_for_two_contents(home_folder: Path, deltas: int) -> None:
+async def test_replayed_sequence_number_never_changes_content(home_folder: Path, deltas: int) -> None:
     async with house(home_folder, two_answers()) as (_, witness):
         gateway, seen = witness.gateway, Frames()
         body = {"input": "Count.", "stream": True, "background": True}

@@ -38,7 +38,7 @@ async def whole(client: aiohttp.ClientSession, response_id: str, after: int | No
     return frames
 
 
-async def test_a_viewer_of_a_killed_worker_goes_on_at_the_other(home_folder: Path) -> None:
+async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, two_answers()) as server:
         pid, one = await server.client()
         _, other = await server.client(other_than=pid)
@@ -61,7 +61,7 @@ async def test_a_viewer_of_a_killed_worker_goes_on_at_the_other(home_folder: Pat
                 await asyncio.sleep(0.01)
 
 
-async def test_runs_of_a_killed_worker_are_taken_up_at_once_and_end_once(home_folder: Path) -> None:
+async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None:
     names = [f"n{at}" for at in range(6)]
     handler = stalling(*((name, 1, 300) for name in names))
     async with two_workers(home_folder, handler) as server:
@@ -82,7 +82,7 @@ async def test_runs_of_a_killed_worker_are_taken_up_at_once_and_end_once(home_fo
         assert (await get(again, f"/v1/runs/{runs[0]}"))["status"] == "completed"
 
 
-async def test_workers_end_with_their_parent_and_the_next_server_goes_on(home_folder: Path) -> None:
+async def test_workers_end_with_parent_and_next_server_resumes(home_folder: Path) -> None:
     async with two_workers(home_folder, stalling(("one", 1, 300))) as server:
         client = await server.any()
         run_id = (await post(client, "/v1/runs", {"input": "Turn one: c."}, 202))["run_id"]
@@ -102,7 +102,7 @@ def holders(server: Server) -> list[int]:
     return [int(holder.split(":")[1]) for (holder,) in found]
 
 
-async def test_whoever_is_left_takes_the_runs_up_and_not_the_worker_that_is_started_anew(home_folder: Path) -> None:
+async def test_runs_of_killed_worker_are_resumed_by_survivor(home_folder: Path) -> None:
     async with two_workers(home_folder, hanging()) as server:
         pid, one = await server.client()
         other_pid, _ = await server.client(other_than=pid)
@@ -139,7 +139,7 @@ async def test_all_workers_drain(home_folder: Path) -> None:
 
 
 @pytest.mark.long
-async def test_a_worker_that_keeps_dying_is_started_later_each_time(home_folder: Path) -> None:
+async def test_crashing_worker_restart_backoff(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         for _ in range(3):
             pid, _ = await server.client()

@@ -39,7 +39,7 @@ def rules_of(command: str, cwd: str = CWD, facts: Facts = FACTS) -> frozenset[st
 
 
 @pytest.mark.parametrize("section", TABLE)
-def test_commands_fall_under_the_rules_of_the_table(section: str) -> None:
+def test_command_rules_table(section: str) -> None:
     wrong = [
         (command, sorted(expected), sorted(found))
         for expected, command in TABLE[section]
@@ -48,14 +48,14 @@ def test_commands_fall_under_the_rules_of_the_table(section: str) -> None:
     assert not wrong
 
 
-def test_the_table_says_enough() -> None:
+def test_command_rules_table_is_large_enough() -> None:
     rows = [row for section in TABLE.values() for row in section]
     assert len(rows) >= 300 and len({command for _, command in rows}) == len(rows)
     assert len([row for row in rows if not row[0]]) >= 100
     assert {rule for expected, _ in rows for rule in expected} == set(rules.CLASSES)
 
 
-def test_a_hit_names_its_class_and_what_matched() -> None:
+def test_hit_names_class_and_matched_text() -> None:
     assert {(hit.rule, hit.klass, hit.detail) for hit in check("ls; r''m  -rf 'a b' > /dev/null", CWD, FACTS)} == {
         ("delete", "W", "rm -rf 'a b'")
     }
@@ -66,7 +66,7 @@ def test_a_hit_names_its_class_and_what_matched() -> None:
     assert hit.detail == "sh <<< 'git reset --hard\n'", "a text that is run belongs to what may be allowed"
 
 
-def test_the_working_directory_and_the_facts_matter() -> None:
+def test_command_rules_depend_on_cwd_and_facts() -> None:
     assert rules_of("rm -rf *", "/") >= {"hard"}
     assert rules_of("rm -rf *", "/home/u") >= {"hard"}
     assert rules_of("rm -rf *") == {"delete"}
@@ -78,14 +78,14 @@ def test_the_working_directory_and_the_facts_matter() -> None:
     assert rules_of("touch x sub/y", "/h/.hermes/workspace", inside) == frozenset()
 
 
-def test_variables_are_known_when_the_environment_is() -> None:
+def test_command_rules_expand_known_variables() -> None:
     known = Facts((CWD,), "/home/u", "/home/u/.hermes", env={"X": "rm", "D": "build"})
     assert rules_of("$X -rf $D", facts=known) == {"delete"}
     assert rules_of("$X -rf /$NONE", facts=known) == {"hard", "delete"}
     assert rules_of("$X -rf $D") == {"opaque"}
 
 
-def test_overwriting_asks_whether_the_file_exists() -> None:
+def test_overwrite_rule_checks_whether_file_exists() -> None:
     asked: list[str] = []
 
     def exists(path: str) -> bool:
@@ -120,7 +120,7 @@ def test_overwriting_asks_whether_the_file_exists() -> None:
         ("'", False),
     ],
 )
-def test_what_is_left_running(command: str, expected: bool) -> None:
+def test_detached_commands(command: str, expected: bool) -> None:
     assert detaches(command) is expected
 
 
@@ -143,7 +143,7 @@ def test_simple_forms(command: str, expected: list[str]) -> None:
     assert simple_forms(command) == expected
 
 
-def test_forms_and_details_agree() -> None:
+def test_hit_detail_is_a_simple_form() -> None:
     command = "cd build && rm -rf ~/x/*"
     (hit,) = check(command, CWD, FACTS)
     assert hit.detail in simple_forms(command, CWD, FACTS)
@@ -166,11 +166,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("command", HOSTILE, ids=lambda command: command[:10])
-def test_long_and_deep_commands_come_to_an_end(command: str) -> None:
-    check(command, CWD, FACTS)
+def test_long_and_deep_commands_terminate(command: str) -> None:
+    assert all(rules.CLASSES[hit.rule] == hit.klass for hit in check(command, CWD, FACTS))
 
 
-def test_what_is_nested_too_deep_is_opaque() -> None:
+def test_too_deeply_nested_command_is_opaque() -> None:
     assert rules_of("( " * 200 + "ls" + " )" * 200) == {"opaque"}
     assert rules_of("echo " + "$(echo " * 200 + ")" * 200) == {"opaque"}
     assert rules_of("sudo " * 5 + "ls") == frozenset()
@@ -187,7 +187,7 @@ FRAGMENTS = st.sampled_from([*SIGNS, *PARTS.split(), "\nE\n"])
 @given(
     st.one_of(st.text(), st.lists(FRAGMENTS, max_size=40).map("".join), st.lists(FRAGMENTS, max_size=20).map(" ".join))
 )
-def test_any_text_gets_a_verdict(command: str) -> None:
+def test_any_command_text_gets_verdict_property(command: str) -> None:
     for hit in check(command, CWD, FACTS):
         assert rules.CLASSES[hit.rule] == hit.klass
     detaches(command)
@@ -278,7 +278,7 @@ def disguised(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=400)
 @given(disguised())
-def test_disguises_do_not_help(case: tuple[str, str]) -> None:
+def test_disguised_commands_are_detected(case: tuple[str, str]) -> None:
     rule, command = case
     assert rules_of(command) & {rule, "opaque"}, command
 
@@ -292,7 +292,7 @@ b|$v$v|"$v"{x,y}|*|'*'|${v}{x,y}
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash to compare with")
-def test_words_become_what_bash_makes_of_them() -> None:
+def test_word_expansion_matches_bash() -> None:
     words = [
         word.strip("\n")
         for word in WORDS.replace("\n\n", "\n")

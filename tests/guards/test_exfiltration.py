@@ -60,15 +60,15 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("text", BLOCKED)
-def test_giving_credentials_away_is_found(text: str) -> None:
+def test_credential_exfiltration_is_found(text: str) -> None:
     assert exfiltrates(text)
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_work_passes(text: str) -> None:
+def test_ordinary_prompts_are_not_exfiltration(text: str) -> None:
     assert exfiltrates(text) == ""
 
 
-def test_a_rule_reaches_only_so_far() -> None:
+def test_exfiltration_rule_distance_is_bounded() -> None:
     far = " and so on" * 20
     assert exfiltrates(f"Send the mail.{far} Mention credentials.{far} See https://example.com") == ""

@@ -175,7 +175,7 @@ FREE = [
         *((path, "write", rule) for path, rule in ONLY_WRITE),
     ],
 )
-def test_a_listed_path_is_refused_under_its_rule(place: Path, path: str, mode: Mode, rule: str) -> None:
+def test_listed_path_is_rejected_under_its_rule(place: Path, path: str, mode: Mode, rule: str) -> None:
     guard = paths(place)
     assert rule_of(lambda: guard.check(path, mode)) in (
         *rule.split("|"),
@@ -192,16 +192,16 @@ def test_a_listed_path_is_refused_under_its_rule(place: Path, path: str, mode: M
         *((f"/proc/{name}", "read") for name in ("cpuinfo", "meminfo", "version")),
     ],
 )
-def test_what_no_list_names_is_free(place: Path, path: str, mode: Mode) -> None:
+def test_unlisted_path_is_allowed(place: Path, path: str, mode: Mode) -> None:
     assert rule_of(lambda: paths(place).check(path, mode)) == ""
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000, "lone \ud83d half"])
-def test_what_is_no_path_is_refused(place: Path, path: str) -> None:
+def test_invalid_path_is_rejected(place: Path, path: str) -> None:
     assert rule_of(lambda: paths(place).check(path, "read")) == "bad_path"
 
 
-def test_the_real_path_is_told(place: Path) -> None:
+def test_check_returns_real_path(place: Path) -> None:
     (place / "ws/link").symlink_to(place / "ws/src")
     guard = paths(place)
     assert guard.check("link/main.py", "read") == (place / "ws/src/main.py").resolve()
@@ -209,7 +209,7 @@ def test_the_real_path_is_told(place: Path) -> None:
     assert guard.check("~", "read") == (place / "user").resolve()
 
 
-def test_a_listed_name_that_is_a_link_guards_what_it_leads_to(place: Path) -> None:
+def test_link_at_protected_name_protects_its_target(place: Path) -> None:
     (place / "elsewhere/keys").mkdir()
     (place / "user/.aws").symlink_to(place / "elsewhere/keys")
     guard = paths(place)
@@ -217,7 +217,7 @@ def test_a_listed_name_that_is_a_link_guards_what_it_leads_to(place: Path) -> No
     assert rule_of(lambda: guard.check("../elsewhere/other", "read")) == ""
 
 
-def test_links_are_judged_by_name_and_by_what_they_lead_to(place: Path) -> None:
+def test_links_are_checked_by_name_and_target(place: Path) -> None:
     (place / "ws/harmless.txt").symlink_to(place / "user/.ssh/id_rsa")
     (place / "ws/.env").symlink_to("src/main.py")
     guard = paths(place)
@@ -226,7 +226,7 @@ def test_links_are_judged_by_name_and_by_what_they_lead_to(place: Path) -> None:
     assert rule_of(lambda: guard.open(".env")) == "environment_files"
 
 
-def test_a_profile_sees_itself_and_no_other(place: Path) -> None:
+def test_profile_sees_only_itself(place: Path) -> None:
     root = place / "user/.hermes"
     guard = paths(place, home=Home(root / "profiles/work", "work"))
     assert rule_of(lambda: guard.check("~/.hermes/profiles/work/SOUL.md", "read")) == ""
@@ -252,7 +252,7 @@ def test_a_profile_sees_itself_and_no_other(place: Path) -> None:
         b"0\x82\x04\xa4\x02\x01\x00\x02\x82\x01\x01",
     ],
 )
-def test_a_private_key_is_not_read_whatever_its_name(place: Path, text: str | bytes) -> None:
+def test_private_key_content_is_rejected_under_any_name(place: Path, text: str | bytes) -> None:
     (place / "ws/notes.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
     guard = paths(place)
     assert rule_of(lambda: guard.check("notes.txt", "read")) == "private_key"
@@ -268,13 +268,13 @@ def test_a_private_key_is_not_read_whatever_its_name(place: Path, text: str | by
         "-----BEGIN CERTIFICATE-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8A\n",
     ],
 )
-def test_text_about_keys_is_read(place: Path, text: str) -> None:
+def test_text_about_keys_is_readable(place: Path, text: str) -> None:
     (place / "ws/notes.txt").write_text(text)
     with paths(place).open("notes.txt") as file:
         assert file.read().decode() == text
 
 
-def test_only_files_and_folders_are_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_are_rejected(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = paths(place)
     os.mkfifo(place / "ws/pipe")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -289,7 +289,7 @@ def test_only_files_and_folders_are_files(place: Path, monkeypatch: pytest.Monke
         assert rule_of(lambda: guard.open("disk")) == "device"
 
 
-def test_a_second_name_of_a_refused_file_is_refused(place: Path) -> None:
+def test_hard_link_to_protected_file_is_rejected(place: Path) -> None:
     for n, secret in enumerate(("user/.hermes/state.db", "user/.ssh/id_rsa")):
         os.link(place / secret, place / f"ws/{n}.txt")
         assert rule_of(lambda n=n: paths(place).open(f"{n}.txt")) == "hard_link"
@@ -298,7 +298,7 @@ def test_a_second_name_of_a_refused_file_is_refused(place: Path) -> None:
     assert rule_of(lambda: paths(place).open("twin.py")) == ""
 
 
-def test_failures_of_the_system_stay_what_they_are(place: Path) -> None:
+def test_os_errors_are_passed_through(place: Path) -> None:
     guard = paths(place)
     with pytest.raises(FileNotFoundError):
         guard.open("missing/file")
@@ -318,7 +318,7 @@ def test_failures_of_the_system_stay_what_they_are(place: Path) -> None:
 # ---- roots
 
 
-def test_with_isolation_there_is_nothing_outside_the_mounts(place: Path) -> None:
+def test_isolation_hides_paths_outside_mounts(place: Path) -> None:
     home = place / "user/.hermes"
     (place / "ws/out").symlink_to(place / "elsewhere")
     (place / "elsewhere/file").write_text("x")
@@ -339,12 +339,12 @@ def test_with_isolation_there_is_nothing_outside_the_mounts(place: Path) -> None
     assert guard.replace("new.txt", b"x").created and guard.needs_grant(place / "anywhere") is None
 
 
-def test_mounts_do_not_lift_the_lists(place: Path) -> None:
+def test_mounts_do_not_lift_protection_lists(place: Path) -> None:
     guard = paths(place, isolated=True, roots_rw=(place / "user",))
     assert rule_of(lambda: guard.open("~/.ssh/id_rsa")) == "credentials"
 
 
-def test_a_scope_is_seen_by_its_own_run_only(place: Path) -> None:
+def test_scope_folder_is_visible_to_its_own_run_only(place: Path) -> None:
     scopes = place / "user/.hermes/workspace/scopes"
     assert rule_of(lambda: paths(place, roots_rw=(scopes / "0a",)).check(str(scopes / "0a/file"), "write")) == ""
     for root in (scopes / "0a", scopes, scopes.parent):
@@ -352,7 +352,7 @@ def test_a_scope_is_seen_by_its_own_run_only(place: Path) -> None:
         assert rule_of(lambda guard=guard: guard.check(str(scopes / "0b/file"), "read")) == "other_session"
 
 
-def test_writing_outside_the_workspace_wants_a_grant(place: Path) -> None:
+def test_write_outside_workspace_needs_grant(place: Path) -> None:
     guard = paths(place)
     real = guard.check("../elsewhere/new/deep/file", "write")
     folder = guard.needs_grant(real)
@@ -365,7 +365,7 @@ def test_writing_outside_the_workspace_wants_a_grant(place: Path) -> None:
     assert guard.needs_grant(place / "elsewhere/other") == (place / "elsewhere").resolve()
 
 
-def test_the_control_files_of_a_repository_want_a_grant_of_their_own(place: Path) -> None:
+def test_git_control_files_need_own_grant(place: Path) -> None:
     (place / "ws/.git").mkdir()
     guard = paths(place)
     guard.grant((place / "ws").resolve())
@@ -377,7 +377,7 @@ def test_the_control_files_of_a_repository_want_a_grant_of_their_own(place: Path
     assert rule_of(lambda: guard.replace(".git/config", b"x")) == "git_control"
 
 
-def test_the_safe_root_bounds_all_writing(place: Path) -> None:
+def test_safe_root_limits_writes(place: Path) -> None:
     guard = paths(place, roots_rw=(place,), safe_root=(place / "ws/src", place / "ws/out"))
     assert rule_of(lambda: guard.replace("src/x", b"x")) == ""
     assert rule_of(lambda: guard.replace("x", b"x")) == "outside_safe_root"
@@ -385,7 +385,7 @@ def test_the_safe_root_bounds_all_writing(place: Path) -> None:
     assert guard.replace("out/deep/x", b"x").created
 
 
-def test_folders_are_made_inside_the_roots_only(place: Path) -> None:
+def test_folders_are_created_inside_roots_only(place: Path) -> None:
     guard = paths(place, safe_root=(place / "ws/deep/safe",))
     with pytest.raises(FileNotFoundError):
         guard.replace("deep/safe/x", b"x")
@@ -398,7 +398,7 @@ def test_folders_are_made_inside_the_roots_only(place: Path) -> None:
 # ---- writing
 
 
-def test_a_file_is_replaced_in_one_step_and_keeps_mode_and_owner(place: Path) -> None:
+def test_replace_is_atomic_and_keeps_mode_and_owner(place: Path) -> None:
     file = place / "ws/src/main.py"
     file.chmod(0o751)
     owner = (1234, 4321) if IS_ROOT else (os.getuid(), os.getgid())
@@ -413,7 +413,7 @@ def test_a_file_is_replaced_in_one_step_and_keeps_mode_and_owner(place: Path) ->
     assert after.st_ino != before.st_ino and os.listdir(file.parent) == ["main.py"]
 
 
-def test_new_files_and_folders_have_the_usual_modes(place: Path) -> None:
+def test_new_files_and_folders_follow_umask(place: Path) -> None:
     umask = os.umask(0o027)
     try:
         assert paths(place).replace("a/b/c.txt", b"").created
@@ -423,7 +423,7 @@ def test_new_files_and_folders_have_the_usual_modes(place: Path) -> None:
     assert modes == [0o750, 0o750, 0o640]
 
 
-def test_the_target_of_a_link_is_written_and_the_link_stays(place: Path) -> None:
+def test_replace_writes_through_link(place: Path) -> None:
     (place / "ws/link").symlink_to("src/main.py")
     (place / "ws/new").symlink_to("src/new.py")
     guard = paths(place)
@@ -433,20 +433,20 @@ def test_the_target_of_a_link_is_written_and_the_link_stays(place: Path) -> None
     assert guard.remove("link").name == "main.py" and not (place / "ws/src/main.py").exists()
 
 
-def test_rights_to_run_as_another_end_with_new_content(place: Path) -> None:
+def test_replace_clears_setuid_bits(place: Path) -> None:
     (place / "ws/src/main.py").chmod(0o4755)
     paths(place).replace("src/main.py", b"new")
     assert stat.S_IMODE((place / "ws/src/main.py").stat().st_mode) == 0o755
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may write everything")
-def test_a_file_that_is_protected_against_writing_stays(place: Path) -> None:
+def test_replace_of_read_only_file_is_rejected(place: Path) -> None:
     (place / "ws/src/main.py").chmod(0o444)
     with pytest.raises(PermissionError):
         paths(place).replace("src/main.py", b"new")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_replace_keeps_old_file_and_no_draft(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -486,14 +486,14 @@ def swapped(place: Path) -> Swapping:
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "remove", "check"])
-def test_a_folder_that_became_a_link_is_not_followed(place: Path, swapped: Swapping, call: str) -> None:
+def test_folder_swapped_for_link_is_not_followed(place: Path, swapped: Swapping, call: str) -> None:
     (place / "ws/src/id_rsa").write_text("harmless")
     more = {"replace": (b"x",), "check": ("read",)}.get(call, ())
     assert rule_of(lambda: getattr(swapped, call)("src/id_rsa", *more)) == "changed"
     assert (place / "user/.ssh/id_rsa").read_bytes() == SECRET and os.listdir(place / "user/.ssh") == ["id_rsa"]
 
 
-def test_a_file_that_became_a_link_is_not_followed(place: Path, swapped: Swapping) -> None:
+def test_file_swapped_for_link_is_not_followed(place: Path, swapped: Swapping) -> None:
     def swap() -> None:
         (place / "ws/src/main.py").unlink()
         (place / "ws/src/main.py").symlink_to(place / "user/.ssh/id_rsa")
@@ -502,9 +502,7 @@ def test_a_file_that_became_a_link_is_not_followed(place: Path, swapped: Swappin
     assert rule_of(lambda: swapped.open("src/main.py")) == "changed"
 
 
-def test_a_file_that_becomes_a_link_while_it_is_opened_is_not_followed(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_swapped_for_link_during_open_is_not_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
     examine = Paths._examine
 
@@ -521,7 +519,7 @@ def test_a_file_that_becomes_a_link_while_it_is_opened_is_not_followed(
         paths(place).open("src/main.py")
 
 
-def test_no_folder_is_made_behind_a_link(place: Path, swapped: Swapping) -> None:
+def test_no_folder_is_created_behind_link(place: Path, swapped: Swapping) -> None:
     assert rule_of(lambda: swapped.replace("src/new/file", b"x")) == "changed"
     assert os.listdir(place / "user/.ssh") == ["id_rsa"]
 
@@ -554,7 +552,7 @@ def juggler(place: Path) -> Iterator[None]:
     thread.join()
 
 
-def test_links_swapped_all_the_time_lead_nowhere(place: Path, juggler: None) -> None:
+def test_constantly_swapped_links_do_not_escape(place: Path, juggler: None) -> None:
     guard = paths(place)
     outcomes: set[str] = set()
     for _ in range(700):
@@ -602,7 +600,7 @@ def maze(tmp_path_factory: pytest.TempPathFactory) -> Path:
         st.sampled_from(["a", "b", "..", ".", "", "out", "in", "up", "abs", "ws", "round", "file"]), max_size=8
     )
 )
-def test_no_way_leads_out_of_an_isolated_root(maze: Path, names: list[str]) -> None:
+def test_isolated_root_cannot_be_escaped_property(maze: Path, names: list[str]) -> None:
     guard = Paths(cwd=maze / "ws", home=Home(maze / "home"), roots_rw=(maze / "ws",), isolated=True, user_home=maze)
     try:
         with guard.open("/".join([*names, "file"])) as file:

@@ -58,7 +58,7 @@ FRAMES = ["{}", "key is {}.", "({})", '"{}"', "a\n{}\nb", "x={}", "https://h.tes
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_the_keys_of_vendors_are_known_by_their_shape(key: str) -> None:
+def test_vendor_keys_are_redacted_by_shape(key: str) -> None:
     assert [NOTHING_KNOWN.redact(frame.format(key)) for frame in FRAMES] == [frame.format(MARK) for frame in FRAMES]
 
 
@@ -99,20 +99,20 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("frame", "value"), NAMED, ids=[frame[:40] for frame, _ in NAMED])
-def test_what_stands_behind_a_credentials_name_is_hidden_and_nothing_else(frame: str, value: str) -> None:
+def test_value_after_credential_name_is_redacted(frame: str, value: str) -> None:
     assert NOTHING_KNOWN.redact(frame.format(value)) == frame.format(MARK)
 
 
 @pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_private_key_is_hidden_whole(kind: str, closed: bool) -> None:
+def test_private_key_block_is_redacted(kind: str, closed: bool) -> None:
     begin, end = f"-----BEGIN {kind}PRIVATE " + "KEY-----", f"-----END {kind}PRIVATE " + "KEY-----"
     block = f"{begin}\n{LETTERS}\n{LETTERS}\n" + (end if closed else "")
     after = "\nafter" if closed else ""
     assert NOTHING_KNOWN.redact(f"before\n{block}{after}") == f"before\n{MARK}{after}"
 
 
-def test_a_private_key_of_pgp_is_hidden_too() -> None:
+def test_pgp_private_key_is_redacted() -> None:
     begin, end = "-----BEGIN PGP PRIVATE " + "KEY BLOCK-----", "-----END PGP PRIVATE " + "KEY BLOCK-----"
     assert LETTERS not in NOTHING_KNOWN.redact(f"{begin}\n\n{LETTERS}\n{end}")
 
@@ -155,12 +155,12 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
+def test_non_secrets_are_not_redacted(text: str) -> None:
     assert NOTHING_KNOWN.redact(text) == text
 
 
 @given(st.text(max_size=60), st.sampled_from(sorted(KEYS)))
-def test_redacting_twice_changes_nothing_more(text: str, kind: str) -> None:
+def test_redaction_is_idempotent(text: str, kind: str) -> None:
     once = NOTHING_KNOWN.redact(f"{text} {KEYS[kind]} token={text}")
     assert NOTHING_KNOWN.redact(once) == once
 
@@ -186,33 +186,33 @@ STANDARD, ENCODED = base64.b64encode(VALUE.encode()).decode(), quote(VALUE, safe
     ],
     ids=["plain", "base64", "without padding", "url-safe", "url-encoded", "path", "form", "small hex digits"],
 )
-def test_a_known_value_is_found_in_every_form(form: str) -> None:
+def test_known_value_is_redacted_in_every_encoding(form: str) -> None:
     out = Secrets([VALUE]).redact(f"before {form} after")
     assert re.fullmatch(r"before \[redacted\]=* after", out)
 
 
-def test_short_values_are_words_and_stay() -> None:
+def test_values_under_eight_characters_are_not_redacted() -> None:
     assert Secrets(["1234567", ""]).redact("call 1234567") == "call 1234567"
     assert Secrets(["12345678"]).redact("call 12345678") == "call [redacted]"
 
 
-def test_the_longer_of_two_values_is_hidden_whole() -> None:
+def test_longer_of_two_values_is_redacted_whole() -> None:
     secrets = Secrets(["abcdefgh", "abcdefghijkl"])
     assert secrets.redact("abcdefghijkl abcdefgh") == "[redacted] [redacted]"
 
 
-def test_masking_hides_known_values_only() -> None:
+def test_mask_hides_known_values_only() -> None:
     secrets = Secrets([VALUE])
     text = f"{VALUE} and {KEYS['openai']}"
     assert secrets.mask(text) == f"[redacted] and {KEYS['openai']}"
     assert NOTHING_KNOWN.mask(text) == text
 
 
-def test_signs_in_a_value_mean_themselves() -> None:
+def test_regex_characters_in_value_are_literal() -> None:
     assert Secrets(["a.c*(e)[g]"]).mask("abc*(e)[g] a.c*(e)[g]") == "abc*(e)[g] [redacted]"
 
 
-def test_a_tree_keeps_its_shape() -> None:
+def test_redacted_tree_keeps_its_shape() -> None:
     tree: Any = {"a": [f"x {VALUE}", 1, None, {"b": VALUE}], "c": True}
     assert redact_tree(tree, Secrets([VALUE]).redact) == {"a": ["x [redacted]", 1, None, {"b": MARK}], "c": True}
 
@@ -238,20 +238,20 @@ def leaked(out: str, before: str, after: str) -> str:
 @pytest.mark.parametrize(
     ("before", "after"), [("", ""), ("key: ", "!"), ("s3cr", " s3"), ("s3cr3t-v s3cr3t-", "s3cr3t-v"), ("s3", "lue")]
 )
-def test_a_secret_is_masked_however_it_is_cut_and_the_rest_is_not_touched(before: str, after: str) -> None:
+def test_stream_masks_secret_for_any_chunking(before: str, after: str) -> None:
     text = before + SECRET + after
     for pieces in all_cuts(text):
         beginning = leaked(masked([SECRET], pieces), before, after)
         assert len(beginning) < HELD_CHARS_MIN and SECRET.startswith(beginning), pieces
 
 
-def test_a_secret_is_masked_when_it_comes_twice() -> None:
+def test_stream_masks_repeated_secret() -> None:
     for pieces in cuts(f"{SECRET}{SECRET}", 3):
         out = masked([SECRET], pieces)
         assert SECRET not in out and out.count(MARK) == 2, pieces
 
 
-def test_of_several_values_none_is_shown() -> None:
+def test_stream_masks_overlapping_values() -> None:
     values = [SECRET, "v4lue-and-more", "s3cr3t-other"]
     for text in (f"{SECRET}-and-more", "s3cr3t-s3cr3t-other", "s3cr3t-v4lue-and-mor"):
         for pieces in all_cuts(text):
@@ -269,9 +269,7 @@ _alphabet = st.text(alphabet="ab", max_size=30)
     st.data(),
 )
 @settings(deadline=None, max_examples=300)
-def test_no_value_is_ever_shown_and_nothing_else_is_lost(
-    values: list[str], before: str, after: str, data: st.DataObject
-) -> None:
+def test_stream_masking_property(values: list[str], before: str, after: str, data: st.DataObject) -> None:
     text = before + data.draw(st.sampled_from(["", *values])) + after
     out = masked(values, any_cut(data, text))
     assert not any(value in out for value in values)
@@ -279,7 +277,7 @@ def test_no_value_is_ever_shown_and_nothing_else_is_lost(
         assert out == text
 
 
-def test_only_what_may_become_a_secret_is_held_back() -> None:
+def test_stream_holds_back_only_possible_secret() -> None:
     stream = Secrets([SECRET]).stream()
     assert stream.feed("hello s3cr3") == "hello s3cr3"
     assert stream.feed("t-") == ""
@@ -287,7 +285,7 @@ def test_only_what_may_become_a_secret_is_held_back() -> None:
     assert stream.finish() == ""
 
 
-def test_without_values_a_stream_passes_as_it_is() -> None:
+def test_stream_without_values_passes_through() -> None:
     stream = NOTHING_KNOWN.stream()
     assert stream.feed("anything") == "anything"
     assert stream.finish() == ""

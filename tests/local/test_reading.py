@@ -28,13 +28,13 @@ def said(deltas: list[dict[str, Any]]) -> str:
 
 
 @given(st.text(), st.lists(st.integers(0, 10_000)), st.booleans())
-def test_an_answer_comes_through_whole_wherever_it_is_cut(text: str, cuts: list[int], ascii_only: bool) -> None:
+def test_answer_is_read_for_any_chunking(text: str, cuts: list[int], ascii_only: bool) -> None:
     text = text.encode("utf-8", "ignore").decode()
     live, rest = read(json.dumps({"answer": text}, ensure_ascii=ascii_only), cuts)
     assert said(live) == text and rest == []
 
 
-def test_an_answer_is_told_while_it_is_written() -> None:
+def test_answer_is_streamed() -> None:
     reading = Reading("call_1")
     told = [said(list(reading.feed(piece))) for piece in ('{"ans', 'wer": "Hel', "lo", " \\u00", 'e9"', "}")]
     assert told == ["", "Hel", "lo", " ", "é", ""]
@@ -44,7 +44,7 @@ def test_an_answer_is_told_while_it_is_written() -> None:
     st.dictionaries(st.text(st.characters(codec="ascii"), max_size=5), st.text(max_size=20)),
     st.lists(st.integers(0, 999)),
 )
-def test_a_call_comes_whole_at_its_end(arguments: dict[str, str], cuts: list[int]) -> None:
+def test_tool_call_is_complete_at_end(arguments: dict[str, str], cuts: list[int]) -> None:
     live, rest = read(json.dumps({"tool": "read_file", "arguments": arguments}), cuts)
     assert live == []
     [delta] = rest
@@ -53,16 +53,16 @@ def test_a_call_comes_whole_at_its_end(arguments: dict[str, str], cuts: list[int
     assert json.loads(call["function"]["arguments"]) == arguments
 
 
-def test_a_call_that_was_cut_is_told_as_far_as_it_goes() -> None:
+def test_truncated_tool_call_is_reported_partially() -> None:
     _, rest = read('{"tool": "write_file", "arguments": {"path": "a.txt", "cont', [])
     assert rest[0]["tool_calls"][0]["function"] == {"name": "write_file", "arguments": '{"path": "a.txt", "cont'}
 
 
 @pytest.mark.parametrize("text", ['{"to', '{"tool": "write', "", "{"])
-def test_the_beginning_of_a_call_is_nothing(text: str) -> None:
+def test_beginning_of_tool_call_is_nothing(text: str) -> None:
     assert read(text, []) == ([], [])
 
 
-def test_an_answer_that_is_an_object_is_told_as_json() -> None:
+def test_object_answer_is_json_text() -> None:
     live, rest = read('{"answer": {"city": "Rome", "people": 3}}', [5, 14, 20])
     assert live == [] and json.loads(said(rest)) == {"city": "Rome", "people": 3}

@@ -30,7 +30,7 @@ def names(wire: WireRequest) -> list[str]:
     return [call["const"] for call in calls if call]
 
 
-def test_the_examples_hold_to_the_schemas_of_the_real_tools() -> None:
+def test_example_calls_match_tool_schemas() -> None:
     from hermes.tools.arguments import check
 
     shown = [shot for shot in forms()["shots"] if "tool" in shot]
@@ -40,24 +40,24 @@ def test_the_examples_hold_to_the_schemas_of_the_real_tools() -> None:
         assert tool is not None and check(shot["arguments"], tool.parameters) == (shot["arguments"], "")
 
 
-def test_every_form_names_a_tool_and_arguments_that_there_are() -> None:
+def test_tool_forms_match_real_tools() -> None:
     for name, form in forms()["tools"].items():
         tool = builtin().get(name)
         assert tool is not None and set(form.get("parameters", ())) <= set(tool.parameters["properties"])
 
 
-def test_the_first_request_is_short() -> None:
+def test_first_request_is_short() -> None:
     # Some three characters to a token; a small machine reads eighty tokens in a second.
     assert sum(len(message["content"]) for message in request().body["messages"]) < 2_600
 
 
-def test_a_tool_that_misleads_is_offered_when_the_words_call_for_it() -> None:
+def test_misleading_tool_is_offered_only_when_mentioned() -> None:
     assert "web_extract" not in names(request("what is in config.json?"))
     wire = request("what does http://a.org say?")
     assert "web_extract" in names(wire) and "http://a.org" in json.dumps(wire.body["messages"])
 
 
-def test_any_other_tool_is_told_by_its_own_words_and_its_schema_made_plain() -> None:
+def test_other_tool_uses_own_description_and_simplified_schema() -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "string", "maxLength": 5, "format": "x"}, "b": {"$ref": "#/nowhere"}},
@@ -70,13 +70,13 @@ def test_any_other_tool_is_told_by_its_own_words_and_its_schema_made_plain() -> 
     assert not any("read_file" in message["content"] for message in wire.body["messages"])
 
 
-def test_without_tools_it_speaks_freely() -> None:
+def test_request_without_tools_is_free_text() -> None:
     wire = request(tools=[])
     assert "json_schema" not in wire.body and CHOOSES not in wire.headers
     assert [message["role"] for message in wire.body["messages"]] == ["system", "user"]
 
 
-def test_a_form_that_the_caller_wants_binds_the_answer() -> None:
+def test_response_format_constrains_answer() -> None:
     wanted = {"type": "object", "properties": {"city": {"type": "string"}}}
     response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
     assert request(tools=[], response_format=response_format).body["json_schema"] == wanted
@@ -84,14 +84,14 @@ def test_a_form_that_the_caller_wants_binds_the_answer() -> None:
     assert choices[-1]["properties"]["answer"] == wanted
 
 
-def test_a_call_that_the_caller_wants_is_all_there_is_to_choose() -> None:
+def test_tool_choice_constrains_calls() -> None:
     assert len(names(request(tool_choice="required"))) == len(
         request(tool_choice="required").body["json_schema"]["oneOf"]
     )
     assert names(request(tool_choice={"type": "function", "function": {"name": "terminal"}})) == ["terminal"]
 
 
-def test_the_conversation_is_told_in_the_same_form() -> None:
+def test_conversation_is_translated_to_same_form() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     result = {"output": "a.txt\n", "exit_code": 0, "status": "ok", "error": None, "cwd": "/w", "duration_ms": 5}
     messages = [

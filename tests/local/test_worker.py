@@ -47,7 +47,7 @@ async def gone(home: Home) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: Home) -> None:
+async def test_worker_is_loaded_on_first_request_and_streams(started: Start, home: Home) -> None:
     app = started()
     assert workers(home) == []
     events = await turn(app, "Say hello.", max_output_tokens=12)
@@ -60,7 +60,7 @@ async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: H
     assert of(again, "usage")[0]["cache_read_tokens"] > 0
 
 
-async def test_its_sessions_are_titled_without_any_call(started: Start) -> None:
+async def test_local_sessions_are_titled_without_model_call(started: Start) -> None:
     async with ModelServer(Reply(text="A title")) as other:
         aside = f"providers: {{aside: {{base_url: '{other.url}/v1', models: [m]}}}}"
         title = "auxiliary: {title_generation: {provider: aside, model: m}}"
@@ -72,7 +72,7 @@ async def test_its_sessions_are_titled_without_any_call(started: Start) -> None:
 
 
 @pytest.mark.long
-async def test_a_server_has_it_read_the_beginning_before_anybody_asks(started: Start, home: Home) -> None:
+async def test_server_warms_up_prompt_cache(started: Start, home: Home) -> None:
     app = started("local: {context: 4096}\n")
     app.serve()
     async with asyncio.timeout(60):
@@ -84,7 +84,7 @@ async def test_a_server_has_it_read_the_beginning_before_anybody_asks(started: S
     assert usage["cache_read_tokens"] > 0.9 * usage["input_tokens"] > 300
 
 
-async def test_it_has_no_port_no_secret_and_a_private_socket(
+async def test_worker_has_no_port_no_secret_and_private_socket(
     started: Start, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-planted-000000000000")
@@ -106,8 +106,8 @@ async def test_it_has_no_port_no_secret_and_a_private_socket(
 
 
 @pytest.mark.long
-async def test_what_it_writes_is_a_call_that_the_tool_takes(started: Start, home: Home) -> None:
-    """A model of this size calls anything; what it calls always fits."""
+async def test_generated_tool_calls_are_valid(started: Start, home: Home) -> None:
+    """A model of this size calls any tool; its calls are always valid."""
     app = started("local: {context: 4096}\n")
     home.workspace.mkdir(parents=True)
     events = await turn(app, "List the files.", toolsets=frozenset({"file"}), max_iterations=3, max_output_tokens=300)
@@ -115,7 +115,7 @@ async def test_what_it_writes_is_a_call_that_the_tool_takes(started: Start, home
     assert not [data for data in of(events, "tool.finished") if data["code"] in ("invalid_arguments", "unknown_tool")]
 
 
-async def test_a_stop_takes_effect_while_it_writes(started: Start, home: Home) -> None:
+async def test_interrupt_during_generation(started: Start, home: Home) -> None:
     app = started()
 
     def stop(event: Event) -> Any:
@@ -129,7 +129,7 @@ async def test_a_stop_takes_effect_while_it_writes(started: Start, home: Home) -
     assert text(await turn(app, "Hi", max_output_tokens=3, session_id="other"))
 
 
-async def test_when_it_dies_it_is_started_again_and_the_answer_goes_on(started: Start, home: Home) -> None:
+async def test_worker_crash_is_restarted_and_answer_continues(started: Start, home: Home) -> None:
     app, killed = started(), []
 
     def kill(event: Event) -> None:
@@ -146,7 +146,7 @@ async def test_when_it_dies_it_is_started_again_and_the_answer_goes_on(started: 
 
 
 @pytest.mark.long
-async def test_those_who_wait_are_told_and_come_in_order(started: Start, home: Home) -> None:
+async def test_queued_requests_get_notice_and_run_in_order(started: Start, home: Home) -> None:
     app = started()
     all_events = await asyncio.gather(
         *(turn(app, "Say something.", session_id=f"s{n}", max_output_tokens=10) for n in range(3))
@@ -157,13 +157,13 @@ async def test_those_who_wait_are_told_and_come_in_order(started: Start, home: H
     assert sorted(waits) == [f"The local model is busy; {n} waiting." for n in (1, 2)]
 
 
-async def test_more_than_its_window_is_refused_before_it_is_asked(started: Start) -> None:
+async def test_prompt_over_window_is_rejected(started: Start) -> None:
     events = await turn(started("local: {context: 512}\n"), "word " * 2_000)
     assert events[-1].type == "run.failed" and events[-1].data["code"] == "context_length_exceeded"
 
 
 @pytest.mark.long
-async def test_two_of_one_home_share_one_worker(started: Start, home: Home) -> None:
+async def test_two_processes_of_home_share_worker(started: Start, home: Home) -> None:
     one, other = started(), started()
     assert text(await turn(one, "Hi", max_output_tokens=3))
     had = workers(home)
@@ -174,7 +174,7 @@ async def test_two_of_one_home_share_one_worker(started: Start, home: Home) -> N
 
 
 @pytest.mark.long
-async def test_it_ends_with_whoever_started_it(started: Start, home: Home) -> None:
+async def test_worker_ends_with_its_owner(started: Start, home: Home) -> None:
     app = started()
     await turn(app, "Hi", max_output_tokens=2)
     assert workers(home)
@@ -183,7 +183,7 @@ async def test_it_ends_with_whoever_started_it(started: Start, home: Home) -> No
 
 
 @pytest.mark.long
-async def test_idle_it_gives_its_memory_back_and_wakes_when_asked(started: Start, home: Home) -> None:
+async def test_idle_worker_unloads_and_wakes(started: Start, home: Home) -> None:
     app = started("local: {context: 2048, idle_unload_seconds: 1}\n")
     await turn(app, "Hi", max_output_tokens=2)
     pid = worker(home)
@@ -206,13 +206,13 @@ async def test_idle_it_gives_its_memory_back_and_wakes_when_asked(started: Start
     ],
     ids=["a file that is not there", "no file"],
 )
-async def test_without_a_model_it_says_what_to_do(started: Start, home: Home, settings: str, words: str) -> None:
+async def test_missing_model_error_has_hint(started: Start, home: Home, settings: str, words: str) -> None:
     (home.models / "tiny.gguf").unlink()
     events = await turn(started(settings), "Hi")
     assert events[-1].type == "run.failed" and words in events[-1].data["error"]
 
 
-async def test_a_file_that_is_no_model_says_so(started: Start, home: Home) -> None:
+async def test_invalid_model_file_is_reported(started: Start, home: Home) -> None:
     (home.models / "tiny.gguf").unlink()
     (home.models / "bad.gguf").write_text("no model")
     events = await turn(started(), "Hi")
@@ -221,7 +221,7 @@ async def test_a_file_that_is_no_model_says_so(started: Start, home: Home) -> No
 
 
 @pytest.mark.long
-async def test_another_file_is_taken_up_when_it_is_chosen(started: Start, home: Home, model: Path) -> None:
+async def test_changed_model_file_is_loaded(started: Start, home: Home, model: Path) -> None:
     app = started()
     await turn(app, "Hi", max_output_tokens=2)
     before = worker(home)

@@ -122,11 +122,11 @@ def test_url(base: str, url: str) -> None:
         ({"max_output_tokens": 70_000, "max_output": 900_000}, 70_000),
     ],
 )
-def test_the_output_limit_is_always_there(fields: dict[str, Any], limit: int) -> None:
+def test_max_tokens_is_always_sent(fields: dict[str, Any], limit: int) -> None:
     assert body(BUDGET, **fields)["max_tokens"] == limit
 
 
-def test_an_unknown_model_is_asked_for_what_was_wished() -> None:
+def test_max_tokens_of_unknown_model_is_as_requested() -> None:
     assert body(max_output=100_000)["max_tokens"] == 100_000
 
 
@@ -146,7 +146,7 @@ def test_tool_choice(choice: Any, wire: Any) -> None:
     assert "tool_choice" not in body(tools=[WEATHER], tool_choice=choice, dropped=frozenset({"tool_choice"}))
 
 
-def test_a_model_that_refuses_to_be_forced_is_left_free() -> None:
+def test_model_that_rejects_forced_tool_choice_gets_auto() -> None:
     assert body(ALWAYS, tools=[WEATHER], tool_choice="required")["tool_choice"] == {"type": "auto"}
 
 
@@ -183,14 +183,14 @@ def test_thinking(model: str, reasoning: Any, expected: Any) -> None:
     assert {key: sent[key] for key in ("thinking", "output_config") if key in sent} == expected
 
 
-def test_a_budget_raises_the_limit_and_silences_sampling() -> None:
+def test_thinking_budget_raises_limit_and_drops_sampling() -> None:
     sent = body(BUDGET, reasoning={"effort": "medium"}, max_output=1_000, sampling={"temperature": 0.1, "top_p": 0.2})
     assert (sent["max_tokens"], sent["thinking"]["budget_tokens"]) == (9_192, 8_192)
     assert "temperature" not in sent
     assert "top_p" not in sent
 
 
-def test_a_budget_stays_below_what_the_model_can_say() -> None:
+def test_thinking_budget_stays_below_model_limit() -> None:
     sent = body("claude-opus-4-1", reasoning={"effort": "xhigh"}, max_output=2_000)
     assert (sent["max_tokens"], sent["thinking"]["budget_tokens"]) == (32_000, 30_976)
 
@@ -210,11 +210,11 @@ def test_a_budget_stays_below_what_the_model_can_say() -> None:
         },
     ],
 )
-def test_a_budget_is_left_out_where_it_would_be_refused(fields: dict[str, Any]) -> None:
+def test_thinking_budget_is_omitted_where_rejected(fields: dict[str, Any]) -> None:
     assert "thinking" not in body(BUDGET, reasoning={"effort": "low"}, **fields)
 
 
-def test_a_round_that_was_thought_over_keeps_thinking() -> None:
+def test_thinking_round_keeps_thinking() -> None:
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": [call()], "opaque": signed("hm")},
@@ -223,7 +223,7 @@ def test_a_round_that_was_thought_over_keeps_thinking() -> None:
     assert "thinking" in body(BUDGET, reasoning={"effort": "low"}, messages=messages)
 
 
-def test_a_forced_call_switches_default_thinking_off() -> None:
+def test_forced_tool_choice_disables_default_thinking() -> None:
     sent = body("claude-opus-5", tools=[WEATHER], tool_choice="required")
     assert (sent["thinking"], sent["tool_choice"]) == ({"type": "disabled"}, {"type": "any"})
 
@@ -258,7 +258,7 @@ def test_dropped(name: str, given: dict[str, Any], key: str) -> None:
     assert key not in body(sampling=given, dropped=frozenset({name}))
 
 
-def test_a_strict_schema_goes_where_it_can_be_kept() -> None:
+def test_strict_schema_is_sent_where_supported() -> None:
     schema = {"type": "object", "additionalProperties": False}
     strict = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     assert body(BUDGET, response_format=strict)["output_config"] == {
@@ -269,7 +269,7 @@ def test_a_strict_schema_goes_where_it_can_be_kept() -> None:
         assert "output_config" not in body(model, response_format=response_format)
 
 
-def test_effort_and_format_share_their_field() -> None:
+def test_effort_and_format_share_output_config() -> None:
     strict = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strict": True}}
     config = body(ADAPTIVE, response_format=strict, reasoning={"effort": "low"})["output_config"]
     assert set(config) == {"effort", "format"}
@@ -278,7 +278,7 @@ def test_effort_and_format_share_their_field() -> None:
 # --- requests: messages ----------------------------------------------------------------------------------------------
 
 
-def test_cache_marks() -> None:
+def test_cache_control_marks() -> None:
     messages = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "a"},
@@ -301,11 +301,11 @@ def test_cache_marks() -> None:
 @pytest.mark.parametrize(
     "fields", [{"model": BUDGET, "dropped": frozenset({"cache_control"})}, {"model": "some-model"}]
 )
-def test_no_cache_marks(fields: dict[str, Any]) -> None:
+def test_no_cache_control_marks(fields: dict[str, Any]) -> None:
     assert "cache_control" not in str(body(**fields, system=["s"], tools=[WEATHER]))
 
 
-def test_roles_alternate_and_results_come_first() -> None:
+def test_roles_alternate_with_tool_results_first() -> None:
     messages = [
         {"role": "user", "content": "one"},
         {"role": "user", "content": "two"},
@@ -336,12 +336,12 @@ def test_roles_alternate_and_results_come_first() -> None:
     ]
 
 
-def test_the_user_speaks_first() -> None:
+def test_first_message_is_from_user() -> None:
     messages = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
     assert [m["role"] for m in body(messages=messages)["messages"]] == ["user", "assistant", "user"]
 
 
-def test_thinking_goes_back_first_and_only_signed() -> None:
+def test_only_signed_thinking_is_replayed_first() -> None:
     redacted = {"type": "redacted_thinking", "data": "x"}
     opaque = {
         "anthropic_messages": [
@@ -385,12 +385,12 @@ def test_images(url: str, block: Any) -> None:
     assert result["messages"][0]["content"][0] == {"type": "tool_result", "tool_use_id": "c", "content": [block]}
 
 
-def test_prefill_ends_without_white_space() -> None:
+def test_prefill_has_no_trailing_whitespace() -> None:
     assert body(prefill="Once upon \n")["messages"][-1] == assistant(text("Once upon"))
     assert body(prefill=" \n")["messages"] == [user(text("hi"))]
 
 
-def test_asking_changes_nothing_in_the_prompt() -> None:
+def test_request_does_not_mutate_prompt() -> None:
     prompt = Prompt(
         system=["s"],
         tools=[WEATHER],
@@ -529,7 +529,7 @@ def test_errors(kind: str, status: int | None, code: str) -> None:
     assert whole(PROVIDER, data).error == ServerError(status, code, "m")
 
 
-def test_streamed_and_whole_are_one_answer() -> None:
+def test_streamed_and_whole_answers_are_equal() -> None:
     redacted = {"type": "redacted_thinking", "data": "x"}
     usage = {"input_tokens": 10, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 0, "output_tokens": 7}
     message = {

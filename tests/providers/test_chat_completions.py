@@ -108,11 +108,11 @@ def test_url(base: str, url: str) -> None:
     assert ask(PROVIDER, base_url=base).url == url
 
 
-def test_without_credential_the_operators_header_stands() -> None:
+def test_operator_authorization_header_is_kept_without_credential() -> None:
     assert ask(PROVIDER, key=None, headers={"Authorization": "Basic x"}).headers["Authorization"] == "Basic x"
 
 
-def test_the_credential_shows_in_no_repr() -> None:
+def test_credential_is_not_in_repr() -> None:
     assert "sk-secret" not in repr(ask(PROVIDER))
 
 
@@ -150,11 +150,11 @@ def test_limits_and_effort(model: str, fields: dict[str, Any], key: str, value: 
         ("some-model", {"max_output": 1, "dropped": {"max_tokens", "max_completion_tokens"}}, "max_tokens"),
     ],
 )
-def test_left_out(model: str, fields: dict[str, Any], absent: str) -> None:
+def test_omitted_fields(model: str, fields: dict[str, Any], absent: str) -> None:
     assert absent not in body(model, **{**fields, "dropped": frozenset(fields.get("dropped", ()))})
 
 
-def test_messages_without_what_is_ours() -> None:
+def test_internal_message_fields_are_stripped() -> None:
     messages = [
         {
             "role": "user",
@@ -185,7 +185,7 @@ def test_messages_without_what_is_ours() -> None:
     ]
 
 
-def test_images_of_results_follow_in_a_user_message() -> None:
+def test_tool_result_images_follow_in_user_message() -> None:
     image = {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [call(id="a"), call(id="b")]},
@@ -200,7 +200,7 @@ def test_images_of_results_follow_in_a_user_message() -> None:
     assert sent[3]["content"][1] == image
 
 
-def test_images_of_the_last_result_come_last() -> None:
+def test_images_of_last_tool_result_come_last() -> None:
     image = {"type": "image_url", "image_url": {"url": PNG}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call()]}]
     messages.append({"role": "tool", "tool_call_id": "c1", "content": [image]})
@@ -211,7 +211,7 @@ def test_prefill_is_the_last_message() -> None:
     assert body(prefill="Once ")["messages"] == [USER, {"role": "assistant", "content": "Once "}]
 
 
-def test_reasoning_details_go_back_joined() -> None:
+def test_reasoning_details_are_replayed_joined() -> None:
     fragments = [
         [{"type": "reasoning.text", "index": 0, "text": "let ", "signature": None}],
         [{"type": "reasoning.text", "index": 0, "text": "me"}],
@@ -231,7 +231,7 @@ def test_reasoning_details_go_back_joined() -> None:
     assert fragments[0][0]["text"] == "let "
 
 
-def test_a_family_that_requires_its_reasoning_gets_it_with_every_answer() -> None:
+def test_required_reasoning_is_replayed_with_every_answer() -> None:
     opaque = {"chat_completions": [{"kind": "reasoning_content", "data": t} for t in ("hm ", "so")]}
     messages = [
         {"role": "assistant", "content": "x", "opaque": opaque},
@@ -243,7 +243,7 @@ def test_a_family_that_requires_its_reasoning_gets_it_with_every_answer() -> Non
     assert all("reasoning_content" not in m for m in body("gpt-4o", messages=messages)["messages"])
 
 
-def test_calls_made_elsewhere_are_signed_for_the_family_that_asks() -> None:
+def test_foreign_tool_calls_are_signed_for_requiring_family() -> None:
     messages = [{"role": "assistant", "content": None, "tool_calls": [call(), call(id="c2")]}]
     sent = body("gemini-3-pro", messages=messages)["messages"][0]["tool_calls"]
     assert ["extra_content" in c for c in sent] == [True, False]
@@ -304,11 +304,11 @@ def test_chunks(data: Any, expected: list[Any]) -> None:
         ),
     ],
 )
-def test_reasoning_details(delta: Any, expected: list[Any]) -> None:
+def test_reasoning_details_are_parsed(delta: Any, expected: list[Any]) -> None:
     assert parts(chunk(delta)) == expected
 
 
-def test_reasoning_that_has_to_go_back_is_kept() -> None:
+def test_reasoning_to_be_replayed_is_kept() -> None:
     data = chunk({"reasoning_content": "hm"}, model="deepseek-v4-flash")
     assert parts(data) == [Reasoning("hm"), Opaque("reasoning_content", "hm", joins=True)]
 
@@ -325,7 +325,7 @@ def test_reasoning_that_has_to_go_back_is_kept() -> None:
         ({"index": 0, "model_extra": {"extra_content": {"g": 1}}}, ToolDelta(0, extra={"g": 1})),
     ],
 )
-def test_call_fragments(given: Any, expected: ToolDelta) -> None:
+def test_tool_call_fragments(given: Any, expected: ToolDelta) -> None:
     assert parts(chunk({"tool_calls": [given, None]})) == [expected]
 
 
@@ -396,7 +396,7 @@ def test_errors_in_the_stream(data: Any, error: ServerError) -> None:
     assert whole(PROVIDER, data).error == error
 
 
-def test_streamed_and_whole_are_one_answer() -> None:
+def test_streamed_and_whole_answers_are_equal() -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     extra = {"google": {"thought_signature": "s"}}
     first = {"index": 0, "id": "c1", "extra_content": extra, "function": {"name": "weather", "arguments": ""}}
@@ -427,5 +427,5 @@ def test_streamed_and_whole_are_one_answer() -> None:
 
 
 @pytest.mark.parametrize(("message", "finish"), [({"content": "a"}, "stop"), ({"tool_calls": [call()]}, "tool_calls")])
-def test_a_whole_body_is_finished_though_it_does_not_say_so(message: Any, finish: str) -> None:
+def test_whole_body_without_finish_reason_is_finished(message: Any, finish: str) -> None:
     assert whole(PROVIDER, {"choices": [{"message": message}]}).finish == finish

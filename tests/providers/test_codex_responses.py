@@ -125,11 +125,11 @@ def test_dropped(name: str, fields: dict[str, Any], absent: str) -> None:
     assert absent not in body(**fields, dropped=frozenset({name}))
 
 
-def test_format_of_plain_json() -> None:
+def test_json_object_format() -> None:
     assert body(response_format={"type": "json_object"})["text"] == {"format": {"type": "json_object"}}
 
 
-def test_items() -> None:
+def test_input_items() -> None:
     image = {"type": "image_url", "image_url": {"url": PNG}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
@@ -246,7 +246,7 @@ def test_events(data: Any, expected: list[Any]) -> None:
     assert parts(data) == expected
 
 
-def test_the_name_of_the_event_serves_where_the_data_has_no_type() -> None:
+def test_event_name_is_used_without_data_type() -> None:
     assert parts({"delta": "a"}, "response.output_text.delta") == [Text("a")]
 
 
@@ -263,7 +263,7 @@ def test_usage_and_model_at_the_end() -> None:
     assert parts(data) == [Usage(10, 5, 15, 4, 1, 3, 1.0), Model("m"), Finish("stop")]
 
 
-def test_streamed_and_whole_are_one_answer() -> None:
+def test_streamed_and_whole_answers_are_equal() -> None:
     item = {**ITEM, "summary": [{"type": "summary_text", "text": "one"}, {"type": "summary_text", "text": "two"}]}
     message = {
         "type": "message",
@@ -304,13 +304,13 @@ def test_streamed_and_whole_are_one_answer() -> None:
     assert answer.opaque == [("reasoning", item), ("phase", "commentary")]
 
 
-def test_what_came_goes_back() -> None:
+def test_opaque_items_round_trip() -> None:
     answer = whole(PROVIDER, {"output": [{**ITEM, "status": "completed"}], "status": "completed"})
     opaque = {"codex_responses": [{"kind": kind, "data": data} for kind, data in answer.opaque]}
     assert body(messages=[{"role": "assistant", "content": "a", "opaque": opaque}])["input"][0] == ITEM
 
 
-def test_a_whole_failure() -> None:
+def test_whole_body_error() -> None:
     assert whole(PROVIDER, {"error": {"message": "m", "code": "server_error"}}).error == ServerError(
         500, "server_error", "m"
     )

@@ -22,17 +22,17 @@ from .folding import route
 
 
 @pytest.mark.parametrize("mode", ["chat_completions", "codex_responses", "anthropic_messages"])
-def test_the_translator_of_a_protocol(mode: str) -> None:
+def test_provider_for_protocol(mode: str) -> None:
     assert provider_for(mode).api_mode == mode
     assert provider_for(mode) is provider_for(mode)
 
 
-def test_an_unknown_protocol() -> None:
+def test_unknown_protocol_is_rejected() -> None:
     with pytest.raises(ValueError, match="carrier_pigeon"):
         provider_for("carrier_pigeon")
 
 
-def test_what_is_not_installed_is_not_available() -> None:
+def test_uninstalled_protocol_is_not_available() -> None:
     assert available("chat_completions")
     assert not available("carrier_pigeon")
 
@@ -42,7 +42,7 @@ def test_capabilities_of_a_route() -> None:
     assert capabilities_of(route("carrier_pigeon")) == Capabilities()
 
 
-def test_translators_are_loaded_when_asked_for() -> None:
+def test_translators_are_imported_lazily() -> None:
     code = "import sys, hermes.providers.registry; print([m for m in sys.modules if 'completions' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -104,7 +104,7 @@ def test_private_addresses(url: str, private: bool) -> None:
     assert is_private(url) is private
 
 
-def test_known_providers_are_whole() -> None:
+def test_known_providers_are_complete() -> None:
     for name, known in KNOWN_PROVIDERS.items():
         assert known.api_mode in API_MODES
         if name != "local":

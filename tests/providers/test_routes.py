@@ -60,7 +60,7 @@ def keys(route: Route) -> list[str]:
 CONFIGURED = "model: {default: gpt-x, provider: openai}"
 
 
-def test_nothing_configured_is_the_local_model_and_keys_alone_choose_nothing(home: Home) -> None:
+def test_default_route_is_local_model(home: Home) -> None:
     assert routes(load(home)) == [local(load(home))]
     assert LOCAL.api_mode == "local" and LOCAL.credentials == ()
 
@@ -82,7 +82,7 @@ def test_nothing_configured_is_the_local_model_and_keys_alone_choose_nothing(hom
         ("model: {default: m, provider: mine, base_url: 'http://127.0.0.1:9/v1'}", {}, None, {}, ("mine", "m")),
     ],
 )
-def test_the_run_comes_before_the_session_before_the_environment_before_the_file(
+def test_route_precedence_run_session_environment_file(
     home: Home,
     yaml: str,
     environ: dict[str, str],
@@ -119,9 +119,7 @@ api_server: {model_routes: {fast: {model: small}, mine/first: {model: other}}}
         ("", None),
     ],
 )
-def test_a_name_is_an_alias_or_a_model_of_a_configured_provider(
-    home: Home, name: str, expected: tuple[str, str] | None
-) -> None:
+def test_model_name_is_alias_or_provider_model(home: Home, name: str, expected: tuple[str, str] | None) -> None:
     settings = load(home, NAMES)
     choice = named(settings, name)
     assert (place(primary(settings, choice))[:2] if choice else None) == expected
@@ -140,13 +138,13 @@ def test_a_name_is_an_alias_or_a_model_of_a_configured_provider(
         ({"provider": "openai", "model": "m", "api_mode": "chat_completions"}, OPENAI, "chat_completions"),
     ],
 )
-def test_address_and_protocol_follow_from_the_provider_or_the_host(
+def test_url_and_protocol_follow_from_provider_or_host(
     home: Home, choice: dict[str, Any], base_url: str, mode: str
 ) -> None:
     assert place(choose(load(home), **choice))[2:] == (base_url, mode)
 
 
-def test_a_providers_entry_says_where_and_how(home: Home) -> None:
+def test_provider_entry_settings(home: Home) -> None:
     yaml = """
 model: {default: big, provider: mine}
 providers:
@@ -168,19 +166,19 @@ providers:
 
 
 @pytest.mark.parametrize("models", ["[first, second]", "{first: {}, second: {}}"])
-def test_without_a_model_the_providers_first_is_taken(home: Home, models: str) -> None:
+def test_default_model_is_first_of_provider(home: Home, models: str) -> None:
     settings = load(home, f"providers: {{mine: {{base_url: 'https://llm.test/v1', models: {models}}}}}")
     assert choose(settings, provider="mine").model == "first"
 
 
-def test_window_and_limit_of_the_configured_model_hold_for_no_other(home: Home) -> None:
+def test_window_and_limit_apply_to_configured_model_only(home: Home) -> None:
     settings = load(home, "model: {default: m, provider: openai, context_length: 50000, max_tokens: 700}")
     assert (choose(settings).window_tokens, choose(settings).max_output_tokens) == (50000, 700)
     other = choose(settings, model="other")
     assert (other.window_tokens, other.max_output_tokens) == (None, None)
 
 
-def test_what_a_run_adds_to_the_body_is_laid_over_the_entrys(home: Home) -> None:
+def test_extra_body_of_run_is_merged_over_entry(home: Home) -> None:
     yaml = "providers: {mine: {base_url: 'https://x.test', models: [m], extra_body: {a: 1, b: 1}}}"
     route = choose(load(home, yaml), provider="mine", extra_body={"b": 2})
     assert dict(route.extra_body) == {"a": 1, "b": 2}
@@ -210,17 +208,19 @@ def test_what_a_run_adds_to_the_body_is_laid_over_the_entrys(home: Home) -> None
         ),
     ],
 )
-def test_a_key_goes_only_where_it_belongs(home: Home, yaml: str, choice: dict[str, Any], expected: list[str]) -> None:
+def test_api_key_is_sent_only_to_its_provider(
+    home: Home, yaml: str, choice: dict[str, Any], expected: list[str]
+) -> None:
     assert keys(choose(load(home, yaml), **choice)) == expected
 
 
-def test_several_keys_of_a_provider_are_kept_in_order_and_once(home: Home) -> None:
+def test_several_keys_are_ordered_and_unique(home: Home) -> None:
     yaml = "providers: {openai: {api_key: a, keys: [b, a, c], key_env: MINE, models: [m]}}"
     route = choose(load(home, yaml, {"MINE": "d", "OPENAI_API_KEY": "b"}), provider="openai")
     assert keys(route) == ["a", "b", "c", "d"]
 
 
-def test_a_key_is_shown_by_no_route(home: Home) -> None:
+def test_api_key_is_not_in_route_repr(home: Home) -> None:
     assert "key-of-openai" not in repr(choose(load(home, CONFIGURED)))
 
 
@@ -236,9 +236,7 @@ def test_a_key_is_shown_by_no_route(home: Home) -> None:
         ("", {"provider": "local"}, ""),
     ],
 )
-def test_the_variable_that_should_hold_the_key_is_named(
-    home: Home, yaml: str, choice: dict[str, Any], name: str
-) -> None:
+def test_missing_key_names_variable(home: Home, yaml: str, choice: dict[str, Any], name: str) -> None:
     settings = load(home, yaml, {})
     assert missing_key(settings, choose(settings, **choice)) == name
 
@@ -256,7 +254,7 @@ def test_the_variable_that_should_hold_the_key_is_named(
         ({"base_url": "https://x.test/v1"}, "no model"),
     ],
 )
-def test_what_cannot_be_reached_is_refused_with_a_way_out(home: Home, choice: dict[str, Any], words: str) -> None:
+def test_unreachable_route_is_rejected_with_hint(home: Home, choice: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         choose(load(home), **choice)
     assert words in str(refused.value) and refused.value.hint
@@ -274,7 +272,7 @@ fallback_providers:
 """
 
 
-def test_fallbacks_follow_in_order_each_once(home: Home) -> None:
+def test_fallbacks_are_ordered_and_unique(home: Home) -> None:
     assert [(r.provider, r.model) for r in routes(load(home, CONFIGURED + FALLBACKS))] == [
         ("openai", "gpt-x"),
         ("anthropic", "claude-x"),
@@ -283,19 +281,19 @@ def test_fallbacks_follow_in_order_each_once(home: Home) -> None:
     ]
 
 
-def test_the_primary_stays_first_when_it_is_named_among_the_fallbacks(home: Home) -> None:
+def test_primary_among_fallbacks_stays_first(home: Home) -> None:
     settings = load(home, CONFIGURED + "\nfallback_providers: [anthropic/claude-x, openai/gpt-x]")
     assert [r.provider for r in routes(settings)] == ["openai", "anthropic"]
 
 
-def test_a_run_may_bring_its_own_fallbacks_or_none(home: Home) -> None:
+def test_run_can_override_fallbacks(home: Home) -> None:
     settings = load(home, CONFIGURED + "\nfallback_providers: [anthropic/claude-x]")
     assert len(routes(settings, RouteChoice(fallbacks=()))) == 1
     own = routes(settings, RouteChoice(fallbacks=("groq/m",)))
     assert [r.provider for r in own] == ["openai", "groq"]
 
 
-def test_a_fallback_says_what_it_needs(home: Home) -> None:
+def test_fallback_entry_fields(home: Home) -> None:
     settings = load(home, "", {"MINE": "of-mine"})
     entry = {
         "provider": "mine",
@@ -310,7 +308,7 @@ def test_a_fallback_says_what_it_needs(home: Home) -> None:
     assert fallback(settings, "local") == local(settings)
 
 
-def test_a_task_without_a_provider_of_its_own_takes_the_main_route(home: Home) -> None:
+def test_auxiliary_task_defaults_to_main_route(home: Home) -> None:
     assert auxiliary(load(home, CONFIGURED), "compression") is None
     settings = load(home, CONFIGURED + "\nauxiliary: {compression: {model: gpt-small}}")
     small = auxiliary(settings, "compression")
@@ -318,7 +316,7 @@ def test_a_task_without_a_provider_of_its_own_takes_the_main_route(home: Home) -
     assert auxiliary(settings, "title_generation") is None
 
 
-def test_a_task_may_have_a_provider_of_its_own(home: Home) -> None:
+def test_auxiliary_task_with_own_provider(home: Home) -> None:
     settings = load(home, CONFIGURED + "\nauxiliary: {vision: {provider: anthropic, model: claude-x}}")
     route = auxiliary(settings, "vision")
     assert route is not None and place(route) == ("anthropic", "claude-x", ANTHROPIC, "anthropic_messages")

@@ -48,19 +48,19 @@ from hermes.providers.table import UNKNOWN, facts_for, nearest_effort
         ("", 32_768, 8_192, False, False),
     ],
 )
-def test_families(model: str, window: int, max_output: int, reasoning: bool, prefill: bool) -> None:
+def test_model_families(model: str, window: int, max_output: int, reasoning: bool, prefill: bool) -> None:
     facts = facts_for(model)
     assert (facts.window, facts.max_output, facts.reasoning, facts.prefill) == (window, max_output, reasoning, prefill)
 
 
-def test_every_row_can_be_asked() -> None:
+def test_every_table_row_is_usable() -> None:
     for model in ("claude-opus-5-5", "gpt-6-luna", "grok-4", "kimi-k2-thinking", "glm-4.6", "gpt-oss-120b"):
         facts = facts_for(model)
         assert facts is not UNKNOWN
         assert facts.max_output < facts.window
 
 
-def test_defaults_are_those_of_capabilities() -> None:
+def test_unknown_model_has_default_capabilities() -> None:
     for mode in ("chat_completions", "codex_responses", "anthropic_messages"):
         known = provider_for(mode).capabilities("test/model")
         assert known == Capabilities(options=known.options)
@@ -96,7 +96,7 @@ def test_defaults_are_those_of_capabilities() -> None:
         ),
     ],
 )
-def test_what_a_model_cannot_take_is_named(mode: str, model: str, ignored: list[str]) -> None:
+def test_unsupported_options_are_named(mode: str, model: str, ignored: list[str]) -> None:
     names = "temperature top_p presence_penalty frequency_penalty seed stop logit_bias verbosity service_tier"
     names += " prompt_cache_key parallel_tool_calls user safety_identifier"
     sampling = {**dict.fromkeys(names.split(), "1"), "temperature": 1, "service_tier": "auto", "other": None}

@@ -134,7 +134,7 @@ events = st.fixed_dictionaries(
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=150, deadline=None)
 @given(data=anything | objects | chunks | events, name=st.sampled_from(KINDS), whole=st.booleans())
-def test_parts_of_anything(mode: str, data: Any, name: str, whole: bool) -> None:
+def test_parts_tolerate_any_input_property(mode: str, data: Any, name: str, whole: bool) -> None:
     provider = provider_for(mode)
     event = WireEvent(name, data, whole)
     first = list(provider.parts(event))
@@ -145,5 +145,5 @@ def test_parts_of_anything(mode: str, data: Any, name: str, whole: bool) -> None
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=100, deadline=None)
 @given(status=st.integers(400, 599), body=st.binary(max_size=200) | objects.map(lambda o: repr(o).encode()))
-def test_facts_of_anything(mode: str, status: int, body: bytes) -> None:
+def test_facts_tolerate_any_input_property(mode: str, status: int, body: bytes) -> None:
     assert provider_for(mode).facts(status, {"Retry-After": "3"}, body).status == status

@@ -37,7 +37,7 @@ PARTS = 16
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
 @pytest.mark.parametrize("clean", [False, True], ids=["reset", "clean-end"])
 @pytest.mark.parametrize("api_mode", PROTOCOLS)
-async def test_a_stream_cut_at_any_byte_is_recovered_without_repetition(
+async def test_stream_cut_at_any_byte_is_recovered_without_repetition(
     api_mode: str, clean: bool, part: int, tmp_path: Path
 ) -> None:
     async with running_app(tmp_path) as app, ModelServer() as server:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHouse
-from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, sent, tool
+from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools import round as tool_round
@@ -39,7 +39,7 @@ async def forever(_: Any, __: Any) -> Json:
 
 @each_protocol
 @pytest.mark.parametrize("control", ["interrupt", "cancel"])
-async def test_a_stop_closes_the_models_socket_at_once_and_keeps_the_text(
+async def test_interrupt_closes_model_socket_and_keeps_partial_text(
     house: House, server: ModelServer, protocol: Protocol, control: str
 ) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
@@ -54,7 +54,7 @@ async def test_a_stop_closes_the_models_socket_at_once_and_keeps_the_text(
     await nothing_left(server)
 
 
-async def test_a_stop_before_the_answer_begins_closes_the_socket_as_well(house: House, server: ModelServer) -> None:
+async def test_interrupt_before_first_token_closes_model_socket(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Hello", delay_s=60)]
     running = await house.begin(house.spec(server))
     await server.until(lambda: server.open_streams == 1)
@@ -66,7 +66,7 @@ async def test_a_stop_before_the_answer_begins_closes_the_socket_as_well(house: 
     await nothing_left(server)
 
 
-async def test_a_stop_while_waiting_for_a_retry_ends_the_wait(house: House, server: ModelServer) -> None:
+async def test_interrupt_cuts_retry_wait_short(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "9"})]
     running = await house.begin(house.spec(server))
     waiting = await running.seen("model.retrying")
@@ -79,7 +79,7 @@ async def test_a_stop_while_waiting_for_a_retry_ends_the_wait(house: House, serv
     await nothing_left(server)
 
 
-async def test_a_stop_while_a_coroutine_tool_runs_cancels_it(house: House, server: ModelServer) -> None:
+async def test_interrupt_cancels_async_tool(house: House, server: ModelServer) -> None:
     cancelled = asyncio.Event()
 
     async def look(_: Any, __: Any) -> Json:
@@ -102,7 +102,7 @@ async def test_a_stop_while_a_coroutine_tool_runs_cancels_it(house: House, serve
     await nothing_left(server)
 
 
-async def test_a_stop_while_a_blocking_tool_runs_is_seen_by_it(house: House, server: ModelServer) -> None:
+async def test_interrupt_is_signalled_to_blocking_tool(house: House, server: ModelServer) -> None:
     seen = threading.Event()
 
     def look(ctx: Any, _: Any) -> Json:
@@ -121,7 +121,7 @@ async def test_a_stop_while_a_blocking_tool_runs_is_seen_by_it(house: House, ser
     await nothing_left(server)
 
 
-async def test_a_stop_does_not_wait_for_a_tool_that_will_not_end(
+async def test_interrupt_does_not_wait_for_stubborn_tool(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.1)
@@ -144,7 +144,7 @@ async def test_a_stop_does_not_wait_for_a_tool_that_will_not_end(
     await nothing_left(server)
 
 
-async def test_a_stop_ends_every_call_of_a_parallel_round(house: House, server: ModelServer) -> None:
+async def test_interrupt_ends_all_parallel_tool_calls(house: House, server: ModelServer) -> None:
     house.offer(tool("look", forever, effect="read", scope=lambda _: frozenset()))
     server.script = [Reply(tool_calls=[Call("look", {"a": str(n)}) for n in range(12)])]
     running = await house.begin(house.spec(server, persist=True))
@@ -157,7 +157,7 @@ async def test_a_stop_ends_every_call_of_a_parallel_round(house: House, server: 
     await nothing_left(server)
 
 
-async def test_a_stop_while_the_session_is_waited_for_cancels_the_queued_run(house: House, server: ModelServer) -> None:
+async def test_interrupt_cancels_queued_run(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="One.", delay_s=60)]
     running = await house.begin(house.spec(server, persist=True, session_id="s"))
     await server.until(lambda: server.open_streams == 1)
@@ -172,7 +172,7 @@ async def test_a_stop_while_the_session_is_waited_for_cancels_the_queued_run(hou
     await nothing_left(server)
 
 
-async def test_a_stop_reaches_a_run_from_another_thread(house: House, server: ModelServer) -> None:
+async def test_interrupt_from_another_thread(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server))
     await running.seen("text.delta")
@@ -187,7 +187,7 @@ async def test_a_stop_reaches_a_run_from_another_thread(house: House, server: Mo
     thread.join()
 
 
-async def test_a_stop_is_on_record_before_it_is_applied(house: House, server: ModelServer) -> None:
+async def test_interrupt_is_recorded_before_it_is_applied(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server))
     await running.seen("text.delta")
@@ -202,7 +202,7 @@ async def test_a_stop_is_on_record_before_it_is_applied(house: House, server: Mo
     assert ran.final["by"] == "someone"
 
 
-async def test_a_repeated_control_does_nothing(house: House, server: ModelServer) -> None:
+async def test_duplicate_control_id_is_ignored(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server))
     await running.seen("text.delta")
@@ -213,18 +213,14 @@ async def test_a_repeated_control_does_nothing(house: House, server: ModelServer
     assert [event["control_id"] for event in ran.of("control.received")].count("c1") == 1
 
 
-async def test_a_run_that_has_ended_is_not_active_and_one_that_never_was_is_unknown(
-    house: House, server: ModelServer
-) -> None:
+async def test_control_of_ended_run_is_not_active_and_of_missing_run_unknown(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, persist=True)
     assert await house.engine.control(ran.spec.run_id, Control("interrupt")) == "not_active"
     assert await house.engine.control("run_" + "0" * 32, Control("interrupt")) == "unknown"
 
 
-async def test_a_stop_at_any_moment_of_a_turn_leaves_exactly_one_end_and_nothing_else(
-    house: House, server: ModelServer
-) -> None:
+async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(house: House, server: ModelServer) -> None:
     house.offer(tool("look", lambda _, args: {"saw": args}))
     script = [Reply(text=["a ", "b "], tool_calls=[Call("look")], gap_s=0.005), Reply(text=["c ", "d"], gap_s=0.005)]
     server.script = list(script)
@@ -245,7 +241,7 @@ async def test_a_stop_at_any_moment_of_a_turn_leaves_exactly_one_end_and_nothing
 # ---- the waiter leaves
 
 
-async def test_when_the_last_owner_leaves_a_run_that_says_so_is_cancelled(house: House, server: ModelServer) -> None:
+async def test_disconnect_of_last_owner_cancels_run(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server, on_detach="cancel"))
     one, two = house.engine.attach(running.run_id), house.engine.attach(running.run_id)
@@ -258,7 +254,7 @@ async def test_when_the_last_owner_leaves_a_run_that_says_so_is_cancelled(house:
     await nothing_left(server)
 
 
-async def test_a_run_that_continues_does_not_mind_who_leaves(house: House, server: ModelServer) -> None:
+async def test_disconnect_does_not_cancel_run_with_on_detach_continue(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
     running = await house.begin(house.spec(server, on_detach="continue"))
     owner = house.engine.attach(running.run_id)
@@ -288,7 +284,7 @@ async def steered(house: House, server: ModelServer, *texts: str) -> Ran:
     return await running.end()
 
 
-async def test_a_steer_is_added_framed_to_the_next_tool_result(house: House, server: ModelServer) -> None:
+async def test_steer_is_appended_to_next_tool_result(house: House, server: ModelServer) -> None:
     ran = await steered(house, server, "Only red ones.")
     told = sent(server.requests[1], "tool")[-1][1]
     assert told.startswith('{"saw": "a fox"}')
@@ -301,14 +297,14 @@ async def test_a_steer_is_added_framed_to_the_next_tool_result(house: House, ser
     assert ran.result["final_response"] == "Done."
 
 
-async def test_what_was_sent_with_a_steer_is_what_the_next_turn_sends(house: House, server: ModelServer) -> None:
+async def test_steered_tool_result_is_replayed_in_next_turn(house: House, server: ModelServer) -> None:
     ran = await steered(house, server, "Only red ones.")
     server.script = [Reply(text="Again.")]
     await house.run(server, "and now?", persist=True, session_id=ran.spec.session_id)
     assert sent(server.requests[2], "tool") == sent(server.requests[1], "tool")
 
 
-async def test_several_steers_are_all_added(house: House, server: ModelServer) -> None:
+async def test_several_steers_are_all_applied(house: House, server: ModelServer) -> None:
     ran = await steered(house, server, "Only red ones.", "And quickly.")
     told = sent(server.requests[1], "tool")[-1][1]
     assert told.index("Only red ones.") < told.index("And quickly.")
@@ -332,23 +328,21 @@ async def steered_when_one_of_two_has_finished(house: House, server: ModelServer
     return await running.end()
 
 
-async def test_a_steer_goes_to_the_last_result_of_a_round(house: House, server: ModelServer) -> None:
+async def test_steer_is_applied_to_last_result_of_round(house: House, server: ModelServer) -> None:
     ran = await steered_when_one_of_two_has_finished(house, server, slow="two")
     results = [m for m in server.requests[1].body["messages"] if m["role"] == "tool"]
     assert ["Only red ones." in m["content"] for m in results] == [False, True]
     assert ran.one("steer.applied")["where"] == results[1]["tool_call_id"]
 
 
-async def test_a_steer_that_comes_when_the_last_result_is_on_record_already_is_told_once_all_the_same(
-    house: House, server: ModelServer
-) -> None:
+async def test_late_steer_after_last_result_is_applied_once(house: House, server: ModelServer) -> None:
     ran = await steered_when_one_of_two_has_finished(house, server, slow="one")
     told = json.dumps(server.requests[1].body).count("Only red ones.")
     assert told + str(ran.result["pending_steer"]).count("Only red ones.") == 1
     assert len(ran.of("steer.applied")) == told
 
 
-async def test_a_steer_while_the_model_speaks_waits_for_the_next_round(house: House, server: ModelServer) -> None:
+async def test_steer_during_model_output_waits_for_next_round(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(text=["Well, ", "wait."], tool_calls=[Call("look")], gap_s=0.05), Reply(text="Done.")]
     running = await house.begin(house.spec(server))
@@ -358,7 +352,7 @@ async def test_a_steer_while_the_model_speaks_waits_for_the_next_round(house: Ho
     assert "Only red ones." in sent(server.requests[1], "tool")[-1][1]
 
 
-async def test_a_steer_that_no_round_takes_up_is_given_back(house: House, server: ModelServer) -> None:
+async def test_unapplied_steer_is_returned_as_pending_steer(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Well, ", "fine."], gap_s=0.05)]
     running = await house.begin(house.spec(server))
     await running.seen("text.delta")
@@ -371,7 +365,7 @@ async def test_a_steer_that_no_round_takes_up_is_given_back(house: House, server
     assert ran.result["final_response"] == "Well, fine."
 
 
-async def test_a_steer_is_not_lost_when_the_run_is_stopped(house: House, server: ModelServer) -> None:
+async def test_steer_is_not_lost_on_interrupt(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Well, ", "fine."], gap_s=60)]
     running = await house.begin(house.spec(server))
     await running.seen("text.delta")
@@ -390,9 +384,7 @@ async def asking(house: House, server: ModelServer, **arguments: Any) -> Running
     return await house.begin(house.spec(server, answerable=True))
 
 
-async def test_a_question_waits_for_its_answer_and_holds_neither_thread_nor_socket(
-    house: House, server: ModelServer
-) -> None:
+async def test_clarify_question_waits_without_thread_or_socket(house: House, server: ModelServer) -> None:
     running = await asking(house, server, choices=["this", "that"])
     asked = await running.seen("clarify.requested")
     assert (asked["question"], asked["choices"]) == ("Which?", ["this", "that"])
@@ -406,7 +398,7 @@ async def test_a_question_waits_for_its_answer_and_holds_neither_thread_nor_sock
     assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (asked["request_id"], "user", True)
 
 
-async def test_the_first_answer_wins(house: House, server: ModelServer) -> None:
+async def test_first_clarify_answer_wins(house: House, server: ModelServer) -> None:
     running = await asking(house, server)
     asked = await running.seen("clarify.requested")
     answers = [running.control("answer", id=asked["request_id"], answer=text) for text in ("one", "two")]
@@ -415,7 +407,7 @@ async def test_the_first_answer_wins(house: House, server: ModelServer) -> None:
     assert ran.tool_results() == [{"answer": "one", "answered": True}]
 
 
-async def test_a_question_nobody_answers_expires(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_clarify_question_times_out(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"clarify_timeout": 0.05}})
     ran = await (await asking(house, server)).end()
     assert ran.tool_results()[0]["answered"] is False
@@ -423,7 +415,7 @@ async def test_a_question_nobody_answers_expires(make_house: MakeHouse, server: 
     assert ran.result["final_response"] == "Done."
 
 
-async def test_a_stop_resolves_the_question(house: House, server: ModelServer) -> None:
+async def test_interrupt_resolves_clarify_question(house: House, server: ModelServer) -> None:
     running = await asking(house, server)
     await running.seen("clarify.requested")
     await running.control("interrupt")
@@ -443,7 +435,7 @@ async def remembering(make_house: MakeHouse, server: ModelServer, **approvals: A
 
 
 @pytest.mark.parametrize(("choice", "written"), [("once", True), ("deny", False)])
-async def test_an_approval_decides_whether_the_call_is_carried_out(
+async def test_approval_decides_whether_tool_runs(
     make_house: MakeHouse, server: ModelServer, choice: str, written: bool
 ) -> None:
     house, running = await remembering(make_house, server)
@@ -459,14 +451,14 @@ async def test_an_approval_decides_whether_the_call_is_carried_out(
     assert ran.result["final_response"] == "Done."
 
 
-async def test_an_approval_nobody_gives_is_a_denial(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_timeout_is_denial(make_house: MakeHouse, server: ModelServer) -> None:
     house, running = await remembering(make_house, server, timeout=0.05)
     ran = await running.end()
     assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "timeout")
     assert not (house.home.memories / "MEMORY.md").exists()
 
 
-async def test_a_stop_denies_a_pending_approval(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_interrupt_denies_pending_approval(make_house: MakeHouse, server: ModelServer) -> None:
     house, running = await remembering(make_house, server)
     await running.seen("approval.requested")
     await running.control("interrupt")
@@ -474,3 +466,47 @@ async def test_a_stop_denies_a_pending_approval(make_house: MakeHouse, server: M
     assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "interrupt")
     assert not (house.home.memories / "MEMORY.md").exists()
     await nothing_left(server)
+
+
+@each_protocol
+@pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
+async def test_interrupted_tool_round_has_result_for_every_call(
+    house: House, server: ModelServer, protocol: Protocol, persist: bool
+) -> None:
+    async def slow(_: Any, __: Json) -> Json:
+        await asyncio.sleep(60)
+        return {}
+
+    house.offer(tool("quick", **reading()), tool("slow", slow, **reading()))
+    calls = [Call("slow", id="c1"), Call("quick", {"a": "tea"}, id="c2"), Call("slow", {"a": "x"}, id="c3")]
+    server.script = [Reply(tool_calls=calls), Reply(text="Fine.")]
+    running = await house.begin(house.spec(server, protocol=protocol, persist=persist))
+    await running.seen("tool.finished")
+    await running.control("interrupt")
+    ran = await running.end()
+    messages = ran.result["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["c1", "c2", "c3"]
+    assert "tea" in messages[3]["content"]
+    again = await house.run(server, "next", protocol, history=messages)
+    assert again.result["completed"] is True
+    results = "".join(text for role, text in sent(server.requests[-1]) if role == "tool")
+    assert results.count("interrupted") == 2
+
+
+async def test_steer_applied_event_names_message_with_steer(house: House, server: ModelServer) -> None:
+    go = asyncio.Event()
+
+    async def slow(_: Any, __: Json) -> Json:
+        await go.wait()
+        return {"slow": True}
+
+    house.offer(tool("slow", slow, **reading()), tool("fast", **reading()))
+    server.script = [Reply(tool_calls=[Call("slow", id="c1"), Call("fast", id="c2")]), Reply(text="Done.")]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.finished")
+    await running.control("steer", text="only red ones")
+    go.set()
+    ran = await running.end()
+    holding = [m["tool_call_id"] for m in ran.result["messages"] if "only red ones" in str(m["content"])]
+    assert [ran.one("steer.applied")["where"]] == holding

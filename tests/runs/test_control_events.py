@@ -16,14 +16,14 @@ async def forever() -> None:
 # ---- stopping
 
 
-def test_the_first_reason_stands() -> None:
+def test_first_stop_reason_wins() -> None:
     stop = Stop()
     stop.request("client_disconnected", by="user")
     stop.request("server_shutdown", by="system")
     assert (stop.reason, stop.by) == ("client_disconnected", "user")
 
 
-async def test_a_stop_cuts_a_wait_short() -> None:
+async def test_stop_cancels_wait() -> None:
     stop = Stop()
 
     async def work() -> str:
@@ -42,7 +42,7 @@ async def test_a_stop_cuts_a_wait_short() -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_scope_does_not_begin_after_a_stop() -> None:
+async def test_stop_scope_after_stop_raises() -> None:
     stop = Stop()
     stop.request("stop")
     with pytest.raises(Stopped):
@@ -50,15 +50,18 @@ async def test_a_scope_does_not_begin_after_a_stop() -> None:
             raise AssertionError("it must not be entered")
 
 
-async def test_work_that_is_not_stopped_comes_to_its_end() -> None:
+async def test_stop_after_scope_does_not_interrupt() -> None:
     stop = Stop()
     async with stop.scope():
         await asyncio.sleep(0)
     stop.request("stop")
     await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    assert stop.reason == "stop"
 
 
-async def test_several_waits_of_a_run_are_all_cut_short() -> None:
+async def test_stop_cancels_all_waits_of_run() -> None:
     stop = Stop()
 
     async def work() -> bool:
@@ -75,7 +78,7 @@ async def test_several_waits_of_a_run_are_all_cut_short() -> None:
     assert await asyncio.gather(*tasks) == [True, True, True]
 
 
-async def test_scopes_may_lie_in_each_other() -> None:
+async def test_stop_scopes_can_be_nested() -> None:
     stop = Stop()
     seen: list[str] = []
 
@@ -99,7 +102,7 @@ async def test_scopes_may_lie_in_each_other() -> None:
     assert seen == ["inner", "outer", "after"]
 
 
-async def test_cancelling_the_task_still_cancels_it() -> None:
+async def test_task_cancellation_passes_through_stop_scope() -> None:
     stop = Stop()
 
     async def work() -> None:
@@ -113,7 +116,7 @@ async def test_cancelling_the_task_still_cancels_it() -> None:
         await task
 
 
-async def test_cancelling_wins_over_a_stop_at_the_same_time() -> None:
+async def test_task_cancellation_wins_over_concurrent_stop() -> None:
     stop = Stop()
 
     async def work() -> None:
@@ -128,7 +131,7 @@ async def test_cancelling_wins_over_a_stop_at_the_same_time() -> None:
         await task
 
 
-async def test_an_error_on_the_way_out_is_not_hidden() -> None:
+async def test_exception_during_stop_is_not_hidden() -> None:
     stop = Stop()
 
     async def work() -> None:
@@ -145,7 +148,7 @@ async def test_an_error_on_the_way_out_is_not_hidden() -> None:
         await task
 
 
-async def test_a_run_may_ask_for_its_own_stop() -> None:
+async def test_run_can_stop_itself() -> None:
     stop = Stop()
 
     async def work() -> str:
@@ -165,7 +168,7 @@ async def test_a_run_may_ask_for_its_own_stop() -> None:
 # ---- questions
 
 
-async def test_an_answer_fills_its_question_once() -> None:
+async def test_question_is_answered_once() -> None:
     questions = Questions()
     future = questions.ask("q1")
     assert questions.answer("q1", {"choice": "once"})
@@ -174,13 +177,13 @@ async def test_an_answer_fills_its_question_once() -> None:
     assert not questions.answer("q1", {})
 
 
-async def test_an_unknown_question_is_not_answered() -> None:
+async def test_unknown_question_is_not_answered() -> None:
     questions = Questions()
     assert not questions.answer("q1", {})
     assert not questions.answer(None, {})
 
 
-async def test_without_an_id_the_oldest_open_question_is_answered() -> None:
+async def test_answer_without_id_goes_to_oldest_question() -> None:
     questions = Questions()
     first, second = questions.ask("q1"), questions.ask("q2")
     assert questions.answer(None, {"n": 1})
@@ -189,7 +192,7 @@ async def test_without_an_id_the_oldest_open_question_is_answered() -> None:
     assert not questions.answer(None, {"n": 3})
 
 
-async def test_a_question_nobody_waits_for_any_more_is_closed() -> None:
+async def test_cancelled_question_cannot_be_answered() -> None:
     questions = Questions()
     future = questions.ask("q1")
     future.cancel()
@@ -197,7 +200,7 @@ async def test_a_question_nobody_waits_for_any_more_is_closed() -> None:
     assert not questions.answer(None, {})
 
 
-async def test_a_question_may_be_asked_again_under_its_id() -> None:
+async def test_question_id_can_be_reused() -> None:
     questions = Questions()
     questions.ask("q1").cancel()
     again = questions.ask("q1")
@@ -206,7 +209,7 @@ async def test_a_question_may_be_asked_again_under_its_id() -> None:
     assert await again == {"n": 1}
 
 
-async def test_a_question_that_will_be_asked_again_may_be_answered_before_that() -> None:
+async def test_expected_question_can_be_answered_before_it_is_asked_again() -> None:
     questions = Questions()
     questions.expect(["q1", "q2"])
     assert not questions.answer(None, {"n": 0}) and not questions.answer("q3", {"n": 0})
@@ -218,7 +221,7 @@ async def test_a_question_that_will_be_asked_again_may_be_answered_before_that()
     assert not later.done() and questions.answer("q2", {"n": 4})
 
 
-async def test_the_controls_of_runs_are_their_own() -> None:
+async def test_run_controls_are_independent() -> None:
     one, two = RunControls(), RunControls()
     one.stop.request("stop")
     one.steers.append(("s1", "faster"))

@@ -54,7 +54,9 @@ async def ended(house: House, run_id: str) -> Json:
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_turns_of_one_session_never_overlap(house: House, server: ModelServer, gate: Gate, persist: bool) -> None:
+async def test_turns_of_same_session_never_overlap(
+    house: House, server: ModelServer, gate: Gate, persist: bool
+) -> None:
     specs = [house.spec(server, f"turn {n}", session_id=SESSION, persist=persist) for n in range(4)]
     runs = [asyncio.create_task(house.engine.run(spec)) for spec in specs]
     await server.until(lambda: server.open_streams == 1)
@@ -63,9 +65,7 @@ async def test_turns_of_one_session_never_overlap(house: House, server: ModelSer
     assert gate.most == 1
 
 
-async def test_turns_that_wait_are_served_in_order_of_arrival_and_each_sees_the_last(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_queued_turns_run_in_order_of_arrival(house: House, server: ModelServer, gate: Gate) -> None:
     specs = [house.spec(server, f"turn {n}", session_id=SESSION, persist=True) for n in range(4)]
     runs = [asyncio.create_task(house.engine.run(spec)) for spec in specs]
     await server.until(lambda: server.open_streams == 1)
@@ -78,16 +78,14 @@ async def test_turns_that_wait_are_served_in_order_of_arrival_and_each_sees_the_
         wanted.append(("assistant", f"Answer {number + 1}."))
 
 
-async def test_turns_of_different_sessions_run_together(house: House, server: ModelServer, gate: Gate) -> None:
+async def test_turns_of_different_sessions_run_concurrently(house: House, server: ModelServer, gate: Gate) -> None:
     runs = [asyncio.create_task(house.run(server, persist=True)) for _ in range(5)]
     await server.until(lambda: server.open_streams == 5)
     gate.open.set()
     assert all(ran.result["completed"] for ran in await asyncio.gather(*runs))
 
 
-async def test_a_turn_that_waits_too_long_for_its_session_is_refused_and_leaves_no_trace(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_session_queue_timeout_rejects_turn_without_trace(house: House, server: ModelServer, gate: Gate) -> None:
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
     late = house.spec(server, session_id=SESSION, persist=True)
     with pytest.raises(Refused) as refused:
@@ -100,9 +98,7 @@ async def test_a_turn_that_waits_too_long_for_its_session_is_refused_and_leaves_
     assert (await house.carry_out(late)).result["final_response"] == "Now."
 
 
-async def test_no_more_turns_than_the_setting_allows_wait_for_a_session(
-    make_house: MakeHouse, server: ModelServer, gate: Gate
-) -> None:
+async def test_turn_queue_setting_limits_waiting_turns(make_house: MakeHouse, server: ModelServer, gate: Gate) -> None:
     house = make_house({"sessions": {"turn_queue": 2}})
     runs = [asyncio.create_task(house.engine.run(house.spec(server, session_id=SESSION))) for _ in range(3)]
     await server.until(lambda: server.open_streams == 1)
@@ -113,7 +109,7 @@ async def test_no_more_turns_than_the_setting_allows_wait_for_a_session(
     assert all(result["completed"] for result in await asyncio.gather(*runs))
 
 
-async def test_a_submitted_turn_that_finds_its_session_busy_too_long_fails_on_record(
+async def test_submitted_turn_fails_with_session_busy_after_timeout(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, submitted_wait_s=0.05))
@@ -126,7 +122,7 @@ async def test_a_submitted_turn_that_finds_its_session_busy_too_long_fails_on_re
     await running.end()
 
 
-async def test_a_submitted_turn_is_on_record_when_submit_returns_and_tells_its_place(
+async def test_submitted_turn_is_recorded_and_reports_queue_position(
     house: House, server: ModelServer, gate: Gate
 ) -> None:
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
@@ -145,9 +141,7 @@ async def test_a_submitted_turn_is_on_record_when_submit_returns_and_tells_its_p
     assert [log[-1]["type"] for log in logs] == ["run.completed"] * 2
 
 
-async def test_who_stops_waiting_for_a_session_does_not_hold_up_those_behind(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_cancelled_waiter_does_not_block_session_queue(house: House, server: ModelServer, gate: Gate) -> None:
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
     leaving = asyncio.create_task(house.engine.run(house.spec(server, "left", session_id=SESSION, persist=True)))
     staying = asyncio.create_task(house.engine.run(house.spec(server, "stayed", session_id=SESSION, persist=True)))
@@ -161,7 +155,7 @@ async def test_who_stops_waiting_for_a_session_does_not_hold_up_those_behind(
     assert [row.content for row in await house.rows(SESSION) if row.role == "user"] == ["hi", "stayed"]
 
 
-async def test_a_turn_that_fails_frees_its_session(house: House, server: ModelServer) -> None:
+async def test_failed_turn_releases_session(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=403), Reply(text="Fine.")]
     await house.run(server, session_id=SESSION, persist=True)
     async with asyncio.timeout(1):
@@ -169,7 +163,7 @@ async def test_a_turn_that_fails_frees_its_session(house: House, server: ModelSe
     assert ran.result["completed"] is True
 
 
-async def test_an_admission_holds_the_session_until_its_run_ends(house: House, server: ModelServer, gate: Gate) -> None:
+async def test_admission_holds_session_until_run_ends(house: House, server: ModelServer, gate: Gate) -> None:
     spec = house.spec(server, session_id=SESSION, persist=True)
     admission = await house.engine.admit(spec)
     assert (admission.run_id, admission.session_id) == (spec.run_id, SESSION)
@@ -183,7 +177,7 @@ async def test_an_admission_holds_the_session_until_its_run_ends(house: House, s
     await again.release()
 
 
-async def test_no_more_runs_than_allowed_are_admitted_at_once(
+async def test_runs_max_limits_concurrent_runs(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, runs_max=2))
@@ -212,7 +206,7 @@ async def twins(house: House) -> AsyncIterator[tuple[House, House]]:
         await async_class.close()
 
 
-async def test_turns_of_one_session_never_overlap_across_engines(
+async def test_turns_of_same_session_never_overlap_across_engines(
     twins: tuple[House, House], server: ModelServer, gate: Gate
 ) -> None:
     one, two = twins
@@ -227,7 +221,7 @@ async def test_turns_of_one_session_never_overlap_across_engines(
     assert sent(server.requests[1]) == [("user", "first"), ("assistant", "Answer 1."), ("user", "second")]
 
 
-async def test_who_has_lost_the_lease_can_write_nothing_more(
+async def test_lost_lease_prevents_further_writes(
     twins: tuple[House, House], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = twins
@@ -250,7 +244,7 @@ async def test_who_has_lost_the_lease_can_write_nothing_more(
 # ---- getting and listing
 
 
-async def test_runs_are_listed_newest_first_and_by_what_they_are(house: House, server: ModelServer) -> None:
+async def test_list_runs_newest_first_with_filters(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(status=403), Reply(text="Three.")]
     made = [
         await house.run(server, persist=True, session_id="a", kind="chat"),
@@ -272,7 +266,9 @@ async def test_runs_are_listed_newest_first_and_by_what_they_are(house: House, s
 # ---- ends
 
 
-async def test_a_draining_engine_refuses_and_lets_runs_finish(house: House, server: ModelServer, gate: Gate) -> None:
+async def test_draining_engine_rejects_new_runs_and_finishes_running_ones(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
     running = await house.begin(house.spec(server))
     draining = asyncio.create_task(house.engine.drain(5))
     await asyncio.sleep(0)
@@ -285,7 +281,7 @@ async def test_a_draining_engine_refuses_and_lets_runs_finish(house: House, serv
     await draining
 
 
-async def test_what_is_left_when_draining_ends_is_stopped_on_record(house: House, server: ModelServer) -> None:
+async def test_drain_timeout_cancels_remaining_runs(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server, persist=True, on_detach="cancel"))
     await running.seen("text.delta")
@@ -296,7 +292,7 @@ async def test_what_is_left_when_draining_ends_is_stopped_on_record(house: House
     await nothing_left(server)
 
 
-async def test_a_shutdown_under_load_leaves_no_run_without_an_end(house: House, server: ModelServer) -> None:
+async def test_shutdown_under_load_ends_every_run(house: House, server: ModelServer) -> None:
     async def forever(_: Any, __: Any) -> Json:
         await asyncio.Event().wait()
         return {}
@@ -323,7 +319,7 @@ async def test_a_shutdown_under_load_leaves_no_run_without_an_end(house: House, 
     await nothing_left(server)
 
 
-async def test_a_defect_in_the_loop_ends_the_run_on_record_and_frees_the_session(
+async def test_crash_in_agent_loop_fails_run_and_releases_session(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken_turn(*_: object) -> Json:
@@ -342,15 +338,17 @@ async def test_a_defect_in_the_loop_ends_the_run_on_record_and_frees_the_session
     assert (await house.run(server, persist=True, session_id=SESSION)).result["completed"] is True
 
 
-async def test_closing_twice_is_no_error(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_close_twice_leaves_store_closed(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(QUIET)
     server.script = [Reply(text="Done.")]
     await house.run(server)
     await house.close()
     await house.close()
+    with pytest.raises(StoreError, match="closed"):
+        await house.app.store.sessions.get_session("s")
 
 
-async def test_a_run_survives_whoever_waits_for_it(house: House, server: ModelServer, gate: Gate) -> None:
+async def test_run_survives_cancelled_waiter(house: House, server: ModelServer, gate: Gate) -> None:
     spec: RunSpec = house.spec(server, persist=True, on_detach="continue")
     waiter = asyncio.create_task(house.engine.run(spec))
     await server.until(lambda: server.open_streams == 1)
@@ -365,7 +363,7 @@ async def test_a_run_survives_whoever_waits_for_it(house: House, server: ModelSe
 # ---- leases and stores
 
 
-async def test_a_long_turn_keeps_its_lease(
+async def test_long_turn_renews_lease(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.08)
@@ -388,7 +386,7 @@ def break_store(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.leases, "acquire", broken, raising=False)
 
 
-async def test_without_its_store_a_turn_somebody_waits_for_is_carried_out_and_not_kept(
+async def test_unavailable_store_runs_unpersisted_turn_with_notice(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_store(house, monkeypatch)
@@ -398,7 +396,7 @@ async def test_without_its_store_a_turn_somebody_waits_for_is_carried_out_and_no
     assert ran.one("notice")["code"] == "store_unavailable"
 
 
-async def test_without_its_store_any_other_turn_is_refused(
+async def test_unavailable_store_rejects_persisted_turn(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_store(house, monkeypatch)

@@ -92,7 +92,7 @@ def stubborn(house: House) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stubborn")
-async def test_a_shutdown_ends_a_run_on_record_although_its_tool_does_not_listen(
+async def test_shutdown_records_end_despite_stubborn_tool(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch, "CLOSE_S_MAX", "STUBBORN_S_MAX")
@@ -106,9 +106,7 @@ async def test_a_shutdown_ends_a_run_on_record_although_its_tool_does_not_listen
     assert await shape(house) == [("user", ""), ("assistant", "c1"), ("tool", "c1"), ("assistant", "")]
 
 
-async def test_a_shutdown_refuses_turns_that_still_wait_for_their_session(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_shutdown_rejects_turns_waiting_for_session(house: House, server: ModelServer, gate: Gate) -> None:
     first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.seen("model.started")
     waiting = asyncio.create_task(house.engine.run(house.spec(server, "two", persist=True, session_id=SESSION)))
@@ -122,9 +120,7 @@ async def test_a_shutdown_refuses_turns_that_still_wait_for_their_session(
     await nothing_left(server)
 
 
-async def test_a_queued_run_is_left_for_the_next_process_at_shutdown(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_shutdown_leaves_queued_run_for_next_process(house: House, server: ModelServer, gate: Gate) -> None:
     first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.seen("model.started")
     run_id = await house.engine.submit(house.spec(server, "two", persist=True, session_id=SESSION))
@@ -137,9 +133,7 @@ async def test_a_queued_run_is_left_for_the_next_process_at_shutdown(
     await first.end()
 
 
-async def test_a_queued_run_that_nobody_is_to_resume_is_cancelled_at_shutdown(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_shutdown_cancels_queued_run_that_is_not_resumable(house: House, server: ModelServer, gate: Gate) -> None:
     first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.seen("model.started")
     late = house.spec(server, "two", persist=True, session_id=SESSION, on_detach="cancel")
@@ -154,9 +148,7 @@ async def test_a_queued_run_that_nobody_is_to_resume_is_cancelled_at_shutdown(
 # ---- queued runs
 
 
-async def test_the_deadline_of_a_queued_run_counts_from_its_submission(
-    house: House, server: ModelServer, gate: Gate
-) -> None:
+async def test_queued_run_deadline_counts_from_submission(house: House, server: ModelServer, gate: Gate) -> None:
     first = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     await first.seen("model.started")
     late = house.spec(server, "two", persist=True, session_id=SESSION, deadline_seconds=0.05)
@@ -168,7 +160,7 @@ async def test_the_deadline_of_a_queued_run_counts_from_its_submission(
     assert len(server.requests) == 1
 
 
-async def test_past_the_number_of_runs_allowed_a_submission_is_refused_at_once_and_leaves_no_trace(
+async def test_submission_over_runs_max_is_rejected_without_trace(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, runs_max=1))
@@ -186,7 +178,7 @@ async def test_past_the_number_of_runs_allowed_a_submission_is_refused_at_once_a
 # ---- controls
 
 
-async def test_a_control_that_is_sent_twice_at_once_is_applied_once(
+async def test_concurrent_duplicate_control_is_applied_once(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = AsyncRuns.append
@@ -218,7 +210,7 @@ MALFORMED: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
-async def test_a_malformed_request_is_a_failure_on_record_that_keeps_the_users_message(
+async def test_malformed_request_fails_run_and_keeps_user_message(
     house: House, server: ModelServer, fault: str
 ) -> None:
     ran = await house.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
@@ -231,7 +223,7 @@ async def test_a_malformed_request_is_a_failure_on_record_that_keeps_the_users_m
     assert "look" in str(rows[0].content)
 
 
-async def test_a_session_serves_its_next_turn_after_a_malformed_request(house: House, server: ModelServer) -> None:
+async def test_session_continues_after_malformed_request(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     await house.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
     ran = await house.run(server, "again", persist=True, session_id=SESSION)
@@ -239,13 +231,13 @@ async def test_a_session_serves_its_next_turn_after_a_malformed_request(house: H
     assert [role for role, _ in sent(server.requests[-1])] == ["user", "assistant", "user"]
 
 
-async def test_a_memory_that_cannot_be_read_keeps_no_turn_from_its_answer(house: House, server: ModelServer) -> None:
+async def test_unreadable_memory_does_not_prevent_answer(house: House, server: ModelServer) -> None:
     (house.home.memories / "MEMORY.md").mkdir(parents=True)
     server.script = [Reply(text="Done.")]
     assert (await house.run(server)).result["final_response"] == "Done."
 
 
-async def test_a_clients_tool_may_come_in_the_envelope_of_chat_completions(house: House, server: ModelServer) -> None:
+async def test_client_tool_in_chat_completions_envelope(house: House, server: ModelServer) -> None:
     server.script = [Reply(tool_calls=[Call("ring", id="c1")])]
     ran = await house.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
     assert [call["id"] for call in ran.result["pending_calls"]] == ["c1"]
@@ -262,7 +254,7 @@ async def test_a_clients_tool_may_come_in_the_envelope_of_chat_completions(house
     ],
     ids=["asking the model", "running the tools"],
 )
-async def test_a_defect_in_the_loop_leaves_a_whole_transcript_and_one_end(
+async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, place: Any, wanted: list[tuple[str, str]]
 ) -> None:
     async def fall_over(*_: Any, **__: Any) -> Any:
@@ -294,7 +286,7 @@ async def free(house: House, session_id: str) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_session_free(
+async def test_cancellation_during_lease_acquire_releases_session(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, original = asyncio.Event(), AsyncStore.begin
@@ -318,7 +310,7 @@ async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_ses
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, KeyError], ids=lambda error: error.__name__)
-async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
+async def test_failed_lease_renewal_is_retried(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
@@ -341,7 +333,7 @@ async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
     assert (await running.end()).result["completed"] is True
 
 
-async def test_a_session_is_free_once_its_turn_has_an_end_on_record(house: House, server: ModelServer) -> None:
+async def test_session_lease_is_released_after_final_event(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     await running.seen("run.completed")
@@ -349,7 +341,7 @@ async def test_a_session_is_free_once_its_turn_has_an_end_on_record(house: House
     await running.end()
 
 
-async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, server: ModelServer) -> None:
+async def test_engine_keeps_no_state_of_ended_sessions(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     leases = house.app.store.leases
 
@@ -363,7 +355,7 @@ async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, s
     assert remembered() <= before
 
 
-async def test_the_token_of_a_session_grows_although_it_was_free_in_between() -> None:
+async def test_lease_tokens_increase_between_holders() -> None:
     leases = AsyncStore(Store(None)).leases
     tokens: list[int] = []
     for _ in range(4):

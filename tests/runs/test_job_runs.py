@@ -40,7 +40,7 @@ def prompts(plan: Plan, at: int = -1) -> list[str]:
     return [text for role, text in sent(plan.server.requests[at]) if role == "user"]
 
 
-async def test_a_script_runs_first_and_its_output_is_the_models_input(plan: Plan) -> None:
+async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo 3 new mails; echo >&2 one warning")
     done = await ran(plan, job)
     prompt, told = prompts(plan)
@@ -64,7 +64,7 @@ async def test_a_script_runs_first_and_its_output_is_the_models_input(plan: Plan
         ("echo hi", {"platform_toolsets": {"cron": ["todo"]}}, "may not use the toolset terminal"),
     ],
 )
-async def test_a_script_that_fails_is_told_and_recorded(
+async def test_failing_job_script_is_reported_and_recorded(
     make_house: MakeHouse, server: ModelServer, script: str, settings: Any, words: str
 ) -> None:
     server.script = [Reply(text="Noted.")]
@@ -80,7 +80,7 @@ async def test_a_script_that_fails_is_told_and_recorded(
     assert ("half" in told) is (script.startswith("echo half"))
 
 
-async def test_a_script_stays_within_the_ceiling_and_outside_of_the_jobs_own_toolsets(plan: Plan) -> None:
+async def test_job_script_needs_allowed_terminal_toolset(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo ran", enabled_toolsets=["todo"])
     await ran(plan, job)
     assert "ran\n" in prompts(plan)[1]
@@ -88,7 +88,7 @@ async def test_a_script_stays_within_the_ceiling_and_outside_of_the_jobs_own_too
     assert "may not use the toolset terminal" in prompts(plan)[1]
 
 
-async def test_output_of_a_script_is_redacted_and_is_not_the_users_words(plan: Plan) -> None:
+async def test_job_script_output_is_redacted_and_not_user_text(plan: Plan) -> None:
     script = "echo see https://news.example.org; printf 'API_TOKEN%s' =abcd1234efgh5678"
     done = await ran(plan, await plan.add("every 1h", script=script))
     assert "news.example.org" in prompts(plan)[1] and "abcd1234efgh5678" not in str(plan.server.requests[-1].body)
@@ -97,14 +97,14 @@ async def test_output_of_a_script_is_redacted_and_is_not_the_users_words(plan: P
     assert "without an error" in own_words(row.content) and "news.example.org" not in own_words(row.content)
 
 
-async def test_a_long_output_of_a_script_is_cut(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_long_job_script_output_is_truncated(make_house: MakeHouse, server: ModelServer) -> None:
     server.script = [Reply(text="Noted.")]
     plan = plan_of(make_house, server, tool_output={"max_bytes": 1000})
     await ran(plan, await plan.add("every 1h", script="seq 100000"))
     assert len(prompts(plan)[1]) < 2000
 
 
-async def test_a_stop_while_a_script_runs_ends_it(plan: Plan) -> None:
+async def test_interrupt_ends_job_script(plan: Plan) -> None:
     running = await plan.house.begin(spec_of(await plan.add("every 1h", script="echo up; sleep 1000"), NOW))
     await running.seen("tool.output")
     await plan.house.engine.control(running.run_id, Control("interrupt"))
@@ -113,13 +113,13 @@ async def test_a_stop_while_a_script_runs_ends_it(plan: Plan) -> None:
     assert plan.server.requests == []
 
 
-async def test_the_effort_of_a_job_is_that_of_its_turns(plan: Plan) -> None:
+async def test_job_effort_applies_to_its_turns(plan: Plan) -> None:
     done = await ran(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
     assert done.spec.reasoning == {"enabled": True, "effort": "high"}
     assert plan.server.requests[-1].body["reasoning_effort"] == "high"
 
 
-async def test_runs_of_a_job_with_continuity_share_a_session(plan: Plan) -> None:
+async def test_job_continuity_shares_session_between_runs(plan: Plan) -> None:
     job = await plan.add("every 1h", continuity=True, repeat=2)
     for hour in (1, 2):
         await plan.look(NOW + hour * 3600)
@@ -130,7 +130,7 @@ async def test_runs_of_a_job_with_continuity_share_a_session(plan: Plan) -> None
 
 
 @pytest.mark.parametrize(("text", "silent"), [("[SILENT]", True), (" [SILENT]\n", True), ("[SILENT] but", False)])
-async def test_a_silent_result_is_not_shown(plan: Plan, text: str, silent: bool) -> None:
+async def test_silent_job_result_is_hidden(plan: Plan, text: str, silent: bool) -> None:
     plan.server.script = [Reply(text=text)]
     job = await plan.add("every 1h")
     await plan.look(NOW + 3600)
@@ -146,7 +146,7 @@ async def test_a_silent_result_is_not_shown(plan: Plan, text: str, silent: bool)
 
 
 @pytest.mark.parametrize("fields", [{"continuity": True}, {"session_id": "mine"}])
-async def test_a_silent_result_does_not_hide_a_session_with_other_results(plan: Plan, fields: Any) -> None:
+async def test_silent_job_result_does_not_hide_session_with_other_results(plan: Plan, fields: Any) -> None:
     plan.server.script = [Reply(text="[SILENT]")]
     job = await plan.add("every 1h", **fields)
     await plan.look(NOW + 3600)
@@ -155,7 +155,7 @@ async def test_a_silent_result_does_not_hide_a_session_with_other_results(plan: 
     assert len(await plan.house.app.store.sessions.list_sessions()) == 1
 
 
-async def test_a_script_that_a_restart_cut_off_is_not_run_again(
+async def test_job_script_cut_off_by_restart_is_not_repeated(
     make_house: MakeHouse, server: ModelServer, house: House
 ) -> None:
     plan = plan_of(make_house, server)

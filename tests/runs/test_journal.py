@@ -68,7 +68,7 @@ async def writing(tmp_path: Path) -> AsyncIterator[Writing]:
     made.log.shut()
 
 
-async def test_a_delta_is_in_the_journal_before_a_reader_has_it(writing: Writing) -> None:
+async def test_delta_is_journalled_before_delivery(writing: Writing) -> None:
     found: list[tuple[str, dict[str, str]]] = []
 
     def sink(event: Event) -> bool:
@@ -93,7 +93,7 @@ async def test_a_delta_is_in_the_journal_before_a_reader_has_it(writing: Writing
     assert await writing.stored() == []
 
 
-async def test_the_deltas_of_a_tick_are_one_write(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deltas_of_one_tick_are_one_write(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[int] = []
     write = os.write
     monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (writes.append(len(data)), write(fd, data))[1])
@@ -106,7 +106,7 @@ async def test_the_deltas_of_a_tick_are_one_write(writing: Writing, monkeypatch:
     await writing.log.close("run_other")
 
 
-async def test_files_are_private_and_go_when_nothing_in_them_is_needed(
+async def test_journal_files_are_private_and_removed_when_unneeded(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_REUSED_BYTES_MAX", 10)
@@ -119,7 +119,7 @@ async def test_files_are_private_and_go_when_nothing_in_them_is_needed(
     assert writing.files() == []
 
 
-async def test_a_full_file_is_followed_by_another_and_goes_when_its_texts_are_saved(
+async def test_full_journal_file_is_rotated_and_removed_when_saved(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_FILE_BYTES_MAX", 1_000)
@@ -146,7 +146,7 @@ async def _until(writing: Writing, count: int) -> AsyncIterator[Event]:
             return
 
 
-async def test_only_the_new_part_of_a_text_is_saved(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_new_part_of_text_is_saved(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[tuple[int, str]] = []
     put = type(writing.runs).put_partials
 
@@ -162,7 +162,7 @@ async def test_only_the_new_part_of_a_text_is_saved(writing: Writing, monkeypatc
     assert await writing.stored() == [("m1", "One. Two. Three.")]
 
 
-async def test_a_journal_that_cannot_be_written_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_write_failure_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "PARTIAL_S_MAX", 0.01)
     monkeypatch.setattr(journal_module, "JOURNAL_RETRY_S", 0.0)
 
@@ -206,7 +206,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_dead_process_left_is_moved_to_the_store(writing: Writing) -> None:
+async def test_journal_of_dead_process_is_moved_to_store(writing: Writing) -> None:
     argv = [sys.executable, "-c", _DIES, str(writing.folder), "src", writing.spec.run_id]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -223,7 +223,7 @@ async def test_what_a_dead_process_left_is_moved_to_the_store(writing: Writing) 
     assert writing.files() == []
 
 
-async def test_what_was_completed_is_not_taken_for_open(writing: Writing) -> None:
+async def test_completed_message_in_journal_is_not_restored_as_open(writing: Writing) -> None:
     writing.writer.text("m1", "Whole.")
     await asyncio.sleep(0.01)
     tails = JournalReader(writing.folder).tails(writing.spec.run_id)
@@ -232,7 +232,7 @@ async def test_what_was_completed_is_not_taken_for_open(writing: Writing) -> Non
     assert await writing.stored() == []
 
 
-async def test_an_answer_costs_at_most_three_times_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_write_amplification_is_at_most_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Writing(tmp_path / "journal", tmp_path / "state.db")
     await made.begin()
     log = tmp_path / "state.db-wal"
@@ -252,8 +252,8 @@ async def test_an_answer_costs_at_most_three_times_its_text(tmp_path: Path, monk
     assert written < 3 * 60_000 * 4
 
 
-async def test_a_file_that_somebody_else_moves_to_the_database_is_waited_for(tmp_path: Path) -> None:
-    """Whoever goes on with another run of the same file must not go on before its tail is in the database."""
+async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path) -> None:
+    """Another run of the same file must not continue before its tail is in the database."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     path = tmp_path / f"{gone.pid}-0.tail"

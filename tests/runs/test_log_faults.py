@@ -99,7 +99,7 @@ async def writing() -> AsyncIterator[Writing]:
 
 
 @pytest.mark.parametrize("what", ["put_partials", "append"])
-async def test_a_reader_who_joins_while_something_is_being_stored_misses_nothing(
+async def test_reader_joining_during_store_write_misses_nothing(
     writing: Writing, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     early = writing.reader()
@@ -120,8 +120,8 @@ async def test_a_reader_who_joins_while_something_is_being_stored_misses_nothing
     check_laws(await late)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "by and by"])
-async def test_text_that_is_stored_later_than_the_whole_message_is_not_doubled(
+@pytest.mark.parametrize("asked", [True, False], ids=["explicit save", "periodic save"])
+async def test_text_stored_after_complete_message_is_not_duplicated(
     writing: Writing, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     held = Held(monkeypatch, "put_partials" if asked else "put_grown")
@@ -158,9 +158,7 @@ def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return failed
 
 
-async def test_a_reader_who_comes_after_text_could_not_be_stored_sees_it_nevertheless(
-    writing: Writing, failed_once: asyncio.Event
-) -> None:
+async def test_late_reader_sees_text_that_could_not_be_stored(writing: Writing, failed_once: asyncio.Event) -> None:
     early = writing.reader()
     await idle()
     writing.writer.text("m1", "Once ")
@@ -175,7 +173,7 @@ async def test_a_reader_who_comes_after_text_could_not_be_stored_sees_it_neverth
     assert await late == await early
 
 
-async def test_a_log_that_is_closed_while_it_is_saved_is_not_saved_again_and_again(
+async def test_log_closed_during_save_is_not_saved_repeatedly(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, closed = asyncio.Event(), asyncio.Event()
@@ -198,9 +196,7 @@ async def test_a_log_that_is_closed_while_it_is_saved_is_not_saved_again_and_aga
     assert len(attempts) == 1
 
 
-async def test_text_that_could_not_be_stored_is_stored_with_the_next_event(
-    writing: Writing, failed_once: asyncio.Event
-) -> None:
+async def test_failed_text_save_is_retried_with_next_event(writing: Writing, failed_once: asyncio.Event) -> None:
     writing.writer.text("m1", "Once ")
     async with asyncio.timeout(2):
         await failed_once.wait()
@@ -210,9 +206,7 @@ async def test_text_that_could_not_be_stored_is_stored_with_the_next_event(
     assert [event.type for event in stored] == ["run.started", "text.delta", "notice"]
 
 
-async def test_text_that_could_not_be_stored_is_stored_soon_without_any_further_event(
-    writing: Writing, failed_once: asyncio.Event
-) -> None:
+async def test_failed_text_save_is_retried_without_further_event(writing: Writing, failed_once: asyncio.Event) -> None:
     writing.writer.text("m1", "Once ")
     async with asyncio.timeout(2):
         await failed_once.wait()
@@ -238,9 +232,9 @@ def following(house: House, run_id: str, after: int = 0) -> asyncio.Task[list[Js
     return asyncio.create_task(read())
 
 
-@pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
 @pytest.mark.parametrize("kind", ["steer", "interrupt"])
-async def test_a_control_that_comes_while_the_end_is_being_stored_is_too_late_and_leaves_no_trace(
+async def test_control_during_final_store_write_is_rejected(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
 ) -> None:
     server.script = [Reply(text="Done.")]
@@ -257,7 +251,7 @@ async def test_a_control_that_comes_while_the_end_is_being_stored_is_too_late_an
     assert "control.received" not in ran.types
 
 
-async def test_a_reader_who_comes_while_the_end_is_being_stored_reads_to_the_end(
+async def test_reader_joining_during_final_store_write_reads_to_end(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
@@ -271,7 +265,7 @@ async def test_a_reader_who_comes_while_the_end_is_being_stored_reads_to_the_end
     assert await settled(late) == ran.events
 
 
-async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
+async def test_every_accepted_steer_is_applied_or_returned(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = AsyncRuns.append
@@ -304,7 +298,7 @@ async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
         assert set((ran.final["pending_steer"] or "").split()) == taken
 
 
-async def test_reading_on_from_the_last_number_ends_although_the_run_is_still_being_put_away(
+async def test_subscribe_from_last_seq_ends_while_run_is_released(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
@@ -370,7 +364,7 @@ async def lose_session(house: House, server: ModelServer, patch: pytest.MonkeyPa
     return live.spec.run_id, events
 
 
-async def test_a_reader_of_a_run_that_loses_its_session_comes_to_an_end(
+async def test_reader_ends_when_run_loses_session_lease(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, events = await lose_session(house, server, monkeypatch)
@@ -379,7 +373,7 @@ async def test_a_reader_of_a_run_that_loses_its_session_comes_to_an_end(
     await nothing_left(server)
 
 
-async def test_a_reader_who_comes_after_a_run_has_lost_its_session_follows_whoever_ends_it(
+async def test_reader_after_lost_lease_follows_new_holder(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id, _ = await lose_session(house, server, monkeypatch)
@@ -393,7 +387,7 @@ async def test_a_reader_who_comes_after_a_run_has_lost_its_session_follows_whoev
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)
-async def test_readers_of_a_run_whose_store_breaks_come_to_an_end(
+async def test_readers_end_when_store_breaks(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
@@ -411,7 +405,7 @@ async def test_readers_of_a_run_whose_store_breaks_come_to_an_end(
         await settled(running.task)
 
 
-async def test_a_session_whose_run_broke_with_its_store_is_free_again(
+async def test_session_is_released_after_store_failure(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.handler = lambda _: Reply(text="Done.", delay_s=0.05, continues=False)

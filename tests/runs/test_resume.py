@@ -119,7 +119,7 @@ async def rows_of(house: House) -> list[tuple[str, Any]]:
 # ---- where a log may end
 
 
-async def test_a_run_without_a_model_call_goes_on_as_normal(house: House, server: ModelServer) -> None:
+async def test_resume_of_run_without_model_call(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     events = await left.taken_up()
@@ -130,7 +130,7 @@ async def test_a_run_without_a_model_call_goes_on_as_normal(house: House, server
     assert sent(server.requests[0]) == [("user", "do it")]
 
 
-async def test_a_history_that_was_brought_along_counts_after_a_restart_too(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_client_supplied_history(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     await house.app.store.sessions.create_session(SESSION, "api_server")
     for role in ("user", "assistant"):
@@ -141,7 +141,7 @@ async def test_a_history_that_was_brought_along_counts_after_a_restart_too(house
     assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
 
 
-async def test_numbers_go_on_at_the_next_round_one(house: House, server: ModelServer) -> None:
+async def test_resume_continues_sequence_at_next_round_number(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     events = await left.taken_up()
@@ -150,7 +150,7 @@ async def test_numbers_go_on_at_the_next_round_one(house: House, server: ModelSe
     assert record is not None and (record.resumes, record.state.status) == (1, "completed")
 
 
-async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelServer) -> None:
+async def test_resume_continues_partial_text(house: House, server: ModelServer) -> None:
     server.handler = lambda request: Reply(text="Once upon a time.")
     left = await Left(house, server).begin()
     await left.ask()
@@ -166,7 +166,7 @@ async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelSe
     assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
 
 
-async def test_after_a_loss_of_power_numbers_that_readers_may_have_seen_are_not_used_again(
+async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
@@ -209,9 +209,7 @@ async def going_on(house: House, server: ModelServer, verbatim: bool) -> Left:
 
 
 @pytest.mark.parametrize("verbatim", [True, False])
-async def test_a_message_that_was_gone_on_with_is_gone_on_with_again(
-    house: House, server: ModelServer, verbatim: bool
-) -> None:
+async def test_resume_of_resumed_message(house: House, server: ModelServer, verbatim: bool) -> None:
     server.script = [Reply(text="me.", continues=False)]
     left = await going_on(house, server, verbatim)
     await left.ask()
@@ -222,7 +220,7 @@ async def test_a_message_that_was_gone_on_with_is_gone_on_with_again(
 
 
 @pytest.mark.parametrize("verbatim", [True, False])
-async def test_calls_in_the_rest_of_a_message_are_made(house: House, server: ModelServer, verbatim: bool) -> None:
+async def test_resume_runs_tool_calls_of_continued_message(house: House, server: ModelServer, verbatim: bool) -> None:
     made: list[str] = []
     house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="The end.")]
@@ -240,7 +238,7 @@ async def test_calls_in_the_rest_of_a_message_are_made(house: House, server: Mod
     assert await rows_of(house) == told
 
 
-async def test_a_call_of_the_model_that_gave_nothing_is_made_again(house: House, server: ModelServer) -> None:
+async def test_resume_repeats_empty_model_call(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     await left.ask()
@@ -249,7 +247,7 @@ async def test_a_call_of_the_model_that_gave_nothing_is_made_again(house: House,
     assert (await rows_of(house))[-1] == ("assistant", "Done.")
 
 
-async def test_an_answer_whose_end_was_not_recorded_is_only_closed(house: House, server: ModelServer) -> None:
+async def test_resume_only_closes_completed_answer(house: House, server: ModelServer) -> None:
     left = await Left(house, server).begin()
     await left.say("Done.")
     events = await left.taken_up()
@@ -257,7 +255,7 @@ async def test_an_answer_whose_end_was_not_recorded_is_only_closed(house: House,
     assert await rows_of(house) == [("user", "do it"), ("assistant", "Done.")]
 
 
-async def test_calls_that_were_not_begun_are_made(house: House, server: ModelServer) -> None:
+async def test_resume_runs_unstarted_tool_calls(house: House, server: ModelServer) -> None:
     made: list[str] = []
     house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="Done.")]
@@ -272,7 +270,7 @@ async def test_calls_that_were_not_begun_are_made(house: House, server: ModelSer
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent"])
-async def test_a_harmless_call_is_made_again(house: House, server: ModelServer, effect: str) -> None:
+async def test_resume_repeats_read_only_tool_call(house: House, server: ModelServer, effect: str) -> None:
     made: list[str] = []
     marks = reading(effect=effect)
     house.offer(tool("look", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, **marks))
@@ -286,7 +284,7 @@ async def test_a_harmless_call_is_made_again(house: House, server: ModelServer, 
     assert of(events, "tool.finished")[0]["repeated"] is True
 
 
-async def test_a_call_with_effects_is_told_as_unknown(house: House, server: ModelServer) -> None:
+async def test_resume_reports_tool_call_with_effects_as_unknown(house: House, server: ModelServer) -> None:
     made: list[str] = []
     house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="I checked.")]
@@ -308,7 +306,7 @@ async def test_a_call_with_effects_is_told_as_unknown(house: House, server: Mode
     ("known", "calls", "status", "repeated"),
     [("done", 0, "ok", False), ("not_done", 1, "ok", True), ("unclear", 0, "unknown", False)],
 )
-async def test_a_tool_that_can_look_is_asked_first(
+async def test_resume_asks_tool_with_reconcile(
     house: House, server: ModelServer, known: str, calls: int, status: str, repeated: bool
 ) -> None:
     made: list[str] = []
@@ -329,7 +327,7 @@ async def test_a_tool_that_can_look_is_asked_first(
     assert (finished["status"], finished["repeated"]) == (status, repeated)
 
 
-async def test_a_stop_that_was_asked_for_is_carried_out(house: House, server: ModelServer) -> None:
+async def test_resume_applies_recorded_interrupt(house: House, server: ModelServer) -> None:
     left = await Left(house, server).begin()
     await left.ask()
     await left.leave_text("Once")
@@ -352,7 +350,7 @@ def asking_tool(granted: list[bool]) -> Any:
     return tool("act", act, effect="read")
 
 
-async def test_an_open_approval_keeps_its_id_and_can_be_answered(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_open_approval_answerable(house: House, server: ModelServer) -> None:
     granted: list[bool] = []
     house.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
@@ -369,9 +367,7 @@ async def test_an_open_approval_keeps_its_id_and_can_be_answered(house: House, s
     assert granted == [True]
 
 
-async def test_questions_that_expired_while_nobody_was_there_to_ask_stay_expired(
-    house: House, server: ModelServer
-) -> None:
+async def test_resume_keeps_expired_questions_expired(house: House, server: ModelServer) -> None:
     granted: list[bool] = []
     answers: list[str | None] = []
 
@@ -400,7 +396,7 @@ async def test_questions_that_expired_while_nobody_was_there_to_ask_stay_expired
     assert len(of(events, "approval.requested", "clarify.requested")) == 2, "they were asked again"
 
 
-async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, server: ModelServer) -> None:
+async def test_resume_does_not_repeat_granted_approval(house: House, server: ModelServer) -> None:
     granted: list[bool] = []
     house.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
@@ -413,7 +409,7 @@ async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, s
     assert granted == [True] and len(of(events, "approval.requested")) == 1
 
 
-async def test_a_question_whose_call_is_over_is_not_left_open(house: House, server: ModelServer) -> None:
+async def test_resume_resolves_question_of_finished_call(house: House, server: ModelServer) -> None:
     house.offer(tool("act"))
     server.script = [Reply(text="Done.")]
     left = await Left(house, server, toolsets=frozenset({"x"})).begin()
@@ -430,9 +426,7 @@ async def test_a_question_whose_call_is_over_is_not_left_open(house: House, serv
     ]
 
 
-async def test_an_answer_on_record_is_heard_although_nobody_was_left_to_hear_it(
-    house: House, server: ModelServer
-) -> None:
+async def test_resume_applies_recorded_answer(house: House, server: ModelServer) -> None:
     granted: list[bool] = []
     house.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
@@ -446,7 +440,7 @@ async def test_an_answer_on_record_is_heard_although_nobody_was_left_to_hear_it(
     assert granted == [True]
 
 
-async def test_words_of_the_user_are_not_lost(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_steer_text(house: House, server: ModelServer) -> None:
     house.offer(tool("act", **reading()))
     server.script = [Reply(tool_calls=[Call("act", {}, id="c9")]), Reply(text="Done.")]
     left = await Left(house, server, toolsets=frozenset({"x"})).begin()
@@ -460,7 +454,7 @@ async def test_words_of_the_user_are_not_lost(house: House, server: ModelServer)
 # ---- what is not gone on with
 
 
-async def test_a_run_that_somebody_waited_for_is_closed_with_its_text(house: House, server: ModelServer) -> None:
+async def test_resume_closes_on_detach_cancel_run_with_partial_text(house: House, server: ModelServer) -> None:
     left = await Left(house, server, on_detach="cancel").begin()
     await left.ask()
     await left.leave_text("Once upon")
@@ -473,9 +467,7 @@ async def test_a_run_that_somebody_waited_for_is_closed_with_its_text(house: Hou
 
 
 @pytest.mark.parametrize("end", ["run.failed", "run.cancelled"])
-async def test_a_whole_answer_is_the_last_word_of_a_run_that_is_closed(
-    house: House, server: ModelServer, end: str
-) -> None:
+async def test_resume_closes_run_with_complete_answer(house: House, server: ModelServer, end: str) -> None:
     left = await Left(house, server, on_detach="cancel").begin()
     await left.say("Done.")
     if end == "run.cancelled":
@@ -487,7 +479,7 @@ async def test_a_whole_answer_is_the_last_word_of_a_run_that_is_closed(
     assert (answer.content, answer.synthetic) == ("Done.", False) and server.requests == []
 
 
-async def test_what_is_too_old_is_closed(house: House, server: ModelServer) -> None:
+async def test_resume_closes_too_old_run(house: House, server: ModelServer) -> None:
     left = Left(house, server)
     left.ts -= 3700
     await left.begin()
@@ -498,9 +490,7 @@ async def test_what_is_too_old_is_closed(house: House, server: ModelServer) -> N
 
 
 @pytest.mark.parametrize(("progress", "end"), [(False, "run.failed"), (True, "run.completed")])
-async def test_a_run_that_gets_no_further_is_given_up(
-    house: House, server: ModelServer, progress: bool, end: str
-) -> None:
+async def test_resume_gives_up_crash_loop(house: House, server: ModelServer, progress: bool, end: str) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     for number in range(3):
@@ -513,7 +503,7 @@ async def test_a_run_that_gets_no_further_is_given_up(
     assert end == "run.completed" or events[-1]["failure"] == "crash_loop"
 
 
-async def test_calls_of_a_run_that_is_closed_have_results(house: House, server: ModelServer) -> None:
+async def test_closed_run_has_results_for_all_tool_calls(house: House, server: ModelServer) -> None:
     house.offer(tool("act"))
     left = await Left(house, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
@@ -526,7 +516,7 @@ async def test_calls_of_a_run_that_is_closed_have_results(house: House, server: 
     assert [role for role, _ in await rows_of(house)] == ["user", "assistant", "tool", "tool", "assistant"]
 
 
-async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, server: ModelServer) -> None:
+async def test_resume_closes_run_that_was_never_started(house: House, server: ModelServer) -> None:
     left = Left(house, server)
     left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
@@ -540,7 +530,7 @@ async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, serve
 # ---- who takes it up
 
 
-async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -> None:
+async def test_resume_requeues_queued_run(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = Left(house, server)
     left.spec = left.spec.replace(user_message="")
@@ -553,9 +543,7 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
-async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_session(
-    house: House, server: ModelServer
-) -> None:
+async def test_resume_queues_unstarted_run_behind_session_holder(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     left = Left(house, server)
@@ -571,9 +559,7 @@ async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_sessi
     assert ("user", left.spec.user_message) in await rows_of(house)
 
 
-async def test_a_free_session_is_taken_up_however_slow_the_store_is(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_resume_with_slow_lease_store(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     leases = house.app.store.leases
@@ -587,7 +573,7 @@ async def test_a_free_session_is_taken_up_however_slow_the_store_is(
     assert (await left.taken_up())[-1]["type"] == "run.completed"
 
 
-async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
+async def test_reader_sees_end_that_arrives_during_lookup(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = await Left(house, server).begin()
@@ -604,7 +590,7 @@ async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
     assert seen == ["run.started", "run.cancelled"]
 
 
-async def test_a_run_that_was_interrupted_by_a_shutdown_goes_on(house: House, server: ModelServer) -> None:
+async def test_resume_after_shutdown(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     await left.add(left.event("run.interrupted"))
@@ -613,7 +599,7 @@ async def test_a_run_that_was_interrupted_by_a_shutdown_goes_on(house: House, se
     assert events[0].data["reason"] == "shutdown" and events[-1].type == "run.completed"
 
 
-async def test_a_run_whose_session_is_held_is_left_alone(house: House, server: ModelServer) -> None:
+async def test_resume_skips_run_with_leased_session(house: House, server: ModelServer) -> None:
     left = await Left(house, server).begin()
     token = await house.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
     assert await house.engine.resume_all() == []
@@ -622,7 +608,7 @@ async def test_a_run_whose_session_is_held_is_left_alone(house: House, server: M
     assert (await left.taken_up())[-1]["type"] == "run.completed"
 
 
-async def test_the_next_turn_of_the_session_comes_after_it(house: House, server: ModelServer) -> None:
+async def test_next_turn_waits_for_resumed_run(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="First."), Reply(text="Second.")]
     left = await Left(house, server).begin()
     ran = await house.run(server, "and now?", persist=True, session_id=SESSION)
@@ -632,7 +618,7 @@ async def test_the_next_turn_of_the_session_comes_after_it(house: House, server:
     assert (await left.log())[-1]["type"] == "run.completed"
 
 
-async def test_a_control_for_a_run_of_another_process_is_left_for_it(house: House, server: ModelServer) -> None:
+async def test_control_for_run_of_other_process_is_stored(house: House, server: ModelServer) -> None:
     left = await Left(house, server).begin()
     assert await house.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
     assert await house.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
@@ -679,7 +665,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.3, *(pytest.param(s, marks=pytest.mark.long) for s in (0.15, 0.45, 0.6))])
-async def test_a_process_killed_at_any_moment_leaves_a_run_that_another_ends(
+async def test_kill_at_any_moment_leaves_resumable_run(
     server: ModelServer, tmp_path: Path, home_folder: Path, after_s: float
 ) -> None:
     steps = [
@@ -721,7 +707,7 @@ async def test_a_process_killed_at_any_moment_leaves_a_run_that_another_ends(
     assert os.stat(home_folder / "state.db").st_mode & 0o777 == 0o600
 
 
-async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: ModelServer) -> None:
+async def test_background_task_resumes_interrupted_runs(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()
     await house.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
@@ -738,9 +724,7 @@ async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: M
 
 
 @pytest.mark.parametrize("reads", ["log", "status"])
-async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(
-    house: House, server: ModelServer, reads: str
-) -> None:
+async def test_subscribing_to_orphaned_run_resumes_it(house: House, server: ModelServer, reads: str) -> None:
     server.script = [Reply(text="Done.")]
     house.engine.start_background_tasks()
     await house.engine.resume_all()
@@ -753,7 +737,7 @@ async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(
     assert events[-1]["type"] == "run.completed"
 
 
-async def test_readers_at_the_same_time_take_a_run_up_once(
+async def test_concurrent_readers_resume_run_once(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done."), Reply(text="Done twice.")]
@@ -783,7 +767,7 @@ async def test_readers_at_the_same_time_take_a_run_up_once(
     assert len(server.requests) == 1
 
 
-async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: House) -> None:
+async def test_startup_removes_leases_of_dead_processes(house: House) -> None:
     store, gone = house.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
     await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
@@ -798,7 +782,7 @@ async def _lease_names(house: House) -> list[str]:
     return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases WHERE name <> ''"))]
 
 
-async def test_a_control_left_by_another_process_is_heard(
+async def test_stored_control_of_other_process_is_applied(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes.runs.controller.CONTROL_POLL_S", 0.02)

@@ -71,7 +71,7 @@ def plan(make_house: MakeHouse, server: ModelServer) -> Plan:
     return Plan(make_house(settings), server)
 
 
-async def test_once_runs_once_and_is_over(plan: Plan) -> None:
+async def test_one_shot_job_runs_once(plan: Plan) -> None:
     job = await plan.add("30m")
     await plan.look()
     assert await plan.runs() == []
@@ -90,7 +90,7 @@ async def test_once_runs_once_and_is_over(plan: Plan) -> None:
     assert now["repeat"] == {"times": 1, "completed": 1}
 
 
-async def test_a_year_of_sundays_by_the_clock_on_the_wall(plan: Plan) -> None:
+async def test_weekly_cron_follows_wall_clock_over_dst(plan: Plan) -> None:
     job = await plan.add("0 9 * * sun")
     times: list[datetime] = []
     while (due := (await plan.job(job))["next_run_at"]) < NOW + 365 * 86_400:
@@ -101,7 +101,7 @@ async def test_a_year_of_sundays_by_the_clock_on_the_wall(plan: Plan) -> None:
     assert len({at.utcoffset() for at in times}) == 2 and len({at.date() for at in times}) == 52
 
 
-async def test_a_missed_time_runs_once(plan: Plan) -> None:
+async def test_missed_schedule_runs_once(plan: Plan) -> None:
     job = await plan.add("every 1h")
     await plan.look(NOW + 10.5 * 3_600)
     assert len(await plan.runs()) == 1
@@ -109,7 +109,7 @@ async def test_a_missed_time_runs_once(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["every 10m", "*/10 * * * *"])
-async def test_a_time_that_a_wrong_clock_has_set_far_ahead_is_set_again(plan: Plan, schedule: str) -> None:
+async def test_next_run_set_far_ahead_by_wrong_clock_is_reset(plan: Plan, schedule: str) -> None:
     job = await plan.add(schedule)
     await plan.look(NOW + 30 * 86_400)
     assert (await plan.job(job))["next_run_at"] > NOW + 86_400
@@ -122,14 +122,14 @@ async def test_a_time_that_a_wrong_clock_has_set_far_ahead_is_set_again(plan: Pl
     assert (await plan.job(job))["next_run_at"] == following + 1200
 
 
-async def test_a_number_of_times_is_kept_to(plan: Plan) -> None:
+async def test_job_repeat_limit(plan: Plan) -> None:
     job = await plan.add("every 1h", repeat=2)
     for hour in range(1, 5):
         await plan.look(NOW + hour * 3_600)
     assert len(await plan.runs()) == 2 and (await plan.job(job))["state"] == "completed"
 
 
-async def test_a_failing_job_waits_for_its_next_time(plan: Plan) -> None:
+async def test_failing_job_waits_for_next_run(plan: Plan) -> None:
     plan.server.script = [Reply(status=400, error="no")] * 50
     job = await plan.add("every 1h")
     for minute in range(60, 75):
@@ -138,7 +138,7 @@ async def test_a_failing_job_waits_for_its_next_time(plan: Plan) -> None:
     assert len(await plan.runs()) == 1 and now["enabled"] and now["last_status"] == "failed" and now["last_error"]
 
 
-async def test_two_who_look_at_once_begin_one_run(plan: Plan) -> None:
+async def test_concurrent_schedulers_start_one_run(plan: Plan) -> None:
     for _ in range(5):
         await plan.add("30m")
     plan.clock.now = NOW + 1_800
@@ -147,7 +147,7 @@ async def test_two_who_look_at_once_begin_one_run(plan: Plan) -> None:
     assert len(await plan.runs()) == 5
 
 
-async def test_a_crash_after_the_run_began_does_not_begin_another(plan: Plan) -> None:
+async def test_scheduler_crash_after_start_does_not_start_second_run(plan: Plan) -> None:
     job = await plan.add("every 1h")
     before = await plan.job(job)
     await plan.look(NOW + 3_600)
@@ -159,7 +159,7 @@ async def test_a_crash_after_the_run_began_does_not_begin_another(plan: Plan) ->
     assert now["last_run_id"] == (await plan.runs())[0].spec.run_id
 
 
-async def test_what_is_due_while_it_still_runs_is_skipped_and_said(plan: Plan) -> None:
+async def test_job_due_while_running_is_skipped_with_notice(plan: Plan) -> None:
     plan.server.script = [Reply(text="slow", stall_at=1)]
     job = await plan.add("every 1h")
     plan.clock.now = NOW + 3_600
@@ -181,7 +181,7 @@ async def test_what_is_due_while_it_still_runs_is_skipped_and_said(plan: Plan) -
     assert "job_skipped" in codes and (await plan.job(job))["last_status"] == "cancelled"
 
 
-async def test_only_so_many_run_at_once(plan: Plan) -> None:
+async def test_concurrent_jobs_are_limited(plan: Plan) -> None:
     plan.server.script = [Reply(text="slow", stall_at=1)] * 3
     for _ in range(3):
         await plan.add("30m")
@@ -201,7 +201,7 @@ async def test_only_so_many_run_at_once(plan: Plan) -> None:
     await plan.rest()
 
 
-async def test_a_named_session_is_continued_by_every_run(plan: Plan) -> None:
+async def test_job_with_session_id_continues_session(plan: Plan) -> None:
     await plan.add("every 1h", session_id="diary")
     await plan.look(NOW + 3_600)
     await plan.look(NOW + 7_200)

@@ -60,7 +60,7 @@ async def finished(house: House, server: ModelServer, protocol: Protocol = "chat
 # ---- many readers
 
 
-async def test_two_readers_from_the_start_see_the_very_same_events(house: House, server: ModelServer) -> None:
+async def test_two_subscribers_see_same_events(house: House, server: ModelServer) -> None:
     talkative(house)
     server.script = rich_script()
     spec = house.spec(server)
@@ -74,9 +74,7 @@ async def test_two_readers_from_the_start_see_the_very_same_events(house: House,
 @pytest.mark.parametrize(
     "moment", ["reasoning.delta", "text.delta", "message.completed", "tool.started", "tool.finished"]
 )
-async def test_a_reader_who_comes_late_sees_all_that_came_before(
-    house: House, server: ModelServer, moment: str
-) -> None:
+async def test_late_subscriber_sees_all_events(house: House, server: ModelServer, moment: str) -> None:
     talkative(house)
     server.script = rich_script()
     running = await house.begin(house.spec(server, persist=True))
@@ -88,9 +86,7 @@ async def test_a_reader_who_comes_late_sees_all_that_came_before(
     check_laws(late)
 
 
-async def test_a_reader_may_come_in_the_middle_of_a_message_and_go_on_from_any_number(
-    house: House, server: ModelServer
-) -> None:
+async def test_subscriber_can_join_mid_message_and_resume_from_any_seq(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=STORY, gap_s=0.004)]
     running = await house.begin(house.spec(server, persist=True))
     readers: list[asyncio.Task[list[Json]]] = []
@@ -105,18 +101,14 @@ async def test_a_reader_may_come_in_the_middle_of_a_message_and_go_on_from_any_n
 
 
 @each_protocol
-async def test_reading_again_from_every_number_gives_the_very_same_events(
-    house: House, server: ModelServer, protocol: Protocol
-) -> None:
+async def test_replay_from_every_seq_is_identical(house: House, server: ModelServer, protocol: Protocol) -> None:
     run_id, events = await finished(house, server, protocol)
     for number in range(events[-1]["seq"]):
         wanted = [event for event in kept(events) if event["seq"] > number]
         assert await read(house, run_id, number) == wanted, number
 
 
-async def test_reading_on_from_the_last_number_of_a_run_that_has_ended_ends_at_once(
-    house: House, server: ModelServer
-) -> None:
+async def test_subscribe_from_last_seq_of_ended_run_ends_immediately(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=True)
     ran = await house.carry_out(spec)
@@ -124,7 +116,7 @@ async def test_reading_on_from_the_last_number_of_a_run_that_has_ended_ends_at_o
         assert [event async for event in house.engine.subscribe(spec.run_id, ran.final["seq"])] == []
 
 
-async def test_text_applied_from_any_number_on_is_the_text(house: House, server: ModelServer) -> None:
+async def test_text_rebuilt_from_any_seq_is_complete(house: House, server: ModelServer) -> None:
     run_id, events = await finished(house, server)
     whole = rebuilt(events)
     for at, event in enumerate(events[:-1]):
@@ -134,15 +126,13 @@ async def test_text_applied_from_any_number_on_is_the_text(house: House, server:
         assert rebuilt([*events[: at + 1], *await read(house, run_id, 0)]) == whole
 
 
-async def test_what_a_tool_printed_is_not_replayed_once_the_call_has_finished(
-    house: House, server: ModelServer
-) -> None:
+async def test_tool_output_is_not_replayed_after_call_finished(house: House, server: ModelServer) -> None:
     run_id, events = await finished(house, server)
     assert "".join(e["text"] for e in events if e["type"] == "tool.output") == "working\nstill working\n"
     assert [event for event in await read(house, run_id) if event["type"] in LIVE_ONLY] == []
 
 
-async def test_what_a_running_tool_printed_is_shown_to_who_comes_meanwhile(house: House, server: ModelServer) -> None:
+async def test_tool_output_of_running_call_is_replayed(house: House, server: ModelServer) -> None:
     printed, go_on = asyncio.Event(), asyncio.Event()
 
     async def talk(ctx: Any, _: Any) -> Json:
@@ -175,7 +165,7 @@ async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[J
 
 
 @pytest.mark.parametrize(("count", "size"), [(3000, 4), (300, 4000)], ids=["many events", "many bytes"])
-async def test_a_reader_who_overflows_catches_up_and_misses_nothing(
+async def test_overflowing_subscriber_catches_up_without_loss(
     make_house: MakeHouse, server: ModelServer, count: int, size: int
 ) -> None:
     house = make_house({"agent": {"delta_window_ms": 0}})
@@ -190,7 +180,7 @@ async def test_a_reader_who_overflows_catches_up_and_misses_nothing(
     assert rebuilt(seen) == {seen[-1]["message_id"]: "".join(f"{n:0{size}d}" for n in range(count))}
 
 
-async def test_what_a_sink_takes_is_told_once_and_in_its_place(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_sink_delivers_each_event_once_in_order(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"delta_window_ms": 0}})
     server.script = [Reply(text=[f"{n} " for n in range(600)])]
     spec = house.spec(server, persist=True)
@@ -211,9 +201,7 @@ async def test_what_a_sink_takes_is_told_once_and_in_its_place(make_house: MakeH
     assert len(seen) > 600 and delivered_seq
 
 
-async def test_a_reader_who_never_reads_holds_up_neither_the_run_nor_others(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_stalled_subscriber_blocks_nobody(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"agent": {"delta_window_ms": 0}})
     server.script = [Reply(text=[f"{n} " for n in range(2000)])]
     spec = house.spec(server, persist=True)
@@ -228,7 +216,7 @@ async def test_a_reader_who_never_reads_holds_up_neither_the_run_nor_others(
     await stuck.aclose()  # type: ignore[attr-defined]
 
 
-async def test_one_reader_leaving_takes_nothing_from_another(house: House, server: ModelServer) -> None:
+async def test_leaving_subscriber_does_not_affect_others(house: House, server: ModelServer) -> None:
     talkative(house)
     server.script = rich_script()
     running = await house.begin(house.spec(server))
@@ -243,9 +231,7 @@ async def test_one_reader_leaving_takes_nothing_from_another(house: House, serve
 # ---- runs that keep nothing
 
 
-async def test_a_run_that_keeps_nothing_is_gone_when_it_has_ended_and_nobody_reads(
-    house: House, server: ModelServer
-) -> None:
+async def test_unpersisted_run_is_gone_after_end(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=False)
     await house.engine.run(spec)
@@ -255,9 +241,7 @@ async def test_a_run_that_keeps_nothing_is_gone_when_it_has_ended_and_nobody_rea
     assert await house.rows(spec.session_id) == []
 
 
-async def test_a_run_that_keeps_nothing_can_be_read_to_its_end_by_who_reads_already(
-    house: House, server: ModelServer
-) -> None:
+async def test_unpersisted_run_can_be_read_to_end_by_subscriber(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=False)
     live = await house.engine.start(spec)
@@ -267,7 +251,7 @@ async def test_a_run_that_keeps_nothing_can_be_read_to_its_end_by_who_reads_alre
     assert await house.engine.get(spec.run_id) is None
 
 
-async def test_a_run_that_is_kept_can_be_read_long_after(house: House, server: ModelServer) -> None:
+async def test_persisted_run_can_be_replayed_later(house: House, server: ModelServer) -> None:
     run_id, events = await finished(house, server)
     record = await house.engine.get(run_id)
     assert record is not None
@@ -302,12 +286,12 @@ STATES = [
 
 
 @pytest.mark.parametrize(("status", "events"), STATES, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_status_is_the_fold_of_the_log(status: str, events: list[tuple[str, Json]]) -> None:
+def test_status_is_fold_of_log(status: str, events: list[tuple[str, Json]]) -> None:
     log = [Event("run_1", kind, data=data, seq=n, ts=float(n)) for n, (kind, data) in enumerate(events, 1)]
     assert fold(log).status == status
 
 
-async def test_the_stored_status_follows_the_log_at_every_moment(house: House, server: ModelServer) -> None:
+async def test_stored_status_follows_log(house: House, server: ModelServer) -> None:
     house.offer(clarify.TOOL)
     server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"})]), Reply(text=["a", "b"], gap_s=60)]
     running = await house.begin(house.spec(server, persist=True, answerable=True))
@@ -334,7 +318,7 @@ async def test_the_stored_status_follows_the_log_at_every_moment(house: House, s
 # ---- durability
 
 
-async def test_a_durable_event_is_stored_before_any_reader_sees_it(house: House, server: ModelServer) -> None:
+async def test_durable_event_is_stored_before_delivery(house: House, server: ModelServer) -> None:
     talkative(house)
     server.script = rich_script()
     spec = house.spec(server, persist=True)
@@ -345,7 +329,7 @@ async def test_a_durable_event_is_stored_before_any_reader_sees_it(house: House,
             assert [one.as_dict() for one in stored] == [event.as_dict()]
 
 
-async def test_delivered_text_is_in_the_journal(house: House, server: ModelServer) -> None:
+async def test_delivered_text_is_in_journal(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await house.begin(house.spec(server, persist=True))
     delta = await running.seen("text.delta")
@@ -356,7 +340,7 @@ async def test_delivered_text_is_in_the_journal(house: House, server: ModelServe
     await running.end()
 
 
-async def test_what_is_stored_of_a_message_holds_its_text_once(house: House, server: ModelServer) -> None:
+async def test_message_text_is_stored_once(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["a unique ", "needle"], reasoning="a hidden pin")]
     spec = house.spec(server, persist=True)
     ran = await house.carry_out(spec)

@@ -29,7 +29,9 @@ def listed() -> str:
 
 
 @pytest.mark.parametrize("kind", ["local", "docker"])
-async def test_no_arguments_hold_a_command_or_a_value(request: pytest.FixtureRequest, place: Place, kind: str) -> None:
+async def test_process_arguments_contain_no_command_or_secret(
+    request: pytest.FixtureRequest, place: Place, kind: str
+) -> None:
     folder: Path | None = request.getfixturevalue("fake_docker") if kind == "docker" else None
     sandbox = Docker(place, "image", "s1") if folder else Local(place)
     shell = Shell(place.private, str(place.workspace), {**place.env, **VARIABLES})
@@ -47,6 +49,6 @@ async def test_no_arguments_hold_a_command_or_a_value(request: pytest.FixtureReq
     await sandbox.stop()
 
 
-async def test_what_a_shell_is_told_is_nobody_elses(place: Place) -> None:
+async def test_shell_control_variables_are_not_visible_to_command(place: Place) -> None:
     result = await sh(Local(place), 'env; echo "$HERMES_COMMAND_TEXT|"; exit 3')
     assert result.code == 3 and result.output.endswith("\n|\n") and "echo" not in result.output

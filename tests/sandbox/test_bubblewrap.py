@@ -57,7 +57,7 @@ def git(place: Place) -> Path:
         ("{python} -c 'import json; print(json.dumps(1))'", "1\n"),
     ],
 )
-async def test_what_commands_see(wrapped: Wrapped, place: Place, script: str, output: str) -> None:
+async def test_bubblewrap_view_of_system(wrapped: Wrapped, place: Place, script: str, output: str) -> None:
     if script.startswith("python3") and shutil.which("python3", path="/usr/bin") is None:
         pytest.skip("the system has no Python")
     place.user_home.mkdir()
@@ -71,7 +71,7 @@ async def test_what_commands_see(wrapped: Wrapped, place: Place, script: str, ou
 
 
 @pytest.mark.parametrize("network", [False, True])
-async def test_no_port_of_the_host_is_reached(wrapped: Wrapped, network: bool) -> None:
+async def test_host_ports_are_unreachable(wrapped: Wrapped, network: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('reached')"
@@ -80,7 +80,7 @@ async def test_no_port_of_the_host_is_reached(wrapped: Wrapped, network: bool) -
         assert "refused" in result.output and "reached" not in result.output
 
 
-async def test_hooks_and_config_cannot_be_changed_by_any_way(wrapped: Wrapped, git: Path) -> None:
+async def test_git_hooks_and_config_are_read_only(wrapped: Wrapped, git: Path) -> None:
     attempts = """
     echo evil > .git/hooks/pre-commit; echo evil > .git/hooks/post-commit; echo evil > .git/config
     rm -rf .git; mv .git other; mv .git/hooks .git/h; mv .git/config .git/c; ln -sfn /tmp .git/hooks; rm .git/config
@@ -96,17 +96,17 @@ async def test_hooks_and_config_cannot_be_changed_by_any_way(wrapped: Wrapped, g
     assert (git / "hooks/pre-commit").read_text() == "new\n"
 
 
-async def test_hooks_that_are_not_there_cannot_be_made(wrapped: Wrapped, git: Path) -> None:
+async def test_missing_git_hooks_cannot_be_created(wrapped: Wrapped, git: Path) -> None:
     shutil.rmtree(git / "hooks")
     assert (await sh(wrapped(), "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit")).code != 0
     assert list((git / "hooks").iterdir()) == []
 
 
 @pytest.mark.parametrize("swapped", [".git", ".git/hooks", ".git/config"])
-async def test_a_link_in_place_of_hooks_leads_nowhere(
+async def test_link_in_place_of_hooks_is_neutralised(
     wrapped: Wrapped, git: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
-    """One that is there from the start, and one that is put there after it was looked at."""
+    """A link that exists from the start, and one that is created after the check."""
     secret = tmp_path / "secret"
     (secret / "hooks").mkdir(parents=True)
     (secret / "hooks/key").write_text("planted")
@@ -133,7 +133,7 @@ async def test_a_link_in_place_of_hooks_leads_nowhere(
     assert (place.workspace / "away").exists()
 
 
-async def test_home_is_kept_per_session_and_tmp_is_not(wrapped: Wrapped, place: Place) -> None:
+async def test_home_is_per_session_and_tmp_is_not_kept(wrapped: Wrapped, place: Place) -> None:
     await sh(wrapped(), "echo mine > ~/kept; echo mine > /tmp/lost; ln -s / ~/root")
     result = await sh(wrapped(), "cat ~/kept; cat /tmp/lost; cat ~/root/etc/shadow")
     assert result.output.startswith("mine\n")
@@ -142,7 +142,7 @@ async def test_home_is_kept_per_session_and_tmp_is_not(wrapped: Wrapped, place: 
     assert (await sh(wrapped(private=other), f"ls -A ~ {place.private}", env={"HOME": str(other)})).code == 2
 
 
-async def test_only_so_many_idle_sandboxes_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_sandboxes_are_limited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_bubblewrap()
     monkeypatch.setattr(bubblewrap, "SANDBOXES_IDLE_MAX", 2)
     idle: dict[bubblewrap.Bubblewrap, None] = {}
@@ -156,7 +156,7 @@ async def test_only_so_many_idle_sandboxes_are_kept(place: Place, monkeypatch: p
         await sandbox.stop()
 
 
-async def test_uploads_and_more_mounts(wrapped: Wrapped, place: Place, tmp_path: Path) -> None:
+async def test_uploads_and_extra_mounts(wrapped: Wrapped, place: Place, tmp_path: Path) -> None:
     uploads, shown, shared = place.home.uploads / "s1", tmp_path / "shown", tmp_path / "shared"
     for folder in (uploads, place.home.uploads / "s2", shown, shared, place.user_home / ".ssh"):
         folder.mkdir(parents=True)
@@ -174,7 +174,7 @@ async def test_uploads_and_more_mounts(wrapped: Wrapped, place: Place, tmp_path:
     assert ".ssh" not in hidden.output.replace(f"{place.user_home}/.ssh/file", "")
 
 
-async def test_in_a_users_home_credentials_are_hidden_and_stay_so(wrapped: Wrapped, place: Place) -> None:
+async def test_credentials_in_user_home_are_hidden(wrapped: Wrapped, place: Place) -> None:
     user = place.user_home
     for name in (".ssh/key", ".config/gh/key", ".netrc", ".env", ".bashrc", ".env.example"):
         (user / name).parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ async def test_in_a_users_home_credentials_are_hidden_and_stay_so(wrapped: Wrapp
 
 
 @pytest.mark.parametrize("folder", ["/", "{home}", "{home}/logs", "{user}/.ssh", "/no/such/folder"])
-async def test_no_workspace_where_commands_have_no_business(wrapped: Wrapped, place: Place, folder: str) -> None:
+async def test_forbidden_workspaces_are_rejected(wrapped: Wrapped, place: Place, folder: str) -> None:
     (place.user_home / ".ssh").mkdir(parents=True)
     place.home.logs.mkdir()
     workspace = Path(folder.format(home=place.home.path, user=place.user_home))
@@ -201,7 +201,7 @@ async def test_no_workspace_where_commands_have_no_business(wrapped: Wrapped, pl
         await wrapped(workspace=workspace).spawn(["true"])
 
 
-async def test_a_variable_of_the_command_does_not_reach_who_starts_it(wrapped: Wrapped, place: Place) -> None:
+async def test_command_environment_does_not_affect_bubblewrap(wrapped: Wrapped, place: Place) -> None:
     env = {**place.env, "LD_PRELOAD": str(place.workspace / "evil.so"), "SECRET": "planted"}
     process = await wrapped().spawn(["/bin/sh", "-c", "echo $SECRET; sleep 100"], env=env)
     async with process:
@@ -214,9 +214,7 @@ async def test_a_variable_of_the_command_does_not_reach_who_starts_it(wrapped: W
         process.kill()
 
 
-async def test_address_space_and_the_size_of_files_are_bounded(
-    wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_memory_and_file_size_limits(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = wrapped(memory_mb=600)
     for megabytes, works in ((100, True), (700, False)):
         process = await sandbox.spawn([sandbox.python, "-c", f"bytearray({megabytes} * 1024 ** 2); print('had')"])
@@ -231,7 +229,7 @@ async def test_address_space_and_the_size_of_files_are_bounded(
     assert result.output == "20\n"
 
 
-async def test_a_storm_of_processes_stays_inside(wrapped: Wrapped) -> None:
+async def test_fork_bomb_is_contained(wrapped: Wrapped) -> None:
     script = "storm() { storm | storm & }; storm; sleep 0.5; echo there are $(ls /proc | grep -c '^[0-9]')"
     async with asyncio.timeout(60):
         result = await sh(wrapped(), script)
@@ -247,10 +245,10 @@ async def test_a_storm_of_processes_stays_inside(wrapped: Wrapped) -> None:
         assert (await sh(wrapped(), "echo calm")).output == "calm\n"
 
 
-async def test_one_that_does_not_start(
+async def test_failed_start_leaves_nothing(
     wrapped: Wrapped, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends at once, or makes a namespace and never tells of it: then what waits there is ended too."""
+    """The program exits at once, or creates a namespace and never reports it: its processes are ended too."""
     with pytest.raises(SandboxError, match="Argument list too long"):
         await (sandbox := wrapped()).spawn(["echo", "x" * 200_000])
     await sandbox.stop()
@@ -275,7 +273,7 @@ async def test_one_that_does_not_start(
         ("exit 5", "ended with code 5"),
     ],
 )
-def test_a_probe_that_fails_says_why(
+def test_failed_probe_gives_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, failure: str
 ) -> None:
     if program is not None:
@@ -285,8 +283,8 @@ def test_a_probe_that_fails_says_why(
     assert failure in bubblewrap.probe.__wrapped__()
 
 
-def test_a_plain_user_has_all_of_it_too(tmp_path: Path) -> None:
-    """The same limits hold, though by other means, for who is not root."""
+def test_unprivileged_user_has_same_limits(tmp_path: Path) -> None:
+    """Without root the same limits apply, by other means."""
     needs_bubblewrap()
     if os.geteuid() != 0:
         pytest.skip("the suite runs as a plain user already")
@@ -310,7 +308,7 @@ def _usable_by_nobody(python: str) -> bool:
     )
 
 
-def test_a_sandbox_that_is_starting_ends_with_its_server(tmp_path: Path) -> None:
+def test_starting_sandbox_ends_with_server(tmp_path: Path) -> None:
     needs_bubblewrap()
     script = Path(__file__).with_name("forgetful.py")
     folders = [tmp_path / str(number) for number in range(5)]

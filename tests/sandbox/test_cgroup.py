@@ -35,7 +35,7 @@ def said_in(group: Group, script: str) -> str:
         return process.communicate("\n")[0]
 
 
-def test_memory_is_bounded_for_all_processes_together(group: Group) -> None:
+def test_memory_limit_is_shared_by_all_processes(group: Group) -> None:
     if "memory" not in group.bounds:
         pytest.skip("no memory controller")
     half = "python3 -c 'x = bytearray(40 << 20); import time; time.sleep(1)'"
@@ -44,7 +44,7 @@ def test_memory_is_bounded_for_all_processes_together(group: Group) -> None:
     assert "137" in said
 
 
-def test_processes_are_bounded(group: Group) -> None:
+def test_process_limit(group: Group) -> None:
     if "pids" not in group.bounds:
         pytest.skip("no pids controller")
     assert "fork" in said_in(group, "for i in $(seq 40); do sleep 5 & done; kill $(jobs -p)")
@@ -62,14 +62,14 @@ def test_cpu_quota_is_set(group: Group) -> None:
     assert value == "50000"
 
 
-def test_group_with_a_process_stays(group: Group) -> None:
+def test_cgroup_with_process_is_not_removed(group: Group) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         group.add(process.pid)
         assert not group.remove()
         process.kill()
 
 
-def test_version_2_has_one_group_with_every_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_v2_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "service" / "server"
     own.mkdir(parents=True)
     (own.parent / "cgroup.subtree_control").write_text("pids")
@@ -85,12 +85,12 @@ def test_version_2_has_one_group_with_every_limit(tmp_path: Path, monkeypatch: p
     }
 
 
-def test_where_nothing_can_be_written_there_is_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cgroup_means_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "_ROOT", tmp_path / "missing")
     assert cgroup.create("s1", 100, 1, 10) is None
 
 
-def test_sweep_removes_groups_of_dead_makers_only(group: Group) -> None:
+def test_sweep_removes_cgroups_of_dead_processes_only(group: Group) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     left = [folder.parent / f"hermes-{gone.pid}-1-old" for folder in group._folders]

@@ -42,7 +42,7 @@ def settings(home: Home, environ: dict[str, str] | None = None, **terminal: Any)
         ("docker", "", "no daemon", "terminal.backend: The sandbox 'docker' does not work here: no daemon"),
     ],
 )
-def test_the_backend(
+def test_backend_choice(
     home: Home, monkeypatch: pytest.MonkeyPatch, wanted: str, bubblewrap_fails: str, docker_fails: str, expected: Any
 ) -> None:
     monkeypatch.setattr(bubblewrap, "probe", lambda: bubblewrap_fails)
@@ -56,7 +56,7 @@ def test_the_backend(
     assert caught.value.exit_code == 78
 
 
-def test_where_a_server_works(home: Home) -> None:
+def test_server_workspace(home: Home) -> None:
     plain = settings(home)
     own = workspace_of(home, plain, "default", None)
     assert own == home.workspace
@@ -68,14 +68,14 @@ def test_where_a_server_works(home: Home) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in (own, *scopes))
 
 
-def test_where_a_user_works(home: Home, tmp_path: Path) -> None:
+def test_cli_workspace(home: Home, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     assert workspace_of(home, settings(home), "default", None, here=tmp_path / "link") == tmp_path
     assert workspace_of(home, settings(home, cwd="/usr"), "default", None, here=tmp_path) == Path("/usr")
     assert not home.path.exists()
 
 
-def test_where_a_caller_wants_to_work(home: Home, tmp_path: Path) -> None:
+def test_requested_workspace_must_be_allowed(home: Home, tmp_path: Path) -> None:
     allowed = tmp_path / "projects"
     (allowed / "one").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
@@ -91,7 +91,7 @@ def test_where_a_caller_wants_to_work(home: Home, tmp_path: Path) -> None:
         workspace_of(home, settings(home), "default", None, str(allowed))
 
 
-def test_names_of_folders_are_names_and_differ() -> None:
+def test_folder_names_are_valid_and_unique() -> None:
     ids = ["20260101_120000_abc", "api-1", "a:b", "a_b", "a b", ".", "..", ".x", "x" * 250, "ä", "a@b.c", "~a", "a\nb"]
     names = [folder_name(session_id) for session_id in ids]
     assert len(set(names)) == len(ids)
@@ -100,7 +100,7 @@ def test_names_of_folders_are_names_and_differ() -> None:
     assert folder_name("a@b.c") == "a@b.c"
 
 
-def test_the_environment_is_built(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {
         "PATH": "/p", "HOME": "/h", "USER": "u", "SHELL": "/bin/fish", "LANG": "de", "LC_ALL": "C", "TERM": "x", "TZ": "UTC",
         "TMPDIR": "/t", "OPENAI_API_KEY": "planted", "MY_KEY": "planted", "HERMES_HOME": "/x", "LD_PRELOAD": "/x", "FOO": "1",
@@ -123,7 +123,7 @@ def test_the_environment_is_built(home: Home, monkeypatch: pytest.MonkeyPatch) -
     assert set(child_env(settings(home), "local", private, {})) == {"PATH", "HOME", "LANG", "TERM", "SHELL"}
 
 
-async def test_the_sandbox_of_a_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_of_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_bubblewrap()
     sandboxes = Sandboxes(home)
     given = settings(home, container_memory=1000, network=False)
@@ -144,7 +144,7 @@ async def test_the_sandbox_of_a_session(home: Home, monkeypatch: pytest.MonkeyPa
     process.close()
 
 
-async def test_a_session_keeps_its_container_while_nobody_looks(home: Home, fake_docker: Path) -> None:
+async def test_session_keeps_its_container(home: Home, fake_docker: Path) -> None:
     sandboxes = Sandboxes(home)
     given = settings(home, backend="docker")
     assert await sandboxes.start(given) == Choice("docker", isolated=True)
@@ -157,7 +157,7 @@ async def test_a_session_keeps_its_container_while_nobody_looks(home: Home, fake
     assert not list(fake_docker.glob("hermes-*.json"))
 
 
-async def test_the_probe_is_made_once_and_off_the_loop(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_runs_once_and_off_loop(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def looked(settings: Settings) -> Choice:

@@ -32,7 +32,7 @@ def after(call: list[str], option: str) -> list[str]:
     return [value for name, value in itertools.pairwise(call) if name == option]
 
 
-async def test_a_container_is_made_with_every_restraint(fake_docker: Path, place: Place, tmp_path: Path) -> None:
+async def test_container_has_every_restriction(fake_docker: Path, place: Place, tmp_path: Path) -> None:
     (place.workspace / ".git/hooks").mkdir(parents=True)
     (place.workspace / ".git/config").touch()
     (place.workspace / ".env").touch()
@@ -74,7 +74,7 @@ async def test_a_container_is_made_with_every_restraint(fake_docker: Path, place
     assert containers(fake_docker) == []
 
 
-async def test_variables_are_for_the_command_and_nobody_else_reads_them(fake_docker: Path, place: Place) -> None:
+async def test_container_environment_is_private_to_command(fake_docker: Path, place: Place) -> None:
     sandbox = Docker(place, "image", "s1")
     env = {"PLAIN": "planted 'a' #b", "LINES": "x\ny", "LD_PRELOAD": "/evil.so"}
     result = await sh(sandbox, 'echo "$PLAIN|$LINES|$LD_PRELOAD|$DOCKER_CONFIG"', env=env)
@@ -83,7 +83,7 @@ async def test_variables_are_for_the_command_and_nobody_else_reads_them(fake_doc
     await sandbox.stop()
 
 
-async def test_one_container_for_a_session_until_something_else_is_to_be_shown(fake_docker: Path, place: Place) -> None:
+async def test_session_container_is_reused_until_mounts_change(fake_docker: Path, place: Place) -> None:
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
     await asyncio.gather(*(sh(sandbox, "true") for _ in range(5)))
@@ -104,7 +104,7 @@ async def test_one_container_for_a_session_until_something_else_is_to_be_shown(f
     assert not [path for path in place.private.iterdir() if path.name.startswith(".")]
 
 
-async def test_a_container_that_is_gone_is_made_again(fake_docker: Path, place: Place) -> None:
+async def test_lost_container_is_recreated(fake_docker: Path, place: Place) -> None:
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
     subprocess.run(["docker", "rm", "--force", containers(fake_docker)[0]], check=True)
@@ -112,7 +112,7 @@ async def test_a_container_that_is_gone_is_made_again(fake_docker: Path, place: 
     await sandbox.stop()
 
 
-async def test_killing_one_command_leaves_the_others_of_its_container(fake_docker: Path, place: Place) -> None:
+async def test_killing_one_command_keeps_others_in_container(fake_docker: Path, place: Place) -> None:
     sandbox = Docker(place, "image", "s1")
     waiting = "echo ready; until [ -e go ]; do sleep 0.01; done; echo done"
     first = await sandbox.spawn(["/bin/sh", "-c", "echo ready; sleep 1000"])
@@ -129,7 +129,7 @@ async def test_killing_one_command_leaves_the_others_of_its_container(fake_docke
     await sandbox.stop()
 
 
-async def test_an_idle_container_is_removed(fake_docker: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_container_is_removed(fake_docker: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker.limits, "CONTAINER_IDLE_S_MAX", 0.0)
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
@@ -140,7 +140,7 @@ async def test_an_idle_container_is_removed(fake_docker: Path, place: Place, mon
     await sandbox.stop()
 
 
-async def test_what_a_dead_process_left_is_swept(fake_docker: Path, place: Place) -> None:
+async def test_sweep_removes_containers_of_dead_processes(fake_docker: Path, place: Place) -> None:
     host = os.uname().nodename
     mine, other = docker._home_label(place.home), "another home"
     cases = {
@@ -156,7 +156,7 @@ async def test_what_a_dead_process_left_is_swept(fake_docker: Path, place: Place
     assert containers(fake_docker) == ["hermes-away", "hermes-live", "hermes-other"]
 
 
-async def test_a_container_that_cannot_be_made(fake_docker: Path, place: Place) -> None:
+async def test_container_creation_failure(fake_docker: Path, place: Place) -> None:
     assert docker.probe.__wrapped__("image") == ""
     (fake_docker / "broken").touch()
     with pytest.raises(SandboxError, match="no such image"):
@@ -164,7 +164,7 @@ async def test_a_container_that_cannot_be_made(fake_docker: Path, place: Place) 
     assert "no such image" in docker.probe.__wrapped__("image")
 
 
-async def test_a_real_container(place: Place) -> None:
+async def test_real_container(place: Place) -> None:
     if failure := docker.probe.__wrapped__("python:3.12-slim"):
         pytest.skip(f"docker does not work here: {failure}")
     sandbox = Docker(place, "python:3.12-slim", "s1")

@@ -27,14 +27,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_servers_workspace(place: Place) -> None:
+def test_mounts_of_server_workspace(place: Place) -> None:
     own = {"hermes/sandbox/s1/home": "rw", "hermes/workspace": "rw", "hermes/workspace/scopes": "hide"}
     assert told(place) == own
     scope = place.workspace / "scopes/other"
     assert told(place, workspace=scope) == {"hermes/sandbox/s1/home": "rw", "hermes/workspace/scopes/other": "rw"}
 
 
-def test_a_project(place: Place, project: Path) -> None:
+def test_mounts_of_project(place: Place, project: Path) -> None:
     guarded = {
         "hermes/sandbox/s1/home": "rw",
         "project": "rw",
@@ -45,7 +45,7 @@ def test_a_project(place: Place, project: Path) -> None:
     assert told(place, workspace=project) == guarded
 
 
-def test_the_home_inside_a_workspace_is_hidden_but_for_what_is_ours(place: Place, tmp_path: Path) -> None:
+def test_home_inside_workspace_is_hidden(place: Place, tmp_path: Path) -> None:
     found = told(place, workspace=tmp_path)
     assert found.pop(str(tmp_path)) == "rw"
     assert found == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
@@ -53,7 +53,7 @@ def test_the_home_inside_a_workspace_is_hidden_but_for_what_is_ours(place: Place
     assert below[str(tmp_path)] == "rw"  # held in its place
 
 
-def test_lists_win_over_mounts_that_were_asked_for(place: Place, tmp_path: Path) -> None:
+def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path) -> None:
     (place.user_home / ".ssh").mkdir(parents=True)
     (tmp_path / "link").symlink_to(place.user_home / ".ssh")
     asked = (
@@ -69,14 +69,14 @@ def test_lists_win_over_mounts_that_were_asked_for(place: Place, tmp_path: Path)
     assert found["/usr/share"] == "ro"
 
 
-def test_links_do_not_widen_anything(place: Place, project: Path, tmp_path: Path) -> None:
+def test_links_do_not_widen_mounts(place: Place, project: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (project / ".env").unlink()
     (project / ".env").symlink_to(tmp_path / "secret")
     assert "secret" not in str(told(place, workspace=project))
 
 
-def test_no_workspace(place: Place) -> None:
+def test_invalid_workspace_is_rejected(place: Place) -> None:
     for folder in ("/", "/no/such/folder", str(place.home.path)):
         with pytest.raises(SandboxError):
             plan_mounts(replace(place, workspace=Path(folder)))
@@ -93,7 +93,7 @@ def test_no_workspace(place: Place) -> None:
         ("ws/missing", "ws/missing"),
     ],
 )
-def test_no_link_that_a_command_may_have_made_leads_to_a_root(tmp_path: Path, path: str, real: str | None) -> None:
+def test_links_made_by_commands_do_not_move_mount_roots(tmp_path: Path, path: str, real: str | None) -> None:
     base = tmp_path.resolve()
     for folder in ("outside/data", "ws/data"):
         (base / folder).mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_no_link_that_a_command_may_have_made_leads_to_a_root(tmp_path: Path, pa
     assert resolve_root(base / path, [str(base / "ws")]) == (None if real is None else str(base / real))
 
 
-def test_a_workspace_that_has_become_a_link_is_none(place: Place, tmp_path: Path) -> None:
+def test_workspace_that_became_a_link_is_rejected(place: Place, tmp_path: Path) -> None:
     work = tmp_path.resolve() / "work"
     (tmp_path / "outside").mkdir()
     work.symlink_to("outside")

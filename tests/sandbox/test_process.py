@@ -58,7 +58,7 @@ async def until_said(process: Process, text: bytes) -> None:
         ("no-such-command 2>/dev/null", 127, ""),
     ],
 )
-async def test_a_command_and_its_end(
+async def test_command_exit_code_and_output(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, script: str, code: int, output: str
 ) -> None:
     monkeypatch.setenv("SECRET", "planted")
@@ -68,25 +68,25 @@ async def test_a_command_and_its_end(
     assert (result.code, result.output, result.ended_by) == (code, expected, "exit")
 
 
-async def test_a_program_that_is_not_there(sandbox: Sandbox) -> None:
+async def test_missing_program(sandbox: Sandbox) -> None:
     result = await finished(await sandbox.spawn(["/no/such/program"]))
     assert result.code in (126, 127)
     assert "/no/such/program" in result.output
 
 
-async def test_more_arguments_than_the_system_takes_are_refused(make: Maker) -> None:
+async def test_too_many_arguments_are_rejected(make: Maker) -> None:
     with pytest.raises(SandboxError, match="Argument list too long"):
         await make().spawn(["echo", "x" * 200_000])
 
 
-async def test_time_is_limited(sandbox: Sandbox, mark: str) -> None:
+async def test_command_timeout(sandbox: Sandbox, mark: str) -> None:
     async with asyncio.timeout(SURELY_S):
         result = await sh(sandbox, f"echo before; {daemons(mark)} sleep {mark}", seconds=1)
     assert (result.code, result.output, result.ended_by) == (124, "before\n", "timeout")
     assert not running(mark)
 
 
-async def test_an_interrupt_is_heard(sandbox: Sandbox, mark: str) -> None:
+async def test_interrupt_signal_reaches_command(sandbox: Sandbox, mark: str) -> None:
     script = f"trap 'echo heard; exit 3' INT; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
     process = await sandbox.spawn(["/bin/sh", "-c", script])
     said = b""
@@ -100,7 +100,7 @@ async def test_an_interrupt_is_heard(sandbox: Sandbox, mark: str) -> None:
 
 
 @pytest.mark.parametrize(("deaf", "heard"), [("INT", True), ("INT TERM", False)])
-async def test_who_does_not_listen_is_told_again(
+async def test_interrupt_escalates_for_unresponsive_command(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deaf: str, heard: bool, mark: str
 ) -> None:
     pauses = (0.05, 1000.0 if heard else 0.05, 1000.0)
@@ -117,7 +117,7 @@ async def test_who_does_not_listen_is_told_again(
     assert not running(mark)
 
 
-async def test_a_kill_takes_everything_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+async def test_kill_ends_everything_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     monkeypatch.setattr(base, "LADDER", ((signal.SIGINT, 1000.0), (signal.SIGTERM, 1000.0), (signal.SIGKILL, 1000.0)))
     for first in ("kill", "interrupt"):
         script = f"trap '' INT TERM; {daemons(mark)} echo ready; while :; do sleep 1; done"
@@ -130,13 +130,13 @@ async def test_a_kill_takes_everything_at_once(sandbox: Sandbox, monkeypatch: py
             assert not running(mark)
 
 
-async def test_what_a_command_leaves_behind_is_gone_with_it(sandbox: Sandbox, mark: str) -> None:
+async def test_background_children_end_with_command(sandbox: Sandbox, mark: str) -> None:
     result = await sh(sandbox, f"{daemons(mark)} echo done")
     assert (result.code, result.output.splitlines()[0]) == (0, "done")
     assert not running(mark)
 
 
-async def test_who_stops_reading_stops_the_command(sandbox: Sandbox, mark: str) -> None:
+async def test_cancelled_reader_ends_command(sandbox: Sandbox, mark: str) -> None:
     task = asyncio.ensure_future(sh(sandbox, f"echo {mark}; {daemons(mark)} sleep {mark}"))
     async with asyncio.timeout(SURELY_S):
         while not running(f"sleep\0{mark}"):
@@ -149,7 +149,7 @@ async def test_who_stops_reading_stops_the_command(sandbox: Sandbox, mark: str) 
             await asyncio.sleep(0.001)
 
 
-async def test_a_start_that_nobody_waits_for_is_ended(sandbox: Sandbox, mark: str) -> None:
+async def test_cancelled_start_is_cleaned_up(sandbox: Sandbox, mark: str) -> None:
     task = asyncio.ensure_future(sandbox.spawn(["/bin/sleep", mark]))
     await asyncio.sleep(0)
     task.cancel()
@@ -161,7 +161,7 @@ async def test_a_start_that_nobody_waits_for_is_ended(sandbox: Sandbox, mark: st
     assert not running(mark)
 
 
-async def test_nobody_reads_ahead(sandbox: Sandbox) -> None:
+async def test_output_backpressure(sandbox: Sandbox) -> None:
     async with await sandbox.spawn(["/bin/sh", "-c", "head -c 4000000 /dev/zero; touch finished"]) as process:
         size = 0
         async for chunk in process.chunks():
@@ -173,7 +173,7 @@ async def test_nobody_reads_ahead(sandbox: Sandbox) -> None:
     assert (sandbox.place.workspace / "finished").exists()
 
 
-async def test_a_flood_takes_no_memory_and_leaves_the_loop_to_others(sandbox: Sandbox) -> None:
+async def test_output_flood_uses_no_memory_and_keeps_loop_responsive(sandbox: Sandbox) -> None:
     before, turns = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
     size = 1024**3 if sandbox.name == "bubblewrap" else 128 * 1024**2
     flood = asyncio.ensure_future(sh(sandbox, f"head -c {size} /dev/zero"))
@@ -185,13 +185,13 @@ async def test_a_flood_takes_no_memory_and_leaves_the_loop_to_others(sandbox: Sa
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kilobytes
 
 
-async def test_many_at_once(sandbox: Sandbox) -> None:
+async def test_many_concurrent_commands(sandbox: Sandbox) -> None:
     count = 50 if sandbox.name != "docker" else 10
     results = await asyncio.gather(*(sh(sandbox, f"echo {number}; exit {number}") for number in range(count)))
     assert [(result.code, result.output) for result in results] == [(n, f"{n}\n") for n in range(count)]
 
 
-async def test_nothing_is_left_open_and_no_child_unburied(sandbox: Sandbox) -> None:
+async def test_no_fd_or_zombie_leak(sandbox: Sandbox) -> None:
     await sh(sandbox, "true")
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
@@ -203,7 +203,7 @@ async def test_nothing_is_left_open_and_no_child_unburied(sandbox: Sandbox) -> N
     assert "Z" not in states
 
 
-async def test_stopping_a_sandbox_ends_what_runs_in_it(sandbox: Sandbox, mark: str) -> None:
+async def test_stopping_sandbox_ends_its_commands(sandbox: Sandbox, mark: str) -> None:
     async with await sandbox.spawn(["/bin/sleep", mark]) as process:
         await sandbox.stop()
         assert await process.wait() == 137
@@ -211,7 +211,7 @@ async def test_stopping_a_sandbox_ends_what_runs_in_it(sandbox: Sandbox, mark: s
     assert (await sh(sandbox, "echo again")).output == "again\n"
 
 
-def test_any_loop_will_do(place: Place, mark: str) -> None:
+def test_commands_work_on_asyncio_and_uvloop(place: Place, mark: str) -> None:
     async def scenario() -> None:
         result = await sh(Local(place), f"{daemons(mark)} echo hello", seconds=SURELY_S)
         assert (result.code, result.output) == (0, "hello\n")
@@ -223,7 +223,7 @@ def test_any_loop_will_do(place: Place, mark: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["local", "bubblewrap"])
-def test_commands_end_with_the_loop_and_with_the_process(tmp_path: Path, backend: str, mark: str) -> None:
+def test_commands_end_with_loop_and_process(tmp_path: Path, backend: str, mark: str) -> None:
     """A program starts a command and then forgets it, or is killed."""
     if backend == "bubblewrap":
         from .conftest import needs_bubblewrap
@@ -244,7 +244,7 @@ def test_commands_end_with_the_loop_and_with_the_process(tmp_path: Path, backend
             time.sleep(0.001)
 
 
-async def test_a_command_that_is_about_to_start_ends_with_the_others(
+async def test_starting_command_is_stopped_with_the_others(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     start = sandbox._start

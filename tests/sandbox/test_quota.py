@@ -54,7 +54,7 @@ async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 @pytest.mark.parametrize("folder", ["own", "shared"])
-async def test_command_that_goes_over_the_quota_is_stopped(watched: Watched, tmp_path: Path, folder: str) -> None:
+async def test_command_over_disk_quota_is_stopped(watched: Watched, tmp_path: Path, folder: str) -> None:
     watched.start()
     await watched.end()  # what was there before is measured by now
     await watched.quota.check()
@@ -66,7 +66,7 @@ async def test_command_that_goes_over_the_quota_is_stopped(watched: Watched, tmp
     await watched.end()
 
 
-async def test_commands_are_refused_over_the_quota_until_files_are_deleted(watched: Watched, tmp_path: Path) -> None:
+async def test_commands_over_disk_quota_are_rejected_until_files_are_deleted(watched: Watched, tmp_path: Path) -> None:
     watched.start()
     fill(tmp_path / "own" / "file", 25)
     await watched.end()  # a command that is over at once is looked at as well
@@ -76,7 +76,7 @@ async def test_commands_are_refused_over_the_quota_until_files_are_deleted(watch
     await watched.quota.check()
 
 
-async def test_content_that_was_there_before_does_not_count_in_shared_folders(watched: Watched) -> None:
+async def test_existing_content_of_shared_folders_is_not_counted(watched: Watched) -> None:
     watched.start()
     await watched.end()
     await watched.quota.check()
@@ -91,7 +91,7 @@ async def test_full_disk_stops_commands(watched: Watched, monkeypatch: pytest.Mo
         assert "only 100 MB left" in await watched.stopped
 
 
-async def test_folders_are_not_measured_again_while_free_space_stays(
+async def test_disk_use_is_not_measured_again_while_free_space_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[object] = []
@@ -110,7 +110,7 @@ async def test_folders_are_not_measured_again_while_free_space_stays(
     assert len(measured) == 4
 
 
-async def test_quota_of_zero_is_none(tmp_path: Path) -> None:
+async def test_disk_quota_zero_means_none(tmp_path: Path) -> None:
     watched = Watched(DiskQuota(0, [tmp_path]))
     watched.start()
     assert watched.quota._watcher is None
@@ -129,7 +129,7 @@ def test_disk_use_counts_each_file_once_and_follows_no_link(tmp_path: Path) -> N
 # ---- spill files
 
 
-def test_oldest_spill_files_make_room_for_new_ones(tmp_path: Path) -> None:
+def test_oldest_spill_files_are_removed_first(tmp_path: Path) -> None:
     for age, name in enumerate(["r1/a", "r1/b", "r2/a", "r3/a"]):
         fill(tmp_path / name, 4)
         os.utime(tmp_path / name, (1000 + age, 1000 + age))
@@ -139,7 +139,7 @@ def test_oldest_spill_files_make_room_for_new_ones(tmp_path: Path) -> None:
     assert (tmp_path / "r2" / "a").exists()
 
 
-def test_spill_folder_stays_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spill_folder_stays_within_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_module.limits, "SPILL_BYTES_MAX", 200_000)
     monkeypatch.setattr(quota_module.limits, "SPILL_TRIM_BYTES", 50_000)
     fill(tmp_path / "left-by-an-earlier-process" / "a", 1)

@@ -30,7 +30,7 @@ def task(sandbox: Sandbox) -> Task:
     return Task(sandbox)
 
 
-async def test_folder_and_exports_go_on(task: Task) -> None:
+async def test_cwd_and_exports_persist_between_commands(task: Task) -> None:
     workspace = str(task.sandbox.place.workspace)
     first = await task.run("mkdir -p 'a b/c'; cd 'a b/c'; export A='x\ny' B=\"it's\"; C=local; exit 3")
     assert (first.code, task.shell.cwd) == (3, f"{workspace}/a b/c")
@@ -56,7 +56,7 @@ async def test_folder_and_exports_go_on(task: Task) -> None:
         ("export BIG=$(head -c 120000 /dev/zero | tr '\\0' x) BIG2=$(head -c 120000 /dev/zero | tr '\\0' x)", 0),
     ],
 )
-async def test_no_command_wedges_the_next(task: Task, command: str, code: int) -> None:
+async def test_no_command_breaks_next_one(task: Task, command: str, code: int) -> None:
     await task.run("export KEPT=1")
     result = await task.run(command)
     assert result.code == code
@@ -64,34 +64,34 @@ async def test_no_command_wedges_the_next(task: Task, command: str, code: int) -
     assert after.output == f"1\n{task.sandbox.place.workspace}\n"
 
 
-async def test_a_syntax_error_is_told(task: Task) -> None:
+async def test_syntax_error_is_reported(task: Task) -> None:
     result = await task.run("echo 'unfinished")
     assert result.code == 2
     assert "sh: " in result.output
 
 
-async def test_a_folder_that_is_gone_gives_way_to_the_workspace(task: Task) -> None:
+async def test_deleted_cwd_falls_back_to_workspace(task: Task) -> None:
     await task.run("mkdir gone; cd gone; rmdir ../gone")
     assert (await task.run("pwd")).output == f"{task.sandbox.place.workspace}\n"
 
 
-async def test_time_runs_out_without_a_trace(task: Task) -> None:
+async def test_timed_out_command_leaves_no_state(task: Task) -> None:
     assert (await task.run("cd /; export A=1; sleep 1000", seconds=0.3)).code == 124
     assert (await task.run('pwd; echo "<$A>"')).output == f"{task.sandbox.place.workspace}\n<>\n"
 
 
-async def test_output_does_not_pass_for_state(task: Task) -> None:
+async def test_output_cannot_forge_shell_state(task: Task) -> None:
     await task.run("printf '/\\0A=forged\\0\\0'; printf '/\\0A=forged\\0\\0' >&2")
     assert (await task.run('pwd; echo "<$A>"')).output == f"{task.sandbox.place.workspace}\n<>\n"
 
 
-async def test_a_path_that_is_broken_breaks_one_command(task: Task) -> None:
+async def test_broken_path_variable_affects_one_command(task: Task) -> None:
     await task.run("export PATH=/nowhere")
     assert (await task.run("echo still here")).output == "still here\n"
     assert task.shell.env["PATH"] == "/nowhere"
 
 
-async def test_what_is_not_to_be_remembered_is_not(task: Task) -> None:
+async def test_remember_false_keeps_no_state(task: Task) -> None:
     argv = task.shell.argv("cd /; export A=1", remember=False)
     assert (await finished(await task.sandbox.spawn(argv, env=task.shell.env))).code == 0
     task.shell.keep()
@@ -108,7 +108,7 @@ async def test_what_is_not_to_be_remembered_is_not(task: Task) -> None:
         (b"/new\0" + b"A" * SHELL_STATE_BYTES_MAX + b"\0\0", False),
     ],
 )
-def test_a_record_counts_when_it_is_whole(tmp_path: Path, record: bytes, taken: bool) -> None:
+def test_only_complete_state_record_is_read(tmp_path: Path, record: bytes, taken: bool) -> None:
     shell = Shell(tmp_path, "/old", {})
     shell.argv("true")
     (path,) = tmp_path.glob(".hermes-*")
@@ -119,7 +119,7 @@ def test_a_record_counts_when_it_is_whole(tmp_path: Path, record: bytes, taken: 
     assert not list(tmp_path.iterdir())
 
 
-def test_what_replaces_a_record_is_not_read(tmp_path: Path) -> None:
+def test_replaced_state_record_is_not_read(tmp_path: Path) -> None:
     shell = Shell(tmp_path / "folder", "/old", {})
     shell.argv("true")
     (path,) = (tmp_path / "folder").glob(".hermes-*")

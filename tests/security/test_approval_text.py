@@ -33,19 +33,21 @@ async def asked_about(desk: Desk, command: str) -> Json:
 
 
 @pytest.mark.parametrize("text", PATTERNS)
-async def test_what_only_looks_like_a_secret_is_shown(make_house: MakeHouse, server: ModelServer, text: str) -> None:
+async def test_approval_shows_text_that_only_looks_secret(
+    make_house: MakeHouse, server: ModelServer, text: str
+) -> None:
     command = f"rm -r build; echo {text}"
     assert (await asked_about(Desk(make_house, server), command))["subject"] == command
 
 
-async def test_known_secret_is_masked(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_masks_known_secret(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     desk.house.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
     asked = await asked_about(desk, "rm -r build; echo quartz-violet-heron end")
     assert asked["subject"] == "rm -r build; echo [redacted] end"
 
 
-async def test_long_command_is_shown_whole(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_shows_long_command_whole(make_house: MakeHouse, server: ModelServer) -> None:
     command = f"rm -r build; echo {'x' * 20_000} middle {'y' * 20_000}\necho second"
     asked = await asked_about(Desk(make_house, server), command)
     assert asked["subject"] == command
@@ -71,11 +73,11 @@ def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-async def test_request_shows_invisible_characters(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_request_escapes_invisible_characters(make_house: MakeHouse, server: ModelServer) -> None:
     asked = await asked_about(Desk(make_house, server), "rm -r build; echo \u202etxt.exe\u202c \x1b[1A")
     assert asked["subject"] == "rm -r build; echo \\u202etxt.exe\\u202c \\u001b[1A"
 
 
-def test_followed_log_shows_the_line_ends_of_a_command() -> None:
+def test_followed_log_shows_command_newlines() -> None:
     data = {"subject": "echo a\nrm -r b", "reason": "It deletes.", "choices": ["once"]}
     assert "echo a\\nrm -r b" in _line(Event("run_1", "approval.requested", 0, data), str)

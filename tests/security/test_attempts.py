@@ -74,7 +74,7 @@ def each(attempts: list[Attempt], quickly: int = 1) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("attempt", found)
 
 
-def test_the_table_says_enough() -> None:
+def test_attempts_table_is_large_enough() -> None:
     assert len(ATTEMPTS) >= 200
     assert len({attempt.text for attempt in ATTEMPTS}) == len(ATTEMPTS)
     lines = Counter(attempt.defence for attempt in ATTEMPTS)
@@ -87,7 +87,9 @@ def test_the_table_says_enough() -> None:
 
 
 @each(CLOSED, 3)
-async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt) -> None:
+async def test_sandbox_escape_attempts_fail(
+    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+) -> None:
     # Leave is given for nothing, or for everything where something else must hold.
     mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
     desk = Desk(make_house, server, "bubblewrap", approvals={"mode": mode}, web={"ask_hosts": False})
@@ -98,7 +100,7 @@ async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries
 
 
 @each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)], 5)
-async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
+async def test_escape_attempts_without_sandbox_need_approval(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
     mode = "off" if attempt.alone == "reaper" else "manual"  # what it leaves behind is seen only when it has run
@@ -113,7 +115,7 @@ async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
 
 
 @each([attempt for attempt in ATTEMPTS if attempt.bites], 5)
-def test_with_nothing_in_its_way_it_would_have_worked(canaries: Canaries, attempt: Attempt) -> None:
+def test_escape_attempts_work_without_any_defence(canaries: Canaries, attempt: Attempt) -> None:
     canaries.hermes.mkdir()
     canaries.plant()
     if "@KEYCTL@" in attempt.text and canaries.key <= 0:
@@ -128,10 +130,10 @@ def test_with_nothing_in_its_way_it_would_have_worked(canaries: Canaries, attemp
 
 
 @each([attempt for attempt in ATTEMPTS if attempt.defence == "open"])
-async def test_what_is_known_to_get_through(
+async def test_known_sandbox_escapes(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
-    """Where this fails the sandbox has become better: the table is to say so."""
+    """If this fails, the sandbox has improved: update the table."""
     desk = Desk(make_house, server, "bubblewrap")
     canaries.plant()
     _, text = await carried_out(desk, canaries, attempt)

@@ -198,7 +198,7 @@ async def test_second_request_on_a_connection_is_not_forwarded(rig: Rig) -> None
     assert seen == ["/first"]
 
 
-async def test_connect_tunnels_both_ways_and_passes_each_end_on(rig: Rig) -> None:
+async def test_connect_tunnels_both_ways_and_half_closes(rig: Rig) -> None:
     received = asyncio.get_running_loop().create_future()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,7 +221,7 @@ async def test_connect_tunnels_both_ways_and_passes_each_end_on(rig: Rig) -> Non
     assert (rig.proxy.sent_bytes, rig.proxy.received_bytes) == (14, 300_000)
 
 
-async def test_slow_reader_holds_the_sender_back(rig: Rig) -> None:
+async def test_proxy_backpressure_for_slow_reader(rig: Rig) -> None:
     sent = 0
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,7 +246,7 @@ async def test_slow_reader_holds_the_sender_back(rig: Rig) -> None:
     assert rig.proxy.received_bytes < 64 * 1024 * 1024
 
 
-async def test_upstream_proxy_of_the_operator_is_used(tmp_path: Path) -> None:
+async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -323,7 +323,7 @@ ABSOLUTE = b"GET http://page.test/ HTTP/1.1\r\n"
         (b"CONNECT " + SECRET.encode() + b".page.test:443 HTTP/1.1\r\n\r\n", 403, "'url_has_secret'"),
     ],
 )
-async def test_malformed_or_refused_request_asks_nobody(
+async def test_malformed_or_rejected_request_connects_nowhere(
     rig: Rig, request_bytes: bytes, status: int, words: str
 ) -> None:
     answer = await rig.send(request_bytes)
@@ -348,7 +348,7 @@ async def test_bad_chunk_ends_the_exchange(rig: Rig, bad: bytes) -> None:
 @pytest.mark.parametrize(
     "request_bytes", [b"CONNECT other.test:443 HTTP/1.1\r\n\r\n", b"GET http://other.test/ HTTP/1.1\r\n\r\n"]
 )
-async def test_host_without_a_grant_is_refused_before_its_name_is_looked_up(rig: Rig, request_bytes: bytes) -> None:
+async def test_host_without_grant_is_rejected_before_dns_lookup(rig: Rig, request_bytes: bytes) -> None:
     answer = await rig.send(request_bytes)
     reason = "Hermes: host other.test is not granted. Tell the user."
     assert answer.startswith(f"HTTP/1.1 403 {reason}\r\n".encode()), "clients show the status line of a failed CONNECT"
@@ -358,7 +358,7 @@ async def test_host_without_a_grant_is_refused_before_its_name_is_looked_up(rig:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("others", [[], [WORLD]])
-async def test_granted_name_that_leads_to_a_private_address_is_refused(
+async def test_granted_name_with_private_address_is_rejected(
     rig: Rig, address: str, others: list[str]
 ) -> None:
     rig.stage.answers["page.test"] = [[*others, address]]
@@ -396,7 +396,7 @@ async def test_private_addresses_when_allowed_never_include_metadata_or_our_own_
     assert status_of(answer) == status
 
 
-async def test_blocked_website_is_refused(tmp_path: Path) -> None:
+async def test_website_blocklist_is_enforced(tmp_path: Path) -> None:
     async with rigged(tmp_path, security__website_blocklist=["page.test"]) as rig:
         answer = await rig.send(b"CONNECT a.page.test:443 HTTP/1.1\r\n\r\n")
         assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.asked == []
@@ -424,7 +424,7 @@ async def test_bad_response_is_502(rig: Rig, response: bytes) -> None:
 # ---- bounds
 
 
-async def test_head_that_does_not_arrive_is_408(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_request_head_is_408(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_messages, "EGRESS_HEAD_S_MAX", 0.05)
     assert status_of(await rig.send(b"GET http://page")) == 408
 
@@ -461,7 +461,7 @@ async def test_idle_tunnel_is_closed_on_both_sides(rig: Rig, monkeypatch: pytest
         writer.close()
 
 
-async def test_client_that_goes_away_ends_the_question(rig: Rig) -> None:
+async def test_client_disconnect_cancels_host_approval(rig: Rig) -> None:
     asking, cancelled = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -481,7 +481,7 @@ async def test_client_that_goes_away_ends_the_question(rig: Rig) -> None:
         await cancelled.wait()
 
 
-async def test_connections_past_the_limit_wait_for_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_over_limit_wait_for_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_module.limits, "EGRESS_CONNECTIONS_MAX", 2)
     go = asyncio.Event()
     async with rigged(tmp_path) as rig:

@@ -104,7 +104,7 @@ async def answer_with(under_way: Running, choice: str, count: int = 1) -> Json:
     ("choice", "status", "later_questions"),
     [("once", 200, 1), ("session", 200, 0), ("always", 200, 0), ("deny", 403, 1)],
 )
-async def test_host_is_asked_for_while_the_command_waits(
+async def test_host_approval_while_command_waits(
     make_house: MakeHouse, server: ModelServer, choice: str, status: int, later_questions: int
 ) -> None:
     session = Session(make_house, server)
@@ -135,7 +135,7 @@ async def test_host_is_asked_for_while_the_command_waits(
     assert load(session.desk.house.home).terminal.allowed_hosts == (["page.test"] if choice == "always" else [])
 
 
-async def test_connections_to_one_host_share_a_question(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_connections_to_same_host_share_one_approval(make_house: MakeHouse, server: ModelServer) -> None:
     session = Session(make_house, server)
     under_way = await session.begin()
     async with session.client() as get:
@@ -160,7 +160,7 @@ async def test_connections_to_one_host_share_a_question(make_house: MakeHouse, s
         ({}, {"page.test": 403}),
     ],
 )
-async def test_without_anybody_to_ask_only_configured_hosts_are_reached(
+async def test_unattended_session_reaches_only_configured_hosts(
     make_house: MakeHouse, server: ModelServer, settings: Json, statuses: dict[str, int]
 ) -> None:
     session = Session(make_house, server, terminal=settings)
@@ -171,7 +171,7 @@ async def test_without_anybody_to_ask_only_configured_hosts_are_reached(
     assert questions == []
 
 
-async def test_granting_every_host_grants_no_private_address(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_network_grant_excludes_private_addresses(make_house: MakeHouse, server: ModelServer) -> None:
     session = Session(make_house, server, terminal={"network": True})
     session.stage.answers["page.test"] = [["127.0.0.1"]]
     under_way = await session.begin()
@@ -180,7 +180,7 @@ async def test_granting_every_host_grants_no_private_address(make_house: MakeHou
     await session.end(under_way)
 
 
-async def test_between_turns_granted_hosts_are_reached_and_nobody_is_asked(
+async def test_background_process_between_turns_uses_existing_grants(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     session = Session(make_house, server)
@@ -194,7 +194,7 @@ async def test_between_turns_granted_hosts_are_reached_and_nobody_is_asked(
         assert (await get("other.test"))[0] == 403
 
 
-async def test_question_ends_with_its_call(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_host_approval_ends_with_its_call(make_house: MakeHouse, server: ModelServer) -> None:
     session = Session(make_house, server)
     under_way = await session.begin()
     async with session.client() as get:
@@ -207,7 +207,7 @@ async def test_question_ends_with_its_call(make_house: MakeHouse, server: ModelS
     assert (resolved["choice"], resolved["by"]) == ("deny", "interrupt")
 
 
-async def test_wait_for_a_background_process_can_ask_for_its_hosts(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_waiting_for_background_process_can_ask_for_hosts(make_house: MakeHouse, server: ModelServer) -> None:
     session = Session(make_house, server)
     started = await session.desk.call("terminal", {**WAITING.arguments, "background": True})
     wait = Call("process", {"action": "wait", "session_id": started["session_id"], "timeout": SURELY_S})
@@ -224,7 +224,7 @@ async def test_wait_for_a_background_process_can_ask_for_its_hosts(make_house: M
     assert answer["exit_code"] == 3
 
 
-async def test_approvals_that_are_off_are_on_record_once_a_host(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approvals_off_are_recorded_once_per_host(make_house: MakeHouse, server: ModelServer) -> None:
     session = Session(make_house, server, approvals={"mode": "off"})
     under_way = await session.begin(answerable=False)
     async with session.client() as get:

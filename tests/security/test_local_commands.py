@@ -60,7 +60,7 @@ async def under_way_answered(desk: Desk, command: str, choice: str) -> Json:
     return request
 
 
-async def test_command_asks_and_read_only_one_does_not(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_local_command_asks_unless_read_only(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     ran = await desk.ran(Call("terminal", {"command": "pwd"}))
     assert ran.tool_results()[0]["status"] == "ok" and not ran.of("approval.requested", "approval.resolved")
@@ -72,7 +72,7 @@ async def test_command_asks_and_read_only_one_does_not(make_house: MakeHouse, se
     assert (desk.workspace / "made").exists()
 
 
-async def test_session_grant_covers_that_command_only(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_session_grant_covers_same_command_only(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     await under_way_answered(desk, "touch made", "session")
     assert (await desk.sh("touch made"))["status"] == "ok"
@@ -81,19 +81,19 @@ async def test_session_grant_covers_that_command_only(make_house: MakeHouse, ser
     assert not (desk.workspace / "other").exists()
 
 
-async def test_grant_for_a_flagged_part_does_not_cover_the_rest(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_grant_for_flagged_part_does_not_cover_rest(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     await under_way_answered(desk, "rm -r build", "session")
     assert (await desk.sh("rm -r build; touch other"))["status"] == "blocked"
 
 
-async def test_changed_search_path_ends_the_table(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_changed_path_variable_disables_read_only_table(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     await under_way_answered(desk, "export PATH=$PWD:$PATH", "once")
     assert (await desk.sh("ls"))["status"] == "blocked"
 
 
-async def test_isolated_backend_asks_nothing_of_that(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_isolated_backend_does_not_ask_for_plain_commands(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server, "bubblewrap")
     assert (await desk.sh("touch made"))["status"] == "ok"
 
@@ -133,7 +133,7 @@ def test_auto_never_falls_back_to_local_silently(
         assert "apt install bubblewrap" in chosen.reason and "terminal.allow_local true" in chosen.reason
 
 
-async def test_tools_that_run_commands_are_not_offered(
+async def test_command_tools_are_not_offered_without_sandbox(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
@@ -158,7 +158,7 @@ async def asked_all(desk: Desk, *calls: Call) -> list[Json]:
 
 
 @pytest.mark.parametrize("tool", ["write_file", "read_file"])
-async def test_file_tools_stay_in_the_workspace(
+async def test_file_tools_stay_in_workspace_without_sandbox(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None, tmp_path: Path, tool: str
 ) -> None:
     desk = Desk(make_house, server, "auto")
@@ -170,7 +170,7 @@ async def test_file_tools_stay_in_the_workspace(
     assert (tmp_path / "outside.txt").read_text() == "mark"
 
 
-async def test_call_of_a_tool_that_is_not_offered_runs_nothing(
+async def test_call_of_unoffered_tool_runs_nothing(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
@@ -181,7 +181,7 @@ async def test_call_of_a_tool_that_is_not_offered_runs_nothing(
     assert not (desk.workspace / "made").exists()
 
 
-def test_reason_is_told_everywhere(
+def test_missing_sandbox_reason_is_reported_everywhere(
     house: House, no_bubblewrap: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     settings = settings_of(house)

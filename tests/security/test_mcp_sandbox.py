@@ -50,7 +50,7 @@ server.run("stdio")
         (False, ["read outside", "connected", "clean"]),
     ],
 )
-async def test_server_reaches_nothing_outside_its_sandbox(
+async def test_mcp_server_is_confined_to_its_sandbox(
     make_house: MakeHouse,
     server: ModelServer,
     tmp_path: Path,

@@ -57,12 +57,12 @@ def race(user: str, layout: str, seconds: float, folder: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["existing", "new", "submodules"])
 @pytest.mark.parametrize("user", ["root", "plain"])
-def test_swapped_mount_points_lead_nowhere(user: str, layout: str, folder: Path) -> None:
+def test_swapped_mount_points_do_not_escape(user: str, layout: str, folder: Path) -> None:
     race(user, layout, 2, folder)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["existing", "new", "submodules"])
 @pytest.mark.parametrize("user", ["root", "plain"])
-def test_swapped_mount_points_lead_nowhere_for_a_minute(user: str, layout: str, folder: Path) -> None:
+def test_swapped_mount_points_do_not_escape_for_a_minute(user: str, layout: str, folder: Path) -> None:
     race(user, layout, 60, folder)

@@ -63,7 +63,7 @@ async def ask(url: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/p/a"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_tools_do_not_reach_the_server_they_work_for(home_folder: Path, host: str, prefix: str) -> None:
+async def test_tools_cannot_reach_own_server(home_folder: Path, host: str, prefix: str) -> None:
     home = Home(home_folder)
 
     async def page(_: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ async def test_tools_do_not_reach_the_server_they_work_for(home_folder: Path, ho
     assert not unknown & set(own[:5]) and "elsewhere" in reached
 
 
-async def test_an_mcp_server_is_not_this_server(home_folder: Path) -> None:
+async def test_mcp_server_cannot_be_own_server(home_folder: Path) -> None:
     home = Home(home_folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

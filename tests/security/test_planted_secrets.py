@@ -95,8 +95,8 @@ def leaks(data: bytes, also: Iterable[str] = SHAPED.values()) -> set[str]:
     return found | {value for value in also if value.encode() in data}
 
 
-def test_a_leak_is_seen() -> None:
-    """In every form that is looked for, and nothing else."""
+def test_leak_detector_finds_every_encoding() -> None:
+    """Every encoding of a planted secret is found, and nothing else."""
     for name, value in KNOWN.items():
         for form in _forms(value):
             assert name in leaks(b"before " + form + b" after")
@@ -235,7 +235,7 @@ def _kept(home: Path) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(home)), path.read_bytes()
 
 
-async def test_no_planted_secret_leaves(
+async def test_no_planted_secret_leaks(
     start: Start,
     home_folder: Path,
     tmp_path: Path,
@@ -268,7 +268,7 @@ async def test_no_planted_secret_leaves(
     assert any(where.startswith("cache/tool_results/") for where, _ in places)
 
 
-async def test_arguments_of_a_clients_tool_hold_no_key_of_the_server(start: Start, home_folder: Path) -> None:
+async def test_client_tool_arguments_contain_no_server_key(start: Start, home_folder: Path) -> None:
     other = "sk-other-0123456789abcdef"
     call = Call("lights", json.dumps({"k": f"{PROVIDER_KEY} {KEY} {other}", KEY: ["on"]}), id="call_1")
     keys = [{"name": "other", "key": other, "scopes": ["chat"]}]

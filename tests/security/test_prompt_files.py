@@ -88,7 +88,7 @@ async def prompt_of(house: House, server: ModelServer, **fields: object) -> str:
 
 
 @pytest.mark.parametrize("plant", REFUSED)
-async def test_project_file_that_is_no_plain_file_of_the_repository_is_not_sent(
+async def test_project_file_that_is_not_a_plain_repository_file_is_ignored(
     house: House, server: ModelServer, tmp_path: Path, repository: Path, plant: Plant
 ) -> None:
     plant(repository / ".hermes.md", tmp_path)
@@ -98,9 +98,7 @@ async def test_project_file_that_is_no_plain_file_of_the_repository_is_not_sent(
     assert "Use tabs." in prompt, "the next candidate is read"
 
 
-async def test_project_file_may_be_a_link_inside_the_repository(
-    house: House, server: ModelServer, repository: Path
-) -> None:
+async def test_project_file_may_be_link_inside_repository(house: House, server: ModelServer, repository: Path) -> None:
     (repository / "docs").mkdir()
     (repository / "docs" / "agents.md").write_text("Use tabs.")
     (repository / "AGENTS.md").symlink_to("docs/agents.md")
@@ -117,7 +115,7 @@ async def test_project_file_is_redacted(house: House, server: ModelServer, repos
 
 @pytest.mark.parametrize("plant", [plant for plant in REFUSED if plant is not env_file_beside])
 @pytest.mark.parametrize("name", ["SOUL.md", "memories/MEMORY.md", "memories/USER.md", "skills/plan/SKILL.md"])
-async def test_own_file_that_is_a_link_or_no_file_is_not_sent(
+async def test_home_prompt_file_that_is_a_link_is_ignored(
     house: House, server: ModelServer, tmp_path: Path, name: str, plant: Plant
 ) -> None:
     path = house.home.path / name
@@ -127,13 +125,13 @@ async def test_own_file_that_is_a_link_or_no_file_is_not_sent(
     assert MARK not in await prompt_of(house, server)
 
 
-async def test_soul_that_leads_to_the_secrets_of_the_home_is_not_sent(house: House, server: ModelServer) -> None:
+async def test_soul_link_to_secrets_file_is_ignored(house: House, server: ModelServer) -> None:
     house.home.env_file.write_text(f"# {MARK}\n")
     (house.home.path / "SOUL.md").symlink_to(house.home.env_file)
     assert MARK not in await prompt_of(house, server)
 
 
-async def test_own_files_are_redacted(house: House, server: ModelServer) -> None:
+async def test_home_prompt_files_are_redacted(house: House, server: ModelServer) -> None:
     for name in ("SOUL.md", "memories/MEMORY.md", "skills/plan/SKILL.md"):
         path = house.home.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +143,7 @@ async def test_own_files_are_redacted(house: House, server: ModelServer) -> None
     assert prompt.count("[redacted]") == 3
 
 
-async def test_memory_behind_a_link_is_not_overwritten(house: House, server: ModelServer, tmp_path: Path) -> None:
+async def test_memory_behind_link_is_not_overwritten(house: House, server: ModelServer, tmp_path: Path) -> None:
     path = house.home.memories / "MEMORY.md"
     path.parent.mkdir(parents=True)
     outside(path, tmp_path)
@@ -154,7 +152,7 @@ async def test_memory_behind_a_link_is_not_overwritten(house: House, server: Mod
     assert (tmp_path / "outside.txt").read_text() == MARK
 
 
-async def test_text_of_an_attached_file_is_redacted(house: House, server: ModelServer) -> None:
+async def test_attached_file_text_is_redacted(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     file = {"name": "notes.txt", "media_type": "text/plain", "data": f"before {GITHUB} after".encode()}
     await house.run(server, [{"type": "text", "text": "Look."}, {"type": "file", "file": file}])
@@ -162,7 +160,7 @@ async def test_text_of_an_attached_file_is_redacted(house: House, server: ModelS
 
 
 @pytest.mark.parametrize("plant", [plant for plant in REFUSED if plant not in (folder, fifo, device)])
-def test_file_named_in_a_message_is_refused_where_it_leads_elsewhere(
+def test_at_mention_of_link_out_of_folder_is_rejected(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     monkeypatch.chdir(repository)
@@ -172,7 +170,7 @@ def test_file_named_in_a_message_is_refused_where_it_leads_elsewhere(
 
 
 @pytest.mark.parametrize("plant", [folder, fifo, device])
-def test_what_is_no_regular_file_is_not_attached(
+def test_at_mention_of_non_regular_file_is_ignored(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant
 ) -> None:
     monkeypatch.chdir(repository)
@@ -180,7 +178,7 @@ def test_what_is_no_regular_file_is_not_attached(
     assert attach.message("Read @notes.md") == "Read @notes.md"
 
 
-def test_file_named_in_a_message_is_attached(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_mention_attaches_file(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one elsewhere that the user names by its full path, and a link that stays in the repository."""
     monkeypatch.chdir(repository)
     (repository / "real.md").write_text("a")
@@ -190,7 +188,7 @@ def test_file_named_in_a_message_is_attached(tmp_path: Path, repository: Path, m
     assert [part["file"]["data"] for part in parts[1:]] == [b"a", b"b"]  # type: ignore[index]
 
 
-def test_credential_file_named_in_a_message_is_refused(
+def test_at_mention_of_credential_file_is_rejected(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)

@@ -22,7 +22,9 @@ done
 ROUNDS = 12
 
 
-async def test_swapped_links_lead_nowhere(make_house: MakeHouse, server: ModelServer, canaries: Canaries) -> None:
+async def test_swapped_links_do_not_mislead_tools(
+    make_house: MakeHouse, server: ModelServer, canaries: Canaries
+) -> None:
     desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
     desk.offer(*TOOLS)
     canaries.plant()

@@ -28,7 +28,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", str(folder), *words], check=False, capture_output=True)
 
 
-async def test_what_was_there_stays(desk: Desk) -> None:
+async def test_existing_git_settings_are_protected(desk: Desk) -> None:
     git(desk.workspace, "init", "-q")
     (desk.workspace / ".git/commondir").write_text(".\n")
     answer = await desk.sh("echo ../evil > .git/commondir; rm -f .git/commondir; git status")
@@ -36,7 +36,7 @@ async def test_what_was_there_stays(desk: Desk) -> None:
     assert (desk.workspace / ".git/commondir").read_text() == ".\n"
 
 
-async def test_a_worktree_stays_where_it_belongs(desk: Desk, tmp_path: Path) -> None:
+async def test_worktree_git_file_is_protected(desk: Desk, tmp_path: Path) -> None:
     (desk.workspace / ".git").write_text("gitdir: /elsewhere\n")
     evil = EVIL.format(mark=tmp_path / "ran")
     for way in ("echo 'gitdir: evil' > .git", "rm .git; mkdir .git", "mv .git x", "ln -sf evil .git"):
@@ -46,7 +46,7 @@ async def test_a_worktree_stays_where_it_belongs(desk: Desk, tmp_path: Path) -> 
     assert not (tmp_path / "ran").exists()
 
 
-async def test_a_repository_can_be_worked_with(desk: Desk) -> None:
+async def test_protected_repository_stays_usable(desk: Desk) -> None:
     git(desk.workspace, "init", "-q")
     answer = await desk.sh(
         "git -c user.name=a -c user.email=a@b.test commit -q --allow-empty -m x && git worktree add -q side && git log -1"

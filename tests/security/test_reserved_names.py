@@ -79,7 +79,7 @@ def script(way: str, mark: Path, where: str) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_works_where_nothing_is_in_its_way(tmp_path: Path, way: str) -> None:
+def test_every_git_attack_works_without_protection(tmp_path: Path, way: str) -> None:
     mark, folder = tmp_path / "ran", tmp_path / "work"
     folder.mkdir()
     if way == "bare":  # in a repository it would not be looked at
@@ -92,7 +92,7 @@ def test_every_way_works_where_nothing_is_in_its_way(tmp_path: Path, way: str) -
 
 @pytest.mark.parametrize("where", FOLDERS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_git_runs_nothing_that_a_command_has_left(desk: Desk, tmp_path: Path, way: str, where: str) -> None:
+async def test_git_runs_nothing_left_by_a_command(desk: Desk, tmp_path: Path, way: str, where: str) -> None:
     mark = tmp_path / "ran"
     if where == "existing":
         subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
@@ -102,7 +102,7 @@ async def test_git_runs_nothing_that_a_command_has_left(desk: Desk, tmp_path: Pa
 
 
 @pytest.mark.parametrize("way", ["fsmonitor", "hook", "include", "bare"])
-async def test_a_background_process_that_writes_late_changes_nothing(desk: Desk, tmp_path: Path, way: str) -> None:
+async def test_late_write_of_background_process_is_undone(desk: Desk, tmp_path: Path, way: str) -> None:
     mark, done = tmp_path / "ran", desk.workspace / "done"
     late = f"until [ -e go ]; do sleep 0.02; done\n({script(way, mark, 'new')})\ntouch done; sleep 100"
     started = await desk.sh(late, background=True)
@@ -120,7 +120,7 @@ NAMES = [".vscode/tasks.json", ".envrc", ".husky/pre-commit", ".mcp.json", "AGEN
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_reserved_name_that_is_new_is_set_aside(desk: Desk, name: str) -> None:
+async def test_new_reserved_file_is_quarantined(desk: Desk, name: str) -> None:
     answer = await desk.sh(f"mkdir -p $(dirname {name}); echo planted > {name}; echo done")
     entry = next(part for part in (Path(name), *Path(name).parents) if part.name.startswith((".", "A")))
     assert not (desk.workspace / entry).exists()
@@ -129,7 +129,7 @@ async def test_a_reserved_name_that_is_new_is_set_aside(desk: Desk, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_reserved_name_that_exists_cannot_be_changed(desk: Desk, name: str) -> None:
+async def test_existing_reserved_file_is_read_only(desk: Desk, name: str) -> None:
     path = desk.workspace / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
@@ -140,7 +140,7 @@ async def test_a_reserved_name_that_exists_cannot_be_changed(desk: Desk, name: s
 
 
 @pytest.mark.parametrize("choice", ["session", "deny"])
-async def test_a_write_grant_puts_it_back(make_house: MakeHouse, server: ModelServer, choice: str) -> None:
+async def test_write_grant_restores_quarantined_file(make_house: MakeHouse, server: ModelServer, choice: str) -> None:
     desk = Desk(make_house, server, "bubblewrap")
     under_way = await desk.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
     [asked] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
@@ -155,19 +155,21 @@ async def test_a_write_grant_puts_it_back(make_house: MakeHouse, server: ModelSe
 
 
 @pytest.mark.parametrize("path", [".vscode/tasks.json", "AGENTS.md", "deep/.envrc", "x/.git/config", "plain/HEAD"])
-async def test_file_tools_ask_before_they_write_one(make_house: MakeHouse, server: ModelServer, path: str) -> None:
+async def test_file_tools_ask_before_writing_reserved_file(
+    make_house: MakeHouse, server: ModelServer, path: str
+) -> None:
     desk = Desk(make_house, server, "bubblewrap")
     desk.offer(files.WRITE)
     answer = await desk.call("write_file", {"path": path, "content": "x"})
     assert answer["status"] == "blocked" and not (desk.workspace / path).exists()
 
 
-async def test_a_command_that_keeps_making_one_is_ended(desk: Desk) -> None:
+async def test_command_that_recreates_reserved_file_is_ended(desk: Desk) -> None:
     answer = await desk.sh("while :; do echo planted > AGENTS.md; sleep 0.01; done")
     assert answer["status"] == "interrupted" and "AGENTS.md" in answer["error"]
 
 
-async def test_a_repository_that_commands_make_can_be_worked_with(desk: Desk) -> None:
+async def test_repository_created_by_command_is_usable(desk: Desk) -> None:
     first = await desk.sh(f"{MAKE} && git remote add origin https://example.test/x.git && git branch side")
     later = await desk.sh(
         "git config user.name b && git checkout -q side && git commit -q --allow-empty -m y && git log"
@@ -180,7 +182,7 @@ async def test_a_repository_that_commands_make_can_be_worked_with(desk: Desk) ->
     assert config.stdout == b"https://example.test/x.git\n"
 
 
-async def test_what_the_user_makes_between_commands_stays(desk: Desk) -> None:
+async def test_reserved_files_made_by_user_between_commands_are_kept(desk: Desk) -> None:
     await desk.sh("true")
     (desk.workspace / "AGENTS.md").write_text("mine")
     subprocess.run("git init -q; git config alias.x status", shell=True, cwd=desk.workspace, check=True)
@@ -222,7 +224,7 @@ TRICKS = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-async def test_no_trick_hides_a_setting_from_the_watch(desk: Desk, tmp_path: Path, trick: str) -> None:
+async def test_reserved_file_watch_cannot_be_evaded(desk: Desk, tmp_path: Path, trick: str) -> None:
     mark = tmp_path / "ran"
     (desk.workspace / "sub").mkdir()
     for folder in (desk.workspace / "sub", desk.workspace):
@@ -235,7 +237,7 @@ async def test_no_trick_hides_a_setting_from_the_watch(desk: Desk, tmp_path: Pat
     assert not (desk.workspace / "sub/AGENTS.md").exists()
 
 
-async def test_what_the_user_replaces_while_commands_run_ends_them(desk: Desk) -> None:
+async def test_user_replacing_protected_file_ends_commands(desk: Desk) -> None:
     subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
     under_way = await desk.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
     async with asyncio.timeout(SURELY_S):
@@ -249,7 +251,7 @@ async def test_what_the_user_replaces_while_commands_run_ends_them(desk: Desk) -
     assert "mine" in (desk.workspace / ".git/config").read_text()
 
 
-def test_a_file_that_was_replaced_counts_as_replaced_though_its_inode_number_is_the_old_one(tmp_path: Path) -> None:
+def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     """The number of an inode is free again as soon as the file is replaced, and a cover of the first file stays lost."""
     subprocess.run(MAKE, shell=True, cwd=tmp_path, check=True, capture_output=True)
     config, kept, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
@@ -278,7 +280,7 @@ def test_a_file_that_was_replaced_counts_as_replaced_though_its_inode_number_is_
     assert str(config) in reasons[0]
 
 
-async def test_the_first_command_is_watched_where_a_repository_has_no_folder_for_hooks(desk: Desk) -> None:
+async def test_first_command_is_watched_without_hooks_folder(desk: Desk) -> None:
     subprocess.run(MAKE + "; rm -rf .git/hooks", shell=True, cwd=desk.workspace, check=True, capture_output=True)
     await desk.sh("echo x > AGENTS.md")
     assert not (desk.workspace / "AGENTS.md").exists()

@@ -31,40 +31,40 @@ def request(**headers: str) -> Any:
     return SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def test_making_one_touches_no_file(home_folder: Path) -> None:
+def test_adapter_constructor_touches_no_file(home_folder: Path) -> None:
     adapter(key="sk-test")
     assert not home_folder.exists()
 
 
-def test_the_database_is_opened_when_it_is_needed(home_folder: Path) -> None:
+def test_session_db_is_opened_lazily(home_folder: Path) -> None:
     made = adapter()
     db = made._ensure_session_db()
     assert db is made._ensure_session_db() and (home_folder / "state.db").exists()
     db.close()
 
 
-def test_a_database_that_cannot_be_opened_is_none(home_folder: Path) -> None:
+def test_unreadable_session_db_is_none(home_folder: Path) -> None:
     home_folder.mkdir()
     (home_folder / "state.db").write_bytes(b"this is no database at all, whatever its name may say" * 40)
     assert adapter()._ensure_session_db() is None
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
+def test_auth_scheme_is_case_insensitive(scheme: str) -> None:
     assert adapter(key="sk-test123")._check_auth(request(Authorization=f"{scheme} sk-test123")) is None
 
 
 @pytest.mark.parametrize(
     "given", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
 )
-def test_anything_else_is_refused_in_the_one_form(given: str) -> None:
+def test_invalid_authorization_is_401_envelope(given: str) -> None:
     refusal = adapter(key="sk-test123")._check_auth(request(Authorization=given))
     assert refusal is not None and refusal.status == 401
     assert refusal.headers["WWW-Authenticate"] == "Bearer"
     assert json.loads(refusal.body)["error"]["code"] == "invalid_api_key"  # type: ignore[arg-type]
 
 
-def test_a_star_lets_every_origin_in_and_does_not_vary() -> None:
+def test_cors_wildcard_origin_has_no_vary() -> None:
     headers = adapter(cors_origins=["*"])._cors_headers_for_origin("http://anywhere.example")
     assert headers is not None and headers["Access-Control-Allow-Origin"] == "*" and "Vary" not in headers
 
@@ -73,11 +73,11 @@ def test_a_star_lets_every_origin_in_and_does_not_vary() -> None:
     ("status", "kind"),
     [(400, "invalid_request_error"), (403, "permission_error"), (429, "rate_limit_error"), (503, "server_error")],
 )
-def test_an_error_has_four_keys_and_a_type_by_its_status(status: int, kind: str) -> None:
+def test_error_body_shape_and_type(status: int, kind: str) -> None:
     assert error_body(status, "No.", "why") == {"error": {"message": "No.", "type": kind, "param": None, "code": "why"}}
 
 
-def test_an_owner_of_ones_own_has_ids_of_ones_own() -> None:
+def test_derived_session_id_depends_on_owner() -> None:
     plain = _derive_chat_session_id("be kind", "hi")
     assert plain == _derive_chat_session_id("be kind", "hi", "default")
     assert plain != _derive_chat_session_id("be kind", "hi", "ada")
@@ -85,7 +85,7 @@ def test_an_owner_of_ones_own_has_ids_of_ones_own() -> None:
     assert _derive_chat_session_id("\ud800", "x").startswith("api-")
 
 
-async def test_a_failure_is_told_to_everybody_and_kept_for_nobody() -> None:
+async def test_idempotency_cache_does_not_keep_failures() -> None:
     cache, calls = _IdempotencyCache(), 0
 
     async def fail() -> None:
@@ -102,7 +102,7 @@ async def test_a_failure_is_told_to_everybody_and_kept_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(("origin", "status"), [(None, 404), ("http://here", 404), ("http://there", 403)])
-async def test_every_answer_carries_its_headers_refusals_too(origin: str | None, status: int) -> None:
+async def test_security_headers_are_on_every_response(origin: str | None, status: int) -> None:
     app = web.Application(middlewares=[cors_middleware, security_headers_middleware])
     with pytest.warns(web.NotAppKeyWarning):
         app["api_server_adapter"] = adapter(cors_origins=["http://here"])

@@ -56,7 +56,7 @@ async def first_answer(wire: Wire) -> RawAnswer | None:
     return answer
 
 
-async def test_no_bytes_bring_the_server_down(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_random_bytes_do_not_break_server(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.3)
     monkeypatch.setattr("hermes.server.request_bodies.BODY_S_MAX", 0.3)
     api = await start(handler=lambda _: Reply(text="Fine."))
@@ -81,7 +81,7 @@ async def one(api: Api, data: bytes) -> None:
         assert answer.status == 200, (data, answer)
 
 
-async def test_a_request_may_come_byte_by_byte(api: Api) -> None:
+async def test_request_may_arrive_byte_by_byte(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with await Wire.open(api.url) as wire:
         for byte in request(api.client.headers["Authorization"]):
@@ -90,7 +90,7 @@ async def test_a_request_may_come_byte_by_byte(api: Api) -> None:
     assert answer.json["choices"][0]["message"]["content"] == "Hello."
 
 
-async def test_requests_sent_at_once_are_answered_in_order(api: Api) -> None:
+async def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}", continues=False) for number in range(3)]
     async with await Wire.open(api.url) as wire:
         await wire.send(request(api.client.headers["Authorization"]) * 3)
@@ -98,7 +98,7 @@ async def test_requests_sent_at_once_are_answered_in_order(api: Api) -> None:
     assert said == ["answer 0", "answer 1", "answer 2"]
 
 
-async def test_a_client_that_asks_whether_it_may_send_is_told(start: Start) -> None:
+async def test_expect_100_continue(start: Start) -> None:
     api = await start(Reply(text="Hello."), max_body_bytes=2000)
     key = api.client.headers["Authorization"]
     body = json.dumps(user("hi")).encode()
@@ -116,7 +116,7 @@ async def test_a_client_that_asks_whether_it_may_send_is_told(start: Start) -> N
         assert set(seen) <= set(statuses)
 
 
-async def test_a_request_smuggled_in_a_body_is_not_served(api: Api) -> None:
+async def test_request_smuggled_in_body_is_not_served(api: Api) -> None:
     """A body that is refused must not be read as the next request."""
     inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner)

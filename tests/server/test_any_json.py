@@ -128,7 +128,7 @@ def near(draw: st.DrawFn, body: Json) -> Any:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])
-async def test_no_json_is_a_defect(start: Start, method: str, path: str, body: Json) -> None:
+async def test_random_json_is_never_a_server_error(start: Start, method: str, path: str, body: Json) -> None:
     api = await start(handler=lambda _: Reply(text="Fine."), session_wait_seconds=0, max_body_bytes=100_000)
     place = path.format(**await things(api, path))
 

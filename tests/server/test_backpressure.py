@@ -102,7 +102,7 @@ class Counter:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES, ids=["chat", "responses"])
-async def test_a_slow_reader_costs_no_memory_and_misses_nothing(start: Start, path: str, body: Json) -> None:
+async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, body: Json) -> None:
     async with Flood() as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings)

@@ -30,7 +30,7 @@ NO_OBJECT = [b"[]", b"[{}]", b'"text"', b"1", b"true", b"null", b"1.5e3"]
 
 
 @pytest.mark.parametrize("path", TAKERS)
-async def test_a_body_that_is_no_object_is_refused(api: Api, path: str) -> None:
+async def test_non_object_body_is_400(api: Api, path: str) -> None:
     for data in NO_JSON:
         async with api.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
             error = await refused(response, 400, "invalid_json")
@@ -40,7 +40,7 @@ async def test_a_body_that_is_no_object_is_refused(api: Api, path: str) -> None:
             await refused(response, 400, "invalid_body")
 
 
-async def test_an_empty_body_is_an_empty_object(api: Api) -> None:
+async def test_empty_body_is_empty_object(api: Api) -> None:
     async with api.post(CHAT, data=b"") as response:
         await refused(response, 400, "missing_required_parameter", "messages")
     async with api.post(SESSIONS, data=b"") as response:
@@ -49,19 +49,19 @@ async def test_an_empty_body_is_an_empty_object(api: Api) -> None:
 
 @pytest.mark.parametrize("path", TAKERS)
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded"])
-async def test_forms_are_not_taken(api: Api, path: str, kind: str) -> None:
+async def test_form_body_is_415(api: Api, path: str, kind: str) -> None:
     async with api.post(path, data=b"{}", headers={"Content-Type": kind}) as response:
         await refused(response, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "application/json; charset=latin-1", "x"])
-async def test_any_other_type_is_read_as_json(api: Api, kind: str) -> None:
+async def test_other_content_types_are_read_as_json(api: Api, kind: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, data=json.dumps(user("grüße")).encode(), headers={"Content-Type": kind}) as response:
         await told(response)
 
 
-async def test_half_a_character_is_replaced(api: Api) -> None:
+async def test_lone_surrogate_is_replaced(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, data=b'{"messages": [{"role": "user", "content": "a\\ud800b"}]}') as response:
         await told(response)
@@ -73,7 +73,7 @@ async def test_half_a_character_is_replaced(api: Api) -> None:
     [(True, True), (False, False), (1, True), (0, False), (None, False), ("true", True), ("FALSE", False), ("1", True),
      ("0", False), ("Yes", True), ("no", False), ("ON", True), ("off", False)],
 )  # fmt: skip
-async def test_a_flag_may_be_written_in_many_ways(api: Api, value: Any, streamed: bool) -> None:
+async def test_stream_flag_spellings(api: Api, value: Any, streamed: bool) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, user(stream=value)) as response:
         assert response.status == 200
@@ -84,7 +84,7 @@ async def test_a_flag_may_be_written_in_many_ways(api: Api, value: Any, streamed
 
 
 @pytest.mark.parametrize("number", range(len(WRONG_CHAT)))
-async def test_a_wrong_chat_completion_is_refused_by_name(api: Api, number: int) -> None:
+async def test_invalid_chat_completion_names_param(api: Api, number: int) -> None:
     body, code, param = WRONG_CHAT[number]
     await refuses(api, "POST", CHAT, body, code, param)
     assert api.model.requests == []
@@ -103,7 +103,7 @@ async def refuses(api: Api, method: str, path: str, body: Any, code: str, param:
 
 
 @pytest.mark.parametrize("number", range(len(WRONG_RESPONSES)))
-async def test_a_wrong_response_is_refused_by_name(api: Api, number: int) -> None:
+async def test_invalid_response_request_names_param(api: Api, number: int) -> None:
     body, code, param = WRONG_RESPONSES[number]
     error = await refuses(api, "POST", RESPONSES, body, code, param)
     if "conversation" in body and "previous_response_id" in body:
@@ -112,7 +112,7 @@ async def test_a_wrong_response_is_refused_by_name(api: Api, number: int) -> Non
 
 
 @pytest.mark.parametrize("number", range(len(WRONG_ELSEWHERE)))
-async def test_what_is_wrong_elsewhere_is_refused_by_name(api: Api, number: int) -> None:
+async def test_invalid_request_on_other_routes_names_param(api: Api, number: int) -> None:
     method, path, body, code, param = WRONG_ELSEWHERE[number]
     if "/s1" in path:
         await told(await api.post(SESSIONS, {"id": "s1"}), 201)
@@ -137,14 +137,14 @@ HEADERS = [
 
 
 @pytest.mark.parametrize(("headers", "code"), HEADERS)
-async def test_a_header_that_makes_no_sense_is_refused(api: Api, headers: dict[str, str], code: str) -> None:
+async def test_invalid_header_is_400(api: Api, headers: dict[str, str], code: str) -> None:
     for path, body in ((CHAT, user()), (RESPONSES, ASK), (RUNS, ASK)):
         async with api.post(path, body, headers=headers) as response:
             await refused(response, 400, code)
 
 
 @pytest.mark.parametrize("value", [b"a\x01b", b"a\tb", b"a\x7fb"])
-async def test_control_characters_in_a_header_are_refused(api: Api, value: bytes) -> None:
+async def test_control_characters_in_header_are_rejected(api: Api, value: bytes) -> None:
     async with await Wire.open(api.url) as wire:
         body = json.dumps(user()).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -159,7 +159,7 @@ async def test_control_characters_in_a_header_are_refused(api: Api, value: bytes
 # ---- fields that nobody knows
 
 
-async def test_what_has_no_effect_is_named(api: Api) -> None:
+async def test_ignored_parameters_are_named_in_header(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     body = user(store=True, prediction={}, hologram=1, moderation="x")
     async with api.post(CHAT, body) as response:
@@ -168,7 +168,7 @@ async def test_what_has_no_effect_is_named(api: Api) -> None:
     assert named == {"prediction", "hologram", "moderation"}
 
 
-async def test_names_that_would_break_a_header_are_cleaned(api: Api) -> None:
+async def test_ignored_header_is_sanitised(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     odd = {"evil\r\nSet-Cookie: a=b": 1, "ü\x00": 1, **{f"field{n:04d}": 1 for n in range(400)}}
     async with api.post(CHAT, user(**odd)) as response:
@@ -177,7 +177,7 @@ async def test_names_that_would_break_a_header_are_cleaned(api: Api) -> None:
         assert len(response.headers["X-Hermes-Ignored"].encode()) <= 512
 
 
-async def test_a_strict_server_refuses_what_it_does_not_know(start: Start) -> None:
+async def test_strict_parameters_reject_unknown_fields(start: Start) -> None:
     api = await start(Reply(text="Hello."), strict_parameters=True)
     async with api.post(CHAT, user(hologram=1)) as response:
         await refused(response, 400, "unknown_parameter", "hologram")
@@ -188,7 +188,7 @@ async def test_a_strict_server_refuses_what_it_does_not_know(start: Start) -> No
 # ---- sizes and times
 
 
-async def test_a_body_may_be_as_large_as_the_limit_and_no_larger(start: Start) -> None:
+async def test_max_body_bytes_is_exact(start: Start) -> None:
     api = await start(Reply(text="Hello."), max_body_bytes=2000)
     exact = json.dumps(user()).encode().ljust(2000)
     async with api.post(CHAT, data=exact) as response:
@@ -207,7 +207,7 @@ async def test_a_body_may_be_as_large_as_the_limit_and_no_larger(start: Start) -
         await refused(response, 413, "body_too_large")
 
 
-async def test_a_large_body_is_refused_before_it_is_sent(start: Start) -> None:
+async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
     api = await start(max_body_bytes=2000)
     key = api.client.headers["Authorization"]
     async with await Wire.open(api.url) as wire:
@@ -219,7 +219,7 @@ async def test_a_large_body_is_refused_before_it_is_sent(start: Start) -> None:
     assert check_envelope(413, answer.json)["code"] == "body_too_large"
 
 
-async def test_a_body_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.request_bodies.BODY_S_MAX", 0.05)
     key = api.client.headers["Authorization"]
     async with await Wire.open(api.url) as wire:
@@ -230,7 +230,7 @@ async def test_a_body_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pyt
     assert check_envelope(408, answer.json)["code"] == "request_timeout"
 
 
-async def test_text_that_is_too_long_is_refused_and_never_cut(start: Start) -> None:
+async def test_max_text_chars_rejects_without_truncation(start: Start) -> None:
     api = await start(Reply(text="Hello."), max_text_chars=100)
     async with api.post(CHAT, user("ü" * 101)) as response:
         await refused(response, 400, "string_above_max_length", "messages[0].content")
@@ -241,7 +241,7 @@ async def test_text_that_is_too_long_is_refused_and_never_cut(start: Start) -> N
     assert sent(api.model.requests[0]) == [("user", "ü" * 100)]
 
 
-async def test_lists_that_are_too_long_are_refused(api: Api) -> None:
+async def test_too_long_lists_are_rejected(api: Api) -> None:
     parts = [{"type": "text", "text": "x"}] * 1001
     async with api.post(CHAT, user(parts)) as response:
         await refused(response, 400, "array_above_max_length", "messages[0].content")
@@ -253,9 +253,7 @@ async def test_lists_that_are_too_long_are_refused(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "code"), BY_ID)
-async def test_an_id_that_nobody_has_is_unknown_whatever_it_looks_like(
-    api: Api, method: str, path: str, body: Any, code: str
-) -> None:
+async def test_unknown_ids_of_any_form_are_404(api: Api, method: str, path: str, body: Any, code: str) -> None:
     key = api.client.headers["Authorization"]
     for odd in ODD_IDS:
         async with await Wire.open(api.url) as wire:
@@ -271,7 +269,7 @@ async def test_an_id_that_nobody_has_is_unknown_whatever_it_looks_like(
         assert "root:" not in json.dumps(error)
 
 
-async def test_unknown_things_named_in_a_body_are_not_found(api: Api) -> None:
+async def test_unknown_references_in_body_are_404(api: Api) -> None:
     rows = [
         (RESPONSES, {**ASK, "previous_response_id": "resp_0"}, "previous_response_not_found", "previous_response_id"),
         (RESPONSES, {**ASK, "conversation": "conv_0"}, "conversation_not_found", "conversation"),
@@ -284,7 +282,7 @@ async def test_unknown_things_named_in_a_body_are_not_found(api: Api) -> None:
             await refused(response, 404, code, param)
 
 
-async def test_many_bad_requests_at_once_leave_a_server_that_works(api: Api) -> None:
+async def test_many_bad_requests_leave_server_working(api: Api) -> None:
     async def one(number: int) -> int:
         async with api.post(CHAT, data=NO_JSON[number % len(NO_JSON)]) as response:
             return response.status

@@ -45,7 +45,7 @@ TOO_MUCH: list[tuple[str, Json, str, str | None, str]] = [
 
 
 @pytest.mark.parametrize("path", TAKERS)
-async def test_a_body_with_too_many_fields_is_refused(api: Api, path: str) -> None:
+async def test_too_many_fields_are_rejected(api: Api, path: str) -> None:
     for name, body, code, param, limit in TOO_MUCH:
         data = json.dumps(body, separators=(",", ":")).encode()
         async with api.post(path, data=data, headers={"Idempotency-Key": name.replace(" ", "-")}) as response:
@@ -54,7 +54,7 @@ async def test_a_body_with_too_many_fields_is_refused(api: Api, path: str) -> No
         assert (param or "body") in error["message"]
 
 
-def test_too_many_objects_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_json_values_are_rejected_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
     for item in (b"[]", b"{}", b'{"\\"[":"\\\\"}'):
         data = b'{"a": [' + b",".join([item] * (JSON_VALUES_MAX + 1)) + b"]}"
@@ -64,7 +64,7 @@ def test_too_many_objects_are_refused_before_they_are_made(monkeypatch: pytest.M
             assert caught.value.code == "too_many_fields"
 
 
-def test_brackets_in_a_text_are_no_fields() -> None:
+def test_brackets_in_text_are_not_counted() -> None:
     text = '[{"' * (JSON_VALUES_MAX + 1) + "\\"
     assert request_bodies.as_object(json.dumps({"a": text})) == {"a": text}
 
@@ -81,12 +81,12 @@ def test_brackets_in_a_text_are_no_fields() -> None:
         (r"\ud83d\\ude42", "\ufffd\\ude42"),
     ],
 )
-def test_half_pairs_of_surrogates_are_replaced(escaped: str, text: str) -> None:
+def test_lone_surrogates_in_json_are_replaced(escaped: str, text: str) -> None:
     for data in (f'{{"a": "{escaped}"}}', f'{{"a": "{escaped}"}}'.encode()):
         assert request_bodies.as_object(data) == {"a": text}
 
 
-def test_half_pairs_of_surrogates_are_not_looked_for_one_by_one() -> None:
+def test_surrogate_replacement_is_not_per_character() -> None:
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -102,14 +102,14 @@ def test_half_pairs_of_surrogates_are_not_looked_for_one_by_one() -> None:
     assert calls < 100
 
 
-async def test_a_patch_with_too_many_fields_is_refused(api: Api) -> None:
+async def test_patch_with_too_many_fields_is_rejected(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
         session_id = (await told(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", many(JSON_FIELDS_MAX + 1)) as response:
         await refused(response, 400, "too_many_fields")
 
 
-async def test_a_socket_message_with_too_many_fields_is_refused(api: Api) -> None:
+async def test_websocket_message_with_too_many_fields_is_rejected(api: Api) -> None:
     async with api.client.ws_connect(f"{api.url}{RESPONSES}") as socket:
         for _, body, code, param, _ in TOO_MUCH:
             await socket.send_json({"type": "response.create", **body})
@@ -117,7 +117,7 @@ async def test_a_socket_message_with_too_many_fields_is_refused(api: Api) -> Non
             assert (error["code"], error["param"]) == (code, param)
 
 
-async def test_the_header_of_ignored_fields_lists_what_fits(start: Start) -> None:
+async def test_ignored_header_is_limited(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     unknown = {f"unknown_{number}_é": 1 for number in range(JSON_FIELDS_MAX - 1)}
     async with api.post(CHAT, {**unknown, **user()}) as response:
@@ -145,7 +145,7 @@ ECHOES: list[tuple[str, str, Any, dict[str, str], int]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "headers", "status"), ECHOES)
-async def test_an_error_quotes_little_of_a_long_input(
+async def test_error_quotes_input_briefly(
     api: Api, method: str, path: str, body: Any, headers: dict[str, str], status: int
 ) -> None:
     async with api.post(SESSIONS, {}) as response:
@@ -157,7 +157,7 @@ async def test_an_error_quotes_little_of_a_long_input(
     assert len(error["param"] or "") < 800
 
 
-async def test_a_secret_in_the_name_of_a_field_is_not_quoted(api: Api) -> None:
+async def test_secret_in_field_name_is_redacted(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
         session_id = (await told(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", {KEY: 1}) as response:
@@ -169,7 +169,7 @@ async def test_a_secret_in_the_name_of_a_field_is_not_quoted(api: Api) -> None:
     ("method", "path", "status"),
     [("GET", f"/nowhere/{KEY}", 404), ("GET", f"/p/{KEY}/v1/models", 404), ("PUT", f"/v1/models/{KEY}", 405)],
 )
-async def test_a_secret_in_a_path_is_not_quoted(api: Api, method: str, path: str, status: int) -> None:
+async def test_secret_in_path_is_redacted(api: Api, method: str, path: str, status: int) -> None:
     async with api.client.request(method, api.url + path) as response:
         error = check_envelope(status, await response.json())
     assert KEY not in json.dumps(error) and "[redacted]" in error["message"]
@@ -202,7 +202,7 @@ def inflaters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "method", "path", "headers", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
-async def test_the_body_of_a_refused_request_is_not_inflated(
+async def test_body_of_rejected_request_is_not_inflated(
     start: Start,
     inflaters: list[int],
     options: Json,
@@ -219,7 +219,7 @@ async def test_the_body_of_a_refused_request_is_not_inflated(
     assert inflaters == []
 
 
-async def test_the_body_of_a_rate_limited_request_is_not_inflated(start: Start, inflaters: list[int]) -> None:
+async def test_body_of_rate_limited_request_is_not_inflated(start: Start, inflaters: list[int]) -> None:
     api = await start(
         Reply(text="Hello."), keys=[{"name": "a", "key": "k" * 8 + KEY, "scopes": ["chat"], "requests_per_minute": 1}]
     )
@@ -251,9 +251,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("packed", "status", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-async def test_a_compressed_body_that_cannot_be_used_is_refused(
-    api: Api, packed: bytes, status: int, code: str
-) -> None:
+async def test_invalid_compressed_body_is_rejected(api: Api, packed: bytes, status: int, code: str) -> None:
     async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
         await refused(response, status, code)
 
@@ -268,7 +266,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize(("name", "param"), [*((name, name) for name in HEADERS), (KEY, "[redacted]")])
-async def test_a_header_that_is_no_utf_8_is_refused(api: Api, name: str, param: str) -> None:
+async def test_non_utf8_header_is_rejected(api: Api, name: str, param: str) -> None:
     lines = {"Host": b"127.0.0.1", "Authorization": f"Bearer {KEY}".encode(), name: b"Bearer caf\xe9"}
     head = b"".join(b"%s: %s\r\n" % (key.encode(), value) for key, value in lines.items())
     body = json.dumps(user()).encode()
@@ -280,7 +278,7 @@ async def test_a_header_that_is_no_utf_8_is_refused(api: Api, name: str, param: 
     check_headers(answer.headers)
 
 
-async def test_a_header_in_utf_8_is_read(start: Start) -> None:
+async def test_utf8_header_is_read(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "café"}) as response:
         assert (await told(response))["choices"]
@@ -289,7 +287,7 @@ async def test_a_header_in_utf_8_is_read(start: Start) -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("hosts", ["", "Host: 127.0.0.1\r\nHost: 127.0.0.1\r\n"], ids=["none", "two"])
 @pytest.mark.parametrize("key", ["", KEY], ids=["open", "keyed"])
-async def test_a_request_without_one_host_is_refused(start: Start, version: str, hosts: str, key: str) -> None:
+async def test_missing_or_duplicate_host_is_rejected(start: Start, version: str, hosts: str, key: str) -> None:
     api = await start(key=key)
     async with await Wire.open(api.url) as wire:
         await wire.send(f"GET /health HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n")
@@ -299,7 +297,7 @@ async def test_a_request_without_one_host_is_refused(start: Start, version: str,
     check_headers(answer.headers)
 
 
-async def test_http_1_0_with_a_host_is_answered(api: Api) -> None:
+async def test_http_1_0_request_is_answered(api: Api) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.send("GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert (await wire.answer()).status == 200
@@ -320,7 +318,7 @@ ODD_HEADS = [
 
 
 @pytest.mark.parametrize(("path", "lines", "status", "word"), ODD_HEADS)
-async def test_what_the_http_library_refuses_has_the_envelope(
+async def test_http_library_rejections_have_error_envelope(
     api: Api, path: str, lines: str, status: int, word: str
 ) -> None:
     async with await Wire.open(api.url) as wire:
@@ -358,7 +356,7 @@ SCHEMAS: list[tuple[str, Json, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "words"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
-async def test_a_strict_schema_that_cannot_be_checked_is_refused(api: Api, schema: Json, words: str) -> None:
+async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, words: str) -> None:
     schema = json.loads(json.dumps(schema).replace("{url}", api.model.url))
     chat = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}

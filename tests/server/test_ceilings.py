@@ -156,7 +156,7 @@ WAYS: dict[str, Begin] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_every_turn_stays_within_the_toolsets_and_models_of_its_key(start: Start, way: str) -> None:
+async def test_every_turn_respects_toolsets_and_models_of_key(start: Start, way: str) -> None:
     api = await start(*[ANSWER] * 9, keys=key(**CEILING), model_routes=ROUTES)
     await WAYS[way](api)
     assert api.model.requests
@@ -172,7 +172,7 @@ async def test_every_turn_stays_within_the_toolsets_and_models_of_its_key(start:
 
 
 @pytest.mark.parametrize("model", ["slow", None])
-async def test_job_with_a_model_outside_the_ceiling_is_refused(start: Start, model: str | None) -> None:
+async def test_job_with_disallowed_model_is_403(start: Start, model: str | None) -> None:
     api = await start(keys=key(**CEILING), model_routes=ROUTES)
     body = {"schedule": "1h", "prompt": "hi", **({"model": model} if model else {})}
     async with api.post("/api/jobs", body, **MORE) as response:
@@ -180,7 +180,7 @@ async def test_job_with_a_model_outside_the_ceiling_is_refused(start: Start, mod
 
 
 @pytest.mark.parametrize("model", ["big", None])
-async def test_turn_that_no_request_began_is_refused_a_model_outside_the_ceiling(start: Start, model: Any) -> None:
+async def test_background_turn_with_disallowed_model_fails(start: Start, model: Any) -> None:
     api = await start(keys=key(**CEILING), model_routes=ROUTES)
     spec = spec_of({**_record(model=model), "id": "0" * 12}, time.time())
     await api.app.engine.run(spec)
@@ -188,7 +188,7 @@ async def test_turn_that_no_request_began_is_refused_a_model_outside_the_ceiling
     assert state.status == "failed" and "fast" in state.error and api.model.requests == []
 
 
-async def test_cron_tool_refuses_a_model_outside_the_ceiling(start: Start) -> None:
+async def test_cron_tool_rejects_disallowed_model(start: Start) -> None:
     args = {"action": "create", "schedule": "every 1h", "prompt": "hi", "model": "big"}
     api = await start(Reply(tool_calls=[Call("cronjob", args)]), ANSWER, keys=key(**CEILING), model_routes=ROUTES)
     await _chat(api)
@@ -199,7 +199,7 @@ async def test_cron_tool_refuses_a_model_outside_the_ceiling(start: Start) -> No
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
-async def test_websocket_turns_count_against_the_request_rate(start: Start) -> None:
+async def test_websocket_turns_count_against_rate_limit(start: Start) -> None:
     api = await start(*[ANSWER] * 5, keys=key(requests_per_minute=3))
     async with api.client.ws_connect(f"{api.url}/v1/responses", **MORE) as socket:
         ends = []
@@ -216,7 +216,7 @@ async def test_websocket_turns_count_against_the_request_rate(start: Start) -> N
 @pytest.mark.parametrize(
     "limit", [{"requests_per_minute": 1}, {"tokens_per_minute": 50}], ids=lambda limit: next(iter(limit))
 )
-async def test_job_whose_owner_is_over_a_rate_is_put_off(start: Start, limit: Json) -> None:
+async def test_job_of_rate_limited_owner_is_postponed(start: Start, limit: Json) -> None:
     api = await start(*[ANSWER] * 5, keys=key(**limit))
     await _chat_of(api)
     job = await api.app.store.jobs.create(_record())
@@ -227,7 +227,7 @@ async def test_job_whose_owner_is_over_a_rate_is_put_off(start: Start, limit: Js
 
 
 @pytest.mark.parametrize("limit", [{"requests_per_minute": 2}, {"requests_per_minute": 1}], ids=["within", "over"])
-async def test_subagent_counts_against_the_request_rate(start: Start, limit: Json) -> None:
+async def test_subagent_counts_against_rate_limit(start: Start, limit: Json) -> None:
     call = Call("delegate_task", {"goal": "look"})
     api = await start(Reply(tool_calls=[call]), *[ANSWER] * 5, keys=key(**limit))
     await _chat_of(api)
@@ -237,7 +237,7 @@ async def test_subagent_counts_against_the_request_rate(start: Start, limit: Jso
     assert ("requests per minute" in last) is (not children)
 
 
-async def test_tokens_of_a_subagent_are_counted_once(start: Start) -> None:
+async def test_subagent_tokens_are_counted_once(start: Start) -> None:
     call = Call("delegate_task", {"goal": "look"})
     first = Reply(tool_calls=[call], usage={"input": 60, "output": 40})
     api = await start(first, *[ANSWER] * 5, keys=key(tokens_per_minute=1000))
@@ -249,7 +249,7 @@ async def test_tokens_of_a_subagent_are_counted_once(start: Start) -> None:
     assert len(api.model.requests) == 3 and bucket.left == 1000 - 300
 
 
-async def test_http_turn_is_counted_once(start: Start) -> None:
+async def test_http_turn_is_rate_counted_once(start: Start) -> None:
     api = await start(*[ANSWER] * 5, keys=key(requests_per_minute=2))
     for _ in range(2):
         await _chat_of(api)
@@ -259,7 +259,7 @@ async def test_http_turn_is_counted_once(start: Start) -> None:
         await told(response)
 
 
-async def test_concurrency_of_a_key_holds_for_jobs(start: Start) -> None:
+async def test_key_concurrency_limit_applies_to_jobs(start: Start) -> None:
     async with HeldModel(Reply(text="Hi.")) as held:
         api = await start(settings=held.settings, keys=key(max_concurrent=1))
         async with api.post("/v1/runs", {"input": "hi"}, **MORE) as response:
@@ -274,7 +274,7 @@ async def test_concurrency_of_a_key_holds_for_jobs(start: Start) -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/responses", {"input": "hi", "background": True}), ("/v1/runs", {"input": "hi"})]
 )
-async def test_concurrency_of_a_key_holds_for_submissions_at_the_same_time(start: Start, path: str, body: Json) -> None:
+async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: Start, path: str, body: Json) -> None:
     async with HeldModel(Reply(text="Hi.")) as held:
         api = await start(settings=held.settings, keys=key(max_concurrent=1))
 

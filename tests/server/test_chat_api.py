@@ -64,7 +64,7 @@ def chunks(seen: list[Frame]) -> list[Json]:
 # ---- the plain answer
 
 
-async def test_a_plain_answer_has_every_key(api: Api) -> None:
+async def test_chat_completion_shape(api: Api) -> None:
     api.model.script = [Reply(text=["Two ", "files."], usage=COUNTED)]
     body, headers = await ask(api, user(model="my-model"))
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", body.pop("id"))
@@ -83,12 +83,12 @@ async def test_a_plain_answer_has_every_key(api: Api) -> None:
     assert [name for name in BAD_ENDS if name in headers] == []
 
 
-async def test_without_a_model_the_advertised_name_is_told(api: Api) -> None:
+async def test_default_model_name_is_advertised_one(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     assert (await ask(api, user()))[0]["model"] == "hermes-agent"
 
 
-async def test_usage_sums_the_calls_of_the_turn(api: Api) -> None:
+async def test_usage_sums_all_calls_of_turn(api: Api) -> None:
     usage = {"input": 100, "output": 10, "cached": 80, "reasoning": 4}
     api.model.script = [Reply(tool_calls=[TODO], usage=usage), Reply(text="Done.", usage=usage)]
     body, _ = await ask(api, user())
@@ -98,14 +98,14 @@ async def test_usage_sums_the_calls_of_the_turn(api: Api) -> None:
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
 
 
-async def test_the_content_is_the_final_answer_alone(api: Api) -> None:
+async def test_content_is_final_answer_only(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
     body, _ = await ask(api, user())
     assert body["choices"][0]["message"]["content"] == "Done."
     assert "tool_calls" not in body["choices"][0]["message"]
 
 
-async def test_thoughts_are_shown_only_to_who_asks(start: Start) -> None:
+async def test_reasoning_is_shown_on_request_only(start: Start) -> None:
     thinking = Reply(text="Four.", reasoning=["Two and ", "two."], continues=False)
     api = await start(*[thinking] * 5)
     assert "reasoning_content" not in (await ask(api, user("a")))[0]["choices"][0]["message"]
@@ -115,7 +115,7 @@ async def test_thoughts_are_shown_only_to_who_asks(start: Start) -> None:
         assert (message["content"], message["reasoning_content"]) == ("Four.", "Two and two.")
 
 
-async def test_a_header_may_hide_what_the_settings_show(start: Start) -> None:
+async def test_header_can_hide_reasoning(start: Start) -> None:
     api = await start(Reply(text="Four.", reasoning="Hm."), show_reasoning=True)
     body, _ = await ask(api, user(), X_Hermes_Reasoning="off")
     assert "reasoning_content" not in body["choices"][0]["message"]
@@ -124,7 +124,7 @@ async def test_a_header_may_hide_what_the_settings_show(start: Start) -> None:
 # ---- the stream
 
 
-async def test_a_stream_has_its_chunks_in_order(api: Api) -> None:
+async def test_chat_stream_chunk_order(api: Api) -> None:
     api.model.script = [Reply(text=["Two ", "files."], usage=COUNTED)]
     seen = chunks(await streamed(api, user(model="my-model")))
     assert {chunk["object"] for chunk in seen} == {"chat.completion.chunk"}
@@ -140,7 +140,7 @@ async def test_a_stream_has_its_chunks_in_order(api: Api) -> None:
     assert not any("error" in chunk or "hermes" in chunk for chunk in seen)
 
 
-async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
+async def test_chat_stream_is_incremental(start: Start) -> None:
     async with HeldModel(Reply(text=["Hello", " there", ", you."])) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
@@ -156,13 +156,13 @@ async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
     assert rest[-1].data == "[DONE]"
 
 
-async def test_a_blank_line_parts_what_was_said_before_and_after_tools(api: Api) -> None:
+async def test_chat_stream_separates_text_around_tools_by_blank_line(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
     assert chat_text(await streamed(api, user())) == "Let me see.\n\nDone."
 
 
 @pytest.mark.parametrize(("wanted", "last", "finish"), [(True, SHOWN, None), (False, None, None), (None, None, SHOWN)])
-async def test_usage_is_streamed_as_asked_for(api: Api, wanted: bool | None, last: Any, finish: Any) -> None:
+async def test_chat_stream_include_usage(api: Api, wanted: bool | None, last: Any, finish: Any) -> None:
     api.model.script = [Reply(text="Two files.", usage=COUNTED)]
     options = {} if wanted is None else {"stream_options": {"include_usage": wanted}}
     seen = chunks(await streamed(api, user(**options)))
@@ -175,7 +175,7 @@ async def test_usage_is_streamed_as_asked_for(api: Api, wanted: bool | None, las
     assert [chunk["usage"] for chunk in seen[:-1]] == [None] * (len(seen) - 1)
 
 
-async def test_thoughts_are_streamed_apart_and_only_to_who_asks(start: Start) -> None:
+async def test_chat_stream_reasoning_on_request_only(start: Start) -> None:
     api = await start(*[Reply(text="Four.", reasoning=["Two and ", "two."], continues=False)] * 3, show_reasoning=False)
     seen = await streamed(api, user("a"))
     assert chat_text(seen, "reasoning_content") == ""
@@ -189,7 +189,7 @@ async def test_thoughts_are_streamed_apart_and_only_to_who_asks(start: Start) ->
             assert choice["delta"].get("content", "") is not None
 
 
-async def test_thoughts_may_be_shown_by_the_settings(start: Start) -> None:
+async def test_show_reasoning_setting(start: Start) -> None:
     api = await start(Reply(text="Four.", reasoning="Hm."), show_reasoning=True)
     assert chat_text(await streamed(api, user()), "reasoning_content") == "Hm."
 
@@ -216,7 +216,7 @@ ALWAYS_PASSED = {"temperature", "top_p", "presence_penalty", "frequency_penalty"
 
 
 @pytest.mark.parametrize(("given", "passed"), PASSED, ids=[",".join(given) for given, _ in PASSED])
-async def test_parameters_reach_every_model_call_of_the_turn(api: Api, given: Json, passed: Json) -> None:
+async def test_sampling_parameters_reach_every_model_call(api: Api, given: Json, passed: Json) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
     _, headers = await ask(api, user(**given))
     ignored = [name.strip() for name in headers.get("X-Hermes-Ignored", "").split(",")]
@@ -229,14 +229,14 @@ async def test_parameters_reach_every_model_call_of_the_turn(api: Api, given: Js
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_a_limit_of_tokens_reaches_the_model_under_either_name(api: Api, name: str) -> None:
+async def test_max_tokens_under_either_name(api: Api, name: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     await ask(api, user(**{name: 77}))
     body = api.model.requests[0].body
     assert 77 in (body.get("max_tokens"), body.get("max_completion_tokens"))
 
 
-async def test_what_a_provider_cannot_take_is_left_out_and_named(start: Start) -> None:
+async def test_unsupported_parameters_are_dropped_and_named(start: Start) -> None:
     api = await start()
     api.model.handler = lambda _: Reply(text="Hello.", reject_option="seed")
     _, headers = await ask(api, user(seed=7))
@@ -244,7 +244,7 @@ async def test_what_a_provider_cannot_take_is_left_out_and_named(start: Start) -
     assert "seed" not in api.model.requests[-1].body
 
 
-async def test_messages_reach_the_model_in_their_roles(api: Api) -> None:
+async def test_message_roles_reach_model(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -260,7 +260,7 @@ async def test_messages_reach_the_model_in_their_roles(api: Api) -> None:
     assert headers["X-Hermes-History"] == "request; messages=2; ignored=0"
 
 
-async def test_an_image_reaches_a_model_that_can_see(start: Start) -> None:
+async def test_image_reaches_vision_model(start: Start) -> None:
     png = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     api = await start(Reply(text="A dot."), settings={"models": {"test-model": {"vision": True}}})
     await ask(api, user([{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": png}}]))
@@ -268,7 +268,7 @@ async def test_an_image_reaches_a_model_that_can_see(start: Start) -> None:
     assert "look" in str(content)
 
 
-async def test_a_file_of_text_is_put_into_the_message_under_its_name(api: Api) -> None:
+async def test_text_file_is_inlined_into_message(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     part = {"type": "file", "file": {"filename": "list.txt", "file_data": "data:text/plain;base64,bWlsaw=="}}
     await ask(api, user([part, {"type": "text", "text": "what is in it?"}]))
@@ -294,7 +294,7 @@ async def test_past_tool_calls_are_kept(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("model", "strict", "asked"), [("fast", False, "small"), ("other", False, "test-model")])
-async def test_an_alias_runs_its_route(start: Start, model: str, strict: bool, asked: str) -> None:
+async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool, asked: str) -> None:
     api = await start(Reply(text="Hello."), model_routes={"fast": {"model": "small"}}, strict_models=strict)
     body, headers = await ask(api, user(model=model))
     assert body["model"] == model
@@ -302,14 +302,14 @@ async def test_an_alias_runs_its_route(start: Start, model: str, strict: bool, a
     assert api.model.requests[0].model == asked
 
 
-async def test_a_strict_server_knows_only_its_models(start: Start) -> None:
+async def test_strict_models_reject_unknown(start: Start) -> None:
     api = await start(Reply(text="Hello."), strict_models=True)
     async with api.post(CHAT, user(model="other")) as response:
         await refused(response, 404, "model_not_found", "model")
     await ask(api, user(model="hermes-agent"))
 
 
-async def test_toolsets_may_be_narrowed(api: Api) -> None:
+async def test_toolsets_can_be_narrowed(api: Api) -> None:
     api.model.script = [Reply(text="a", continues=False), Reply(text="b", continues=False)]
     await ask(api, user("one"), X_Hermes_Toolsets="todo")
     await ask(api, user("two"), X_Hermes_Toolsets="none")
@@ -320,7 +320,7 @@ async def test_toolsets_may_be_narrowed(api: Api) -> None:
 # ---- sessions
 
 
-async def test_a_named_session_has_the_stored_history_and_says_what_it_ignored(api: Api) -> None:
+async def test_named_session_uses_stored_history_and_names_ignored(api: Api) -> None:
     api.model.script = [Reply(text="Hello."), Reply(text="You said hi.")]
     await ask(api, user("hi"), X_Hermes_Session_Id="kitchen")
     body = {
@@ -332,7 +332,7 @@ async def test_a_named_session_has_the_stored_history_and_says_what_it_ignored(a
     assert sent(api.model.requests[1]) == [("user", "hi"), ("assistant", "Hello."), ("user", "who?")]
 
 
-async def test_an_empty_session_may_be_seeded_once(api: Api) -> None:
+async def test_empty_named_session_is_seeded_once(api: Api) -> None:
     api.model.script = [Reply(text="one"), Reply(text="two")]
     earlier = [*user("a")["messages"], {"role": "assistant", "content": "b"}]
     for last in ("c", "d"):
@@ -343,7 +343,7 @@ async def test_an_empty_session_may_be_seeded_once(api: Api) -> None:
     assert sent(api.model.requests[1]) == expected
 
 
-async def test_a_session_may_be_named_on_an_open_server_but_a_key_may_not(start: Start) -> None:
+async def test_open_server_accepts_session_id_but_not_session_key(start: Start) -> None:
     api = await start(Reply(text="Hello."), key="")
     _, headers = await ask(api, user(), X_Hermes_Session_Id="hall")
     assert headers["X-Hermes-Session-Id"] == "hall"
@@ -352,7 +352,7 @@ async def test_a_session_may_be_named_on_an_open_server_but_a_key_may_not(start:
         assert "X-Hermes-Session-Key requires API key" in error["message"]
 
 
-async def test_a_conversation_keeps_its_session_over_its_turns(api: Api) -> None:
+async def test_conversation_keeps_session_over_turns(api: Api) -> None:
     api.model.script = [Reply(text="Hello."), Reply(text="Fine.")]
     _, first = await ask(api, user("hi"))
     longer = {
@@ -366,7 +366,7 @@ async def test_a_conversation_keeps_its_session_over_its_turns(api: Api) -> None
     assert [row["content"] for row in rows] == ["hi", "Hello.", "ok?", "Fine."]
 
 
-async def test_equal_openings_do_not_share_a_transcript(api: Api) -> None:
+async def test_equal_openings_do_not_share_session(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in ("Hello.", "Hi you.", "Fine.", "So so.")]
     first = [(await ask(api, user("hi")))[1]["X-Hermes-Session-Id"] for _ in range(2)]
     assert first[0] != first[1]
@@ -378,7 +378,7 @@ async def test_equal_openings_do_not_share_a_transcript(api: Api) -> None:
     assert [sent(r)[1][1] for r in api.model.requests[2:]] == ["Hello.", "Hi you."]
 
 
-async def test_equal_openings_at_once_do_not_wait_for_each_other(start: Start) -> None:
+async def test_concurrent_equal_openings_do_not_wait(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 3) as model:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(ask(api, user("hi"))) for _ in range(3)]
@@ -391,7 +391,7 @@ async def test_equal_openings_at_once_do_not_wait_for_each_other(start: Start) -
 # ---- one turn at a time, and not too many
 
 
-async def test_a_busy_session_is_refused_with_its_holder(start: Start) -> None:
+async def test_busy_session_is_409_with_run_id(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, session_wait_seconds=0)
         async with api.post(CHAT, user(stream=True), headers={"X-Hermes-Session-Id": "hall"}) as holder:
@@ -406,9 +406,7 @@ async def test_a_busy_session_is_refused_with_its_holder(start: Start) -> None:
             await holder.read()
 
 
-async def test_a_free_session_is_not_busy_however_slow_the_store_is(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_free_session_is_not_busy_with_slow_store(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.runs.leases.LEASE_TRY_S", 0.0, raising=False)
     api = await start(Reply(text="Hello."), Reply(text="Fine."), Reply(text="Named."), session_wait_seconds=0)
     _, first = await ask(api, user("hi"))
@@ -418,7 +416,7 @@ async def test_a_free_session_is_not_busy_however_slow_the_store_is(
     await ask(api, user("hi"), X_Hermes_Session_Id="hall")
 
 
-async def test_a_second_turn_waits_for_the_first_and_sees_what_it_said(start: Start) -> None:
+async def test_second_turn_waits_and_sees_first(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Again.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(ask(api, user("one"), X_Hermes_Session_Id="hall"))
@@ -435,7 +433,7 @@ async def test_a_second_turn_waits_for_the_first_and_sees_what_it_said(start: St
      ("/v1/responses", {"input": "x", "background": True}), ("/api/sessions/s1/chat", {"message": "x"}),
      ("/api/sessions/s1/chat/stream", {"message": "x"})],
 )  # fmt: skip
-async def test_the_cap_holds_on_every_route(start: Start, path: str, body: Json) -> None:
+async def test_concurrency_cap_on_every_route(start: Start, path: str, body: Json) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 2) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         if "s1" in path:
@@ -453,7 +451,7 @@ async def test_the_cap_holds_on_every_route(start: Start, path: str, body: Json)
             await response.read()
 
 
-async def test_a_draining_server_takes_no_new_turns(api: Api) -> None:
+async def test_draining_server_rejects_new_turns(api: Api) -> None:
     await api.app.engine.drain(0)
     for path, body in ((CHAT, user()), ("/v1/responses", {"input": "x"}), ("/v1/runs", {"input": "x"})):
         async with api.post(path, body) as response:
@@ -467,7 +465,7 @@ async def test_a_draining_server_takes_no_new_turns(api: Api) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_not_stored_leaves_nothing(api: Api, stream: bool) -> None:
+async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
     api.model.script = [Reply(text="a", continues=False)] * 3
     for _ in range(2):
         async with api.post(CHAT, user("strawberries", store=False, stream=stream)) as response:
@@ -488,14 +486,14 @@ async def test_what_is_not_stored_leaves_nothing(api: Api, stream: bool) -> None
         assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
 
 
-async def test_a_clients_call_alone_leaves_nothing_either(api: Api, home_folder: Path) -> None:
+async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Path) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", id="call_lamp")])]
     await api.ask("strawberries", store=False, tools=[function("lamp")])
     kept = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
     assert kept and b"strawberries" not in kept
 
 
-async def test_equal_requests_that_are_not_stored_do_not_wait_for_each_other(start: Start) -> None:
+async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None:
     async with HeldModel(Reply(text="a"), Reply(text="a")) as held:
         api = await start(settings=held.settings, session_wait_seconds=0)
         asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]

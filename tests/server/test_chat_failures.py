@@ -59,7 +59,7 @@ def check_flags(flags: Json, code: str, **known: bool) -> None:
 
 
 @pytest.mark.parametrize(("reply", "status", "code"), FAILURES, ids=NAMES)
-async def test_a_failure_without_text_is_a_status(api: Api, reply: Reply, status: int, code: str) -> None:
+async def test_chat_failure_without_text_is_http_error(api: Api, reply: Reply, status: int, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user()) as response:
         error = await refused(response, status, code)
@@ -77,7 +77,7 @@ async def test_a_failure_without_text_is_a_status(api: Api, reply: Reply, status
 
 
 @pytest.mark.parametrize(("reply", "status", "code"), FAILURES, ids=NAMES)
-async def test_a_failure_on_a_stream_is_in_its_last_chunk(api: Api, reply: Reply, status: int, code: str) -> None:
+async def test_chat_stream_failure_is_in_last_chunk(api: Api, reply: Reply, status: int, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user(stream=True)) as response:
         seen = await stream_of(response)
@@ -89,7 +89,7 @@ async def test_a_failure_on_a_stream_is_in_its_last_chunk(api: Api, reply: Reply
     assert ends[0]["hermes"]["completed"] is False
 
 
-async def test_a_failure_keeps_the_question_and_marks_the_turn(api: Api) -> None:
+async def test_failed_turn_keeps_question_and_marks_turn(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Better.")]
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post(CHAT, user("one"), headers=headers) as response:
@@ -108,7 +108,7 @@ async def test_a_failure_keeps_the_question_and_marks_the_turn(api: Api) -> None
     assert "bad key" not in rows[1]["content"]
 
 
-async def test_a_turn_without_an_answer_of_the_provider_runs_out_of_time(start: Start) -> None:
+async def test_turn_timeout(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."]), Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, turn_timeout_seconds=0.3)
         async with api.post(CHAT, user()) as response:
@@ -121,7 +121,7 @@ async def test_a_turn_without_an_answer_of_the_provider_runs_out_of_time(start: 
         assert body["choices"][0]["message"]["content"] == "Half"
 
 
-async def test_a_client_may_shorten_its_turn(start: Start) -> None:
+async def test_client_can_shorten_turn_timeout(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(), headers={"X-Hermes-Timeout": "1"}) as response:
@@ -139,7 +139,7 @@ async def test_a_client_may_shorten_its_turn(start: Start) -> None:
         (Reply(text="Half an", finish="content_filter"), {}, "content_filter", "content_filter"),
     ],
 )
-async def test_an_answer_cut_short_says_so(api: Api, reply: Reply, fields: Json, finish: str, code: str) -> None:
+async def test_truncated_answer_is_marked(api: Api, reply: Reply, fields: Json, finish: str, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user("plain", **fields)) as response:
         body = await told(response)
@@ -158,8 +158,8 @@ async def test_an_answer_cut_short_says_so(api: Api, reply: Reply, fields: Json,
     assert "error" not in end
 
 
-async def test_strict_clients_find_no_error_in_a_stream_that_was_only_cut(api: Api) -> None:
-    """Some take any frame with a field of this name for a failure."""
+async def test_strict_client_sees_no_error_in_truncated_stream(api: Api) -> None:
+    """Some clients take any frame with a field `error` for a failure."""
     api.model.handler = lambda _: Reply(text="Half an", finish="length")
     strict = {"User-Agent": "node"}
     async with api.post(CHAT, user("streamed", stream=True, max_tokens=20), headers=strict) as response:
@@ -169,7 +169,7 @@ async def test_strict_clients_find_no_error_in_a_stream_that_was_only_cut(api: A
     assert (end["choices"][0]["finish_reason"], end["hermes"]["error_code"]) == ("length", "output_truncated")
 
 
-async def test_an_answer_the_provider_cut_is_continued(api: Api) -> None:
+async def test_provider_truncation_is_continued(api: Api) -> None:
     text = "A rather long answer that comes in two parts."
     api.model.script = [Reply(text=text[:20], finish="length"), Reply(text=text)]
     async with api.post(CHAT, user()) as response:
@@ -178,7 +178,7 @@ async def test_an_answer_the_provider_cut_is_continued(api: Api) -> None:
     assert "hermes" not in body
 
 
-async def test_a_spent_budget_of_steps_is_told_with_the_summary(start: Start) -> None:
+async def test_max_iterations_is_reported_with_summary(start: Start) -> None:
     def reply(request: Request) -> Reply:
         return Reply(tool_calls=[TODO]) if request.body.get("tools") else Reply(text="Not done yet.")
 
@@ -204,7 +204,7 @@ def half() -> Any:
     return handle
 
 
-async def test_a_failure_after_text_keeps_the_text(start: Start, half: Any) -> None:
+async def test_failure_after_text_keeps_text(start: Start, half: Any) -> None:
     api = await start(handler=half)
     async with api.post(CHAT, user()) as response:
         body = await told(response)
@@ -215,7 +215,7 @@ async def test_a_failure_after_text_keeps_the_text(start: Start, half: Any) -> N
     check_flags(body["hermes"], "provider_unavailable", partial=True, failed=True)
 
 
-async def test_a_failure_after_streamed_text_ends_the_stream_in_order(start: Start, half: Any) -> None:
+async def test_failure_after_streamed_text_ends_stream_in_order(start: Start, half: Any) -> None:
     api = await start(handler=half)
     async with api.post(CHAT, user(stream=True)) as response:
         seen = await stream_of(response)
@@ -230,7 +230,7 @@ async def test_a_failure_after_streamed_text_ends_the_stream_in_order(start: Sta
 # ---- an agent that raises
 
 
-async def test_an_agent_that_raises_is_an_error_of_the_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_exception_is_500(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(**_: Any) -> Any:
         raise RuntimeError("Provider failed with sk-abcdefghijklmnopqrstuvwxyz0123456789")
 
@@ -251,7 +251,7 @@ async def test_an_agent_that_raises_is_an_error_of_the_server(api: Api, monkeypa
 # ---- stopped through its run
 
 
-async def test_a_stopped_turn_keeps_its_text(start: Start) -> None:
+async def test_interrupted_turn_keeps_text(start: Start) -> None:
     async with HeldModel(*[Reply(text=["Half", " an answer."])] * 2) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user("streamed", stream=True)) as response:
@@ -287,7 +287,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("agent", ["Go-http-client/2.0", "node", "Bun/1.2", "OpenAI/JS 5.0"])
 @pytest.mark.parametrize(("script", "text", "code"), BROKEN)
-async def test_strict_clients_get_the_error_of_a_failed_stream_as_a_frame_of_its_own(
+async def test_strict_client_gets_stream_error_as_own_frame(
     api: Api, agent: str, script: list[Reply], text: str, code: str
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
@@ -303,7 +303,7 @@ async def test_strict_clients_get_the_error_of_a_failed_stream_as_a_frame_of_its
 
 
 @pytest.mark.parametrize(("script", "text", "code"), BROKEN)
-async def test_other_clients_get_the_error_in_the_finish_chunk_alone(
+async def test_other_clients_get_stream_error_in_finish_chunk(
     api: Api, script: list[Reply], text: str, code: str
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
@@ -319,7 +319,7 @@ async def test_other_clients_get_the_error_in_the_finish_chunk_alone(
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_without_an_answer_gives_a_labelled_excerpt(api: Api, path: str, stream: bool) -> None:
+async def test_reasoning_only_answer_gives_labelled_excerpt(api: Api, path: str, stream: bool) -> None:
     api.model.script, api.model.repeat = [Reply(reasoning="It must be four.")], True
     body = {**(user("x") if path == CHAT else {"input": "x"}), "stream": stream}
     async with api.post(path, body, headers={"User-Agent": "curl/8.0"}) as response:

@@ -49,7 +49,7 @@ def going_on(question: Json, answer: Json, **results: str) -> Json:
 # ---- the client's tools
 
 
-async def test_a_call_of_the_clients_ends_the_answer_and_its_result_goes_on(api: Api) -> None:
+async def test_client_tool_call_ends_answer_and_result_continues(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
     question = user("light", tools=[LAMP])
     answer = await ask(api, question)
@@ -61,14 +61,14 @@ async def test_a_call_of_the_clients_ends_the_answer_and_its_result_goes_on(api:
     assert sent(api.model.requests[1]) == [("user", "light"), ("assistant", ""), ("tool", "done")]
 
 
-async def test_text_beside_a_call_is_told(api: Api) -> None:
+async def test_text_beside_client_tool_call(api: Api) -> None:
     api.model.script = [Reply(text="One moment.", tool_calls=[HALL])]
     message, finish = said(await ask(api, user("light", tools=[LAMP])))
     assert (message["content"], finish) == ("One moment.", "tool_calls")
 
 
 @KEPT_OR_NOT
-async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api, store: bool) -> None:
+async def test_server_tool_calls_run_before_client_calls(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Both done.")]
     question = user("tea and light", tools=[LAMP], store=store)
     answer = await ask(api, question)
@@ -83,7 +83,7 @@ async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: 
 
 
 @KEPT_OR_NOT
-async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api, store: bool) -> None:
+async def test_server_tool_calls_are_not_shown(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(tool_calls=[HALL]), Reply(text="Done.")]
     question = user("tea, then light", tools=[LAMP], store=store)
     answer = await ask(api, question)
@@ -93,7 +93,7 @@ async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api, store:
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
 
 
-async def test_calls_are_streamed_in_pieces_by_index(api: Api) -> None:
+async def test_client_tool_calls_are_streamed_by_index(api: Api) -> None:
     second = Call("horn", "{}", id="call_horn")
     hall = Call("lamp", ['{"room"', ': "ha', 'll"}'], id="call_lamp")
     api.model.script = [Reply(tool_calls=[hall, TODO, second])]
@@ -114,7 +114,7 @@ async def test_calls_are_streamed_in_pieces_by_index(api: Api) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_the_model_wrote_as_text_is_a_call(api: Api, stream: bool) -> None:
+async def test_leaked_tool_call_becomes_tool_call(api: Api, stream: bool) -> None:
     text = 'One moment. <tool_call>{"name": "Lamp", "arguments": {"room": "hall"}}</tool_call>'
     api.model.script = [Reply(text=[*text])]
     async with api.post(CHAT, user("light", tools=[LAMP], stream=stream), headers=PLAIN) as response:
@@ -126,7 +126,7 @@ async def test_a_call_that_the_model_wrote_as_text_is_a_call(api: Api, stream: b
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_in_json_may_speak_of_calls(api: Api, stream: bool) -> None:
+async def test_json_answer_may_mention_tool_calls(api: Api, stream: bool) -> None:
     text = '{"a": "<tool_call>x</tool_call>"}'
     api.model.script = [Reply(text=[*text])]
     body = user("light", response_format={"type": "json_object"}, tools=[LAMP], stream=stream)
@@ -147,14 +147,14 @@ def chat_message(seen: list[Frame]) -> tuple[Json, str]:
     return {"content": chat_text(seen), "tool_calls": [*calls.values()]}, choices[-1]["finish_reason"]
 
 
-async def test_a_client_tool_hides_the_servers_of_that_name(api: Api) -> None:
+async def test_client_tool_hides_server_tool_of_same_name(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO])]
     answer = await ask(api, user("x", tools=[function("todo")]))
     assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_todo"]
     assert offered(api.model.requests[0]).count("todo") == 1
 
 
-async def test_calls_that_only_the_body_holds_count_as_known(api: Api) -> None:
+async def test_tool_call_known_from_body_only(api: Api) -> None:
     api.model.script = [Reply(text="It is on.")]
     call = {"id": "c9", "type": "function", "function": {"name": "lamp", "arguments": '{"room": "hall"}'}}
     rows = [
@@ -166,7 +166,7 @@ async def test_calls_that_only_the_body_holds_count_as_known(api: Api) -> None:
     assert sent(api.model.requests[0])[-1] == ("tool", "ok")
 
 
-async def test_every_pending_call_must_be_answered(api: Api) -> None:
+async def test_every_pending_tool_call_must_be_answered(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL, Call("horn", id="call_horn")])]
     question = user("x", tools=[LAMP, HORN])
     answer = await ask(api, question)
@@ -183,7 +183,7 @@ async def test_every_pending_call_must_be_answered(api: Api) -> None:
     assert said(again)[0]["content"] == "Done."
 
 
-async def test_a_suspended_turn_holds_no_session(start: Start) -> None:
+async def test_suspended_turn_releases_session(start: Start) -> None:
     api = await start(Reply(tool_calls=[HALL]), session_wait_seconds=0)
     async with api.post(CHAT, user("x", tools=[LAMP]), headers={"X-Hermes-Session-Id": "hall"}) as response:
         await told(response)
@@ -196,7 +196,7 @@ async def test_a_suspended_turn_holds_no_session(start: Start) -> None:
 
 
 @pytest.mark.parametrize("broken", ['{"room": "hall",}', '{"room": "ha\nll"}', '{"room": "hall"'])
-async def test_arguments_are_never_forwarded_broken(api: Api, broken: str) -> None:
+async def test_broken_arguments_are_never_forwarded(api: Api, broken: str) -> None:
     api.model.handler = lambda request: Reply(tool_calls=[Call("lamp", broken, id=f"call_{request.number}")])
     answer = await ask(api, user("x", tools=[LAMP]))
     for call in said(answer)[0]["tool_calls"]:
@@ -206,13 +206,13 @@ async def test_arguments_are_never_forwarded_broken(api: Api, broken: str) -> No
 # ---- which tools the model may use
 
 
-async def test_no_tools_means_none_at_all(api: Api) -> None:
+async def test_tool_choice_none_offers_no_tools(api: Api) -> None:
     api.model.script = [Reply(text="No tools.")]
     await ask(api, user("x", tools=[LAMP], tool_choice="none"))
     assert offered(api.model.requests[0]) == []
 
 
-async def test_by_default_both_kinds_are_offered(api: Api) -> None:
+async def test_client_and_server_tools_are_offered_by_default(api: Api) -> None:
     api.model.script = [Reply(text="Hm.")]
     await ask(api, user("x", tools=[LAMP], tool_choice="auto"))
     assert {"lamp", "todo"} <= set(offered(api.model.requests[0]))
@@ -221,7 +221,7 @@ async def test_by_default_both_kinds_are_offered(api: Api) -> None:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "lamp"}}], ids=["any", "named"]
 )
-async def test_a_required_call_limits_the_first_step_to_the_clients_tools(api: Api, choice: Any) -> None:
+async def test_tool_choice_required_limits_first_step_to_client_tools(api: Api, choice: Any) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Done.")]
     question = user("x", tools=[LAMP, HORN])
     answer = await ask(api, {**question, "tool_choice": choice})
@@ -232,7 +232,7 @@ async def test_a_required_call_limits_the_first_step_to_the_clients_tools(api: A
     await ask(api, going_on(question, answer, call_lamp="done"))
 
 
-async def test_tools_that_are_not_allowed_are_refused_to_the_model(api: Api) -> None:
+async def test_disallowed_tools_are_rejected_to_model(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("horn", id="call_horn")]), Reply(text="I may not.")]
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "lamp"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
@@ -264,14 +264,14 @@ def check_progress(told: list[Json]) -> None:
     assert "label" in ended
 
 
-async def test_progress_is_told_by_events(api: Api) -> None:
+async def test_tool_progress_events(api: Api) -> None:
     seen = await progress(api)
     events = [frame for frame in seen if frame.event is not None]
     assert {frame.event for frame in events} == {"hermes.tool.progress"}
     check_progress([frame.data for frame in events])
 
 
-async def test_progress_may_be_told_in_chunks(api: Api) -> None:
+async def test_tool_progress_chunks(api: Api) -> None:
     seen = await progress(api, X_Hermes_Tool_Progress="chunk")
     assert {frame.event for frame in seen} == {None}
     marked = [frame.data for frame in seen[:-1] if "hermes" in frame.data]
@@ -297,7 +297,7 @@ LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant
 
 
 @pytest.mark.parametrize("client", STRICT)
-async def test_strict_clients_see_nothing_of_it_unless_they_ask(api: Api, client: dict[str, str]) -> None:
+async def test_strict_clients_get_no_tool_progress_by_default(api: Api, client: dict[str, str]) -> None:
     seen = await progress(api, **client)
     assert all(frame.event is None for frame in seen)
     assert not any("hermes" in frame.data for frame in seen[:-1])
@@ -306,23 +306,25 @@ async def test_strict_clients_see_nothing_of_it_unless_they_ask(api: Api, client
 
 
 @pytest.mark.parametrize("agent", LENIENT)
-async def test_other_clients_get_the_events(api: Api, agent: str) -> None:
+async def test_other_clients_get_tool_progress(api: Api, agent: str) -> None:
     assert sum(frame.event is not None for frame in await progress(api, User_Agent=agent)) == 2
 
 
 @pytest.mark.parametrize(("setting", "header", "events"), [("off", None, 0), ("off", "event", 2), ("event", "off", 0)])
-async def test_the_header_goes_before_the_setting(start: Start, setting: str, header: str | None, events: int) -> None:
+async def test_tool_progress_header_overrides_setting(
+    start: Start, setting: str, header: str | None, events: int
+) -> None:
     api = await start(tool_progress=setting)
     seen = await progress(api, **({"X_Hermes_Tool_Progress": header} if header else {}))
     assert sum(frame.event is not None for frame in seen) == events
 
 
-async def test_a_client_may_be_declared_strict(start: Start) -> None:
+async def test_strict_clients_setting(start: Start) -> None:
     api = await start(strict_clients=["^curl/"])
     assert all(frame.event is None for frame in await progress(api))
 
 
-async def test_a_failing_tool_is_told_as_such(api: Api) -> None:
+async def test_failing_tool_progress_has_error(api: Api) -> None:
     bad = Call("todo", {"todos": [{"id": "1", "content": "a", "status": "pending"}] * 2}, id="call_bad")
     api.model.script = [Reply(tool_calls=[bad]), Reply(text="Sorry.")]
     async with api.post(CHAT, user("x", stream=True), headers=PLAIN) as response:
@@ -350,7 +352,7 @@ OBJECT = {"type": "json_object"}
         ({"type": "text"}, ["five"], "five"),
     ],
 )
-async def test_a_form_that_was_asked_for_is_checked_and_repaired_once(
+async def test_response_format_is_checked_and_repaired_once(
     api: Api, form: Json, texts: list[str], content: str
 ) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in texts]
@@ -360,7 +362,7 @@ async def test_a_form_that_was_asked_for_is_checked_and_repaired_once(
 
 
 @pytest.mark.parametrize("form", [STRICTLY, OBJECT])
-async def test_a_form_that_is_never_met_fails_the_turn(api: Api, form: Json) -> None:
+async def test_unmet_response_format_fails_turn(api: Api, form: Json) -> None:
     api.model.script = [Reply(text="five", continues=False), Reply(text="still five", continues=False)]
     async with api.post(CHAT, user("a number", response_format=form)) as response:
         answer = await told(response)

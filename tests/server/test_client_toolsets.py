@@ -49,7 +49,7 @@ async def ask(api: Api, route: str, *, tools: bool = True, **headers: str) -> se
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_client_tools_leave_out_the_tools_of_the_host(api: Api, route: str) -> None:
+async def test_client_tools_disable_host_toolsets(api: Api, route: str) -> None:
     without = await ask(api, route, tools=False)
     assert without >= {*OF_THE_HOST, "todo", "memory", "skills"}
     assert await ask(api, route) == without - OF_THE_HOST
@@ -60,7 +60,7 @@ async def test_client_tools_leave_out_the_tools_of_the_host(api: Api, route: str
     ("header", "expected"),
     [("file", {"file"}), ("terminal,code_execution,todo", {"terminal", "code_execution", "todo"}), ("none", set())],
 )
-async def test_the_header_asks_for_server_tools(api: Api, route: str, header: str, expected: set[str]) -> None:
+async def test_toolsets_header_requests_server_tools(api: Api, route: str, header: str, expected: set[str]) -> None:
     assert await ask(api, route, X_Hermes_Toolsets=header) == expected
 
 
@@ -73,7 +73,7 @@ async def test_the_header_asks_for_server_tools(api: Api, route: str, header: st
         (["todo"], {"X_Hermes_Toolsets": "terminal"}, set()),
     ],
 )
-async def test_a_key_that_lists_them_asks_for_them(
+async def test_key_with_toolsets_requests_server_tools(
     start: Start, ceiling: list[str], header: Json, expected: set[str]
 ) -> None:
     api = await start(keys=[{"name": "narrow", "key": NARROW, "scopes": ALL, "toolsets": ceiling}])
@@ -81,7 +81,7 @@ async def test_a_key_that_lists_them_asks_for_them(
         assert await ask(api, route, **bearer(NARROW), **header) == expected
 
 
-async def test_a_subagent_and_a_job_do_not_get_what_the_turn_has_not(api: Api) -> None:
+async def test_subagent_and_job_do_not_gain_tools_of_turn(api: Api) -> None:
     job: Any = Call("cronjob", {"action": "create", "schedule": "every 1h", "prompt": "hi"})
     api.model.script = [
         Reply(tool_calls=[Call("delegate_task", {"goal": "look"})]),

@@ -46,7 +46,7 @@ async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
 STORY, BEGUN = said("user", "a story"), said("assistant", "Once upon a ")
 
 
-async def test_the_model_is_asked_to_go_on_and_the_answer_is_the_rest(api: Api) -> None:
+async def test_assistant_continuation_returns_rest(api: Api) -> None:
     api.model.script = [Reply(text="time."), Reply(text="The end.")]
     answer, first = await ask(api, STORY, BEGUN)
     assert answer == "time."
@@ -61,7 +61,7 @@ async def test_the_model_is_asked_to_go_on_and_the_answer_is_the_rest(api: Api) 
     assert got(api) == [STORY, whole, said("user", "and?")]
 
 
-async def test_an_answer_of_this_server_is_made_longer_in_its_session(api: Api) -> None:
+async def test_assistant_continuation_extends_answer_in_session(api: Api) -> None:
     api.model.script = [Reply(text="Once upon a "), Reply(text="time"), Reply(text=" there was."), Reply(text="Yes.")]
     _, first = await ask(api, STORY)
     for begun, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
@@ -75,7 +75,7 @@ async def test_an_answer_of_this_server_is_made_longer_in_its_session(api: Api) 
         assert (await told(response))["session"]["message_count"] == 4
 
 
-async def test_a_stream_holds_only_the_rest_and_so_does_its_log(api: Api) -> None:
+async def test_assistant_continuation_stream_has_only_rest(api: Api) -> None:
     api.model.script = [Reply(text="time.")]
     async with api.post(CHAT, {"messages": [STORY, BEGUN], "stream": True}) as response:
         frames = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: {")]
@@ -86,13 +86,13 @@ async def test_a_stream_holds_only_the_rest_and_so_does_its_log(api: Api) -> Non
     assert "".join(event.data["text"] for event in events if event.type == "text.delta") == "time."
 
 
-async def test_what_the_model_repeats_is_left_out(api: Api) -> None:
+async def test_assistant_continuation_drops_repetition(api: Api) -> None:
     begun = "It was a dark and stormy night, and the rain fell in torrents"
     api.model.script = [Reply(text="and the rain fell in torrents, except at times.")]
     assert (await ask(api, STORY, said("assistant", begun)))[0] == ", except at times."
 
 
-async def test_tools_may_be_called_on_the_way(api: Api) -> None:
+async def test_assistant_continuation_with_tools(api: Api) -> None:
     api.model.script = [Reply(text="time", tool_calls=[TODO]), Reply(text="The end."), Reply(text="Yes.")]
     answer, first = await ask(api, STORY, BEGUN)
     assert answer == "The end."
@@ -105,7 +105,7 @@ async def test_tools_may_be_called_on_the_way(api: Api) -> None:
     assert [message["role"] for message in got(api)] == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_a_model_may_have_nothing_to_add(api: Api) -> None:
+async def test_assistant_continuation_with_nothing_to_add(api: Api) -> None:
     api.model.script = [Reply(text="", finish="stop")]
     answer, session_id = await ask(api, STORY, said("assistant", "The end."))
     assert answer == ""
@@ -113,7 +113,7 @@ async def test_a_model_may_have_nothing_to_add(api: Api) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Hermes-Session-Id": "tale"}])
-async def test_a_turn_that_failed_leaves_the_message_as_it_was(api: Api, headers: Json) -> None:
+async def test_assistant_continuation_failure_keeps_message(api: Api, headers: Json) -> None:
     api.model.script = [Reply(status=400), Reply(text="time.")]
     async with api.post(CHAT, {"messages": [STORY, BEGUN]}, headers=headers) as response:
         assert response.status == 502
@@ -124,7 +124,7 @@ async def test_a_turn_that_failed_leaves_the_message_as_it_was(api: Api, headers
     assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
-async def test_a_message_is_gone_on_with_without_a_session(api: Api) -> None:
+async def test_assistant_continuation_without_session(api: Api) -> None:
     api.model.script = [Reply(text="time.")]
     assert (await ask(api, STORY, BEGUN, store=False))[0] == "time."
     assert got(api)[:2] == [STORY, BEGUN]
@@ -132,7 +132,7 @@ async def test_a_message_is_gone_on_with_without_a_session(api: Api) -> None:
         assert (await told(response))["data"] == []
 
 
-async def test_a_named_session_goes_on_with_its_last_answer(api: Api) -> None:
+async def test_assistant_continuation_in_named_session(api: Api) -> None:
     api.model.script = [Reply(text="Once upon a "), Reply(text="time."), Reply(text="Yes.")]
     named = {"X-Hermes-Session-Id": "tale"}
     await ask(api, STORY, headers=named)
@@ -142,14 +142,14 @@ async def test_a_named_session_goes_on_with_its_last_answer(api: Api) -> None:
     assert got(api) == [STORY, said("assistant", "Once upon a time."), said("user", "and?")]
 
 
-async def test_a_named_session_may_begin_with_it(api: Api) -> None:
+async def test_assistant_continuation_seeds_named_session(api: Api) -> None:
     api.model.script = [Reply(text="time.")]
     assert (await ask(api, STORY, BEGUN, headers={"X-Hermes-Session-Id": "tale"}))[0] == "time."
     assert await transcript(api, "tale") == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
 @pytest.mark.parametrize("content", ["", " \n", None])
-async def test_an_answer_that_says_nothing_yet_is_begun(api: Api, content: Any) -> None:
+async def test_assistant_continuation_of_empty_message(api: Api, content: Any) -> None:
     api.model.script = [Reply(text="Once.")]
     assert (await ask(api, STORY, said("assistant", content)))[0] == "Once."
     assert got(api) == [STORY]
@@ -175,7 +175,9 @@ async def test_an_answer_that_says_nothing_yet_is_begun(api: Api, content: Any) 
         ),
     ],
 )
-async def test_what_cannot_be_gone_on_with_is_refused(api: Api, messages: list[Json], code: str, param: str) -> None:
+async def test_invalid_assistant_continuation_is_rejected(
+    api: Api, messages: list[Json], code: str, param: str
+) -> None:
     async with api.post(CHAT, {"messages": messages, "tools": [function("lamp")]}) as response:
         error = await refused(response, 400, code, param)
     if code == "missing_user_message":
@@ -212,7 +214,7 @@ PREFIX = Prefill(message={"prefix": True})
         ),
     ],
 )
-async def test_a_provider_that_takes_the_beginning_of_an_answer_is_given_it(
+async def test_assistant_continuation_uses_prefill_of_provider(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
     route: Json,
@@ -242,9 +244,7 @@ async def test_a_provider_that_takes_the_beginning_of_an_answer_is_given_it(
         ("vllm", "http://10.0.0.7/v1", {}, {"continue_final_message": True, "add_generation_prompt": False}, False),
     ],
 )
-def test_providers_differ_in_how_they_are_told(
-    provider: str, base_url: str, message: Json, body: Json, echoes: bool
-) -> None:
+def test_prefill_form_by_provider(provider: str, base_url: str, message: Json, body: Json, echoes: bool) -> None:
     how = registry.prefill_of(Route(provider, "some-model", base_url, "chat_completions"))
     assert how == Prefill(message, body, echoes)
     assert registry.prefill_of(Route(provider, "some-model", base_url, "codex_responses")) is None

@@ -85,7 +85,7 @@ async def noticed(model: HeldModel) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", BODIES)
-async def test_a_client_that_leaves_while_the_provider_is_silent(start: Start, kind: str, way: str) -> None:
+async def test_disconnect_while_provider_is_silent(start: Start, kind: str, way: str) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_while_the_provider_is_silent(start: Start, k
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", BODIES)
-async def test_a_client_that_leaves_in_the_middle_of_the_answer(start: Start, kind: str, way: str) -> None:
+async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
@@ -151,7 +151,7 @@ async def check_response(api: Api, response_id: str, text: str) -> None:
     assert said == ([text] if text else [])
 
 
-async def test_a_client_that_leaves_while_it_waits_for_its_session(start: Start) -> None:
+async def test_disconnect_while_waiting_for_session(start: Start) -> None:
     async with HeldModel(Reply(text="First."), Reply(text="Third.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(api.post(CHAT, user("first"), headers={"X-Hermes-Session-Id": "hall"}))
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_while_it_waits_for_its_session(start: Start)
         assert [row["content"] for row in await rows(api, "hall")] == ["first", "First.", "third", "Third."]
 
 
-async def test_a_client_that_leaves_while_a_question_is_open(start: Start) -> None:
+async def test_disconnect_with_open_question(start: Start) -> None:
     asking = Call("clarify", {"question": "Which room?"}, id="call_ask")
     async with HeldModel(Reply(tool_calls=[asking])) as model:
         api = await start(settings=model.settings)
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_while_a_question_is_open(start: Start) -> No
         assert "interrupted" in found[2]["content"]
 
 
-async def test_many_clients_that_leave_at_once_are_all_noticed(start: Start) -> None:
+async def test_many_disconnects_are_noticed(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.")] * 20) as model:
         api = await start(settings=model.settings)
         wires = [await send(api, kind) for kind in list(BODIES) * 5]
@@ -195,7 +195,7 @@ async def test_many_clients_that_leave_at_once_are_all_noticed(start: Start) -> 
         assert {run["status"] for run in seen} == {"cancelled"}
 
 
-async def test_a_client_that_leaves_with_half_its_body_sent_starts_nothing(api: Api) -> None:
+async def test_disconnect_mid_body_starts_nothing(api: Api) -> None:
     wire = await Wire.open(api.url)
     key = api.client.headers["Authorization"]
     await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 100\r\n\r\n{{")
@@ -219,7 +219,9 @@ GOES_ON: list[tuple[str, str, dict[str, str], Json]] = [
 
 
 @pytest.mark.parametrize(("kind", "headers", "options"), [row[1:] for row in GOES_ON], ids=[row[0] for row in GOES_ON])
-async def test_a_detached_turn_goes_on(start: Start, kind: str, headers: dict[str, str], options: Json) -> None:
+async def test_detached_turn_continues_after_disconnect(
+    start: Start, kind: str, headers: dict[str, str], options: Json
+) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, **options)
         wire = await send(api, kind, X_Hermes_Session_Id="hall", **headers)
@@ -246,7 +248,7 @@ async def test_a_detached_turn_goes_on(start: Start, kind: str, headers: dict[st
     [("/api/sessions/hall/chat", {"message": "hi"}), ("/api/sessions/hall/chat/stream", {"message": "hi"}),
      ("/v1/runs", {"input": "hi", "session_id": "hall"})],
 )  # fmt: skip
-async def test_turns_of_a_session_and_runs_go_on(start: Start, path: str, body: Json) -> None:
+async def test_session_turns_and_runs_continue_after_disconnect(start: Start, path: str, body: Json) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         await told(await api.post("/api/sessions", {"id": "hall"}), 201)
@@ -261,7 +263,7 @@ async def test_turns_of_a_session_and_runs_go_on(start: Start, path: str, body: 
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
 
 
-async def test_a_reader_of_a_run_that_leaves_changes_nothing(start: Start) -> None:
+async def test_disconnect_of_run_reader_changes_nothing(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
@@ -281,7 +283,7 @@ async def test_a_reader_of_a_run_that_leaves_changes_nothing(start: Start) -> No
 # ---- a time of grace
 
 
-async def test_grace_ends_a_turn_that_nobody_comes_back_to(start: Start) -> None:
+async def test_disconnect_grace_ends_abandoned_turn(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.2)
         wire = await send(api, "response stream")
@@ -295,7 +297,7 @@ async def test_grace_ends_a_turn_that_nobody_comes_back_to(start: Start) -> None
 
 
 @pytest.mark.parametrize("by", ["run", "response"])
-async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: str) -> None:
+async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.3)
         wire = await send(api, "response stream")
@@ -319,7 +321,7 @@ async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: 
 
 
 @pytest.mark.parametrize("on_detach", ["continue", "cancel"])
-async def test_who_is_found_gone_twice_leaves_once(api: Api, on_detach: Any) -> None:
+async def test_disconnect_is_handled_once(api: Api, on_detach: Any) -> None:
     spec = RunSpec("hi", "hall", on_detach=on_detach)
     turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
     turn.admission = await api.app.engine.admit(spec)
@@ -352,7 +354,7 @@ async def test_who_is_found_gone_twice_leaves_once(api: Api, on_detach: Any) -> 
 
 
 @pytest.mark.parametrize("detached", [True, False])
-async def test_a_client_that_leaves_before_its_response_is_kept_for_the_first_time(
+async def test_disconnect_before_first_store_of_response(
     start: Start, monkeypatch: pytest.MonkeyPatch, detached: bool
 ) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:

@@ -114,12 +114,12 @@ async def health_of(api: Api) -> Json:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
-async def test_a_sign_of_life(api: Api, path: str) -> None:
+async def test_health(api: Api, path: str) -> None:
     async with without_key(api, path) as response:
         assert await told(response) == {"status": "ok", "platform": "hermes-agent", "version": hermes.__version__}
 
 
-async def test_the_whole_health_for_the_key(api: Api) -> None:
+async def test_detailed_health_with_key(api: Api) -> None:
     body = await health_of(api)
     assert (body["status"], body["platform"], body["version"]) == ("ok", "hermes-agent", hermes.__version__)
     assert body["pid"] == os.getpid() and body["uptime_seconds"] >= 0
@@ -134,7 +134,7 @@ async def test_the_whole_health_for_the_key(api: Api) -> None:
     assert ready["checks"]["disk"]["free_bytes"] > 0
 
 
-async def test_strangers_see_how_the_checks_ended_and_no_more(start: Start) -> None:
+async def test_health_without_key_shows_check_results_only(start: Start) -> None:
     api = await start(settings={"model": {"provider": "openrouter", "default": "a/model"}})
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         async with aiohttp.request("GET", f"{api.url}/health/detailed", headers=headers) as response:
@@ -145,13 +145,13 @@ async def test_strangers_see_how_the_checks_ended_and_no_more(start: Start) -> N
     assert body["readiness"]["checks"] == checks
 
 
-async def test_an_open_server_hides_nothing(start: Start) -> None:
+async def test_open_server_health_is_detailed(start: Start) -> None:
     api = await start(key="")
     checks = (await health_of(api))["readiness"]["checks"]
     assert checks["model"]["model"] == "test-model"
 
 
-async def test_the_runtime_status_is_shown(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_shows_runtime_status(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {
         "gateway_state": "running",
         "platforms": {"api_server": {"state": "connected"}},
@@ -167,7 +167,7 @@ async def test_the_runtime_status_is_shown(api: Api, monkeypatch: pytest.MonkeyP
     assert body["pid"] == os.getpid()
 
 
-async def test_a_runtime_status_that_cannot_be_read_is_none(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_runtime_status_is_none(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(home: Any) -> Any:
         raise PermissionError("not yours")
 
@@ -175,7 +175,7 @@ async def test_a_runtime_status_that_cannot_be_read_is_none(api: Api, monkeypatc
     assert (await health_of(api))["gateway_state"] is None
 
 
-async def test_turns_are_counted(start: Start) -> None:
+async def test_health_counts_active_turns(start: Start) -> None:
     async with HeldModel() as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         async with api.post("/v1/chat/completions", user(stream=True)):
@@ -196,7 +196,7 @@ async def test_ready(api: Api) -> None:
     assert set(body["readiness"]["checks"]) == CHECKS
 
 
-async def test_a_draining_server_is_not_ready(api: Api) -> None:
+async def test_draining_server_is_not_ready(api: Api) -> None:
     await api.app.engine.drain(0)
     async with api.get("/health/ready") as response:
         body = await told(response, 503)
@@ -207,13 +207,13 @@ async def test_a_draining_server_is_not_ready(api: Api) -> None:
     assert body["status"] == "ok" and body["readiness"]["status"] == "degraded"
 
 
-async def test_a_server_that_starts_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_starting_server_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "read_runtime_status", lambda home: {"gateway_state": "starting"})
     async with api.get("/health/ready") as response:
         await refused(response, 503, "not_ready")
 
 
-async def test_a_store_that_fails_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_store_is_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def get_session(self, session_id: str) -> None:
             raise OSError(f"the disk is on fire, says {KEY}")
@@ -224,7 +224,7 @@ async def test_a_store_that_fails_is_told(api: Api, monkeypatch: pytest.MonkeyPa
     assert checks["response_store"]["status"] == "ok"
 
 
-async def test_a_store_that_hangs_holds_up_nobody(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_store_times_out_as_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
         def get_session(self, session_id: str) -> None:
             time.sleep(0.5)
@@ -235,32 +235,32 @@ async def test_a_store_that_hangs_holds_up_nobody(api: Api, monkeypatch: pytest.
     assert found["status"] == "degraded" and "0.01 seconds" in found["error"]
 
 
-async def test_a_file_that_got_broken_is_told(api: Api, home_folder: Path) -> None:
+async def test_broken_config_file_is_degraded(api: Api, home_folder: Path) -> None:
     (home_folder / "config.yaml").write_text("model: [")
     config = (await health_of(api))["readiness"]["checks"]["config"]
     assert config["status"] == "degraded" and "config.yaml" in config["error"]
 
 
-async def test_a_value_that_got_bad_is_told(api: Api, home_folder: Path) -> None:
+async def test_invalid_config_value_is_degraded(api: Api, home_folder: Path) -> None:
     path = home_folder / "config.yaml"
     path.write_text(path.read_text() + "logging: {level: LOUD}\n")
     assert (await health_of(api))["readiness"]["checks"]["config"]["status"] == "degraded"
 
 
-async def test_unknown_names_in_the_settings_are_counted_only(start: Start) -> None:
+async def test_unknown_config_names_are_counted_only(start: Start) -> None:
     api = await start(settings={"modle": {"default": "x"}})
     config = (await health_of(api))["readiness"]["checks"]["config"]
     assert config == {"status": "ok", "problems": 1}
 
 
-async def test_no_model_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_model_is_degraded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "available", lambda mode: False)
     api = await start(settings={"model": {}})
     model = (await health_of(api))["readiness"]["checks"]["model"]
     assert model["status"] == "degraded" and "No model is configured" in model["error"]
 
 
-async def test_little_room_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_low_disk_space_is_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "DISK_FREE_BYTES_MIN", 2**80)
     disk = (await health_of(api))["readiness"]["checks"]["disk"]
     assert disk["status"] == "degraded" and disk["free_bytes"] > 0
@@ -271,7 +271,7 @@ async def test_little_room_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) ->
 ROUTED = {"fast": {"model": "small/model", "api_key": "sk-hidden-0123456789"}, "org/deep": {"provider": "openrouter"}}
 
 
-async def test_one_model_without_routes(api: Api) -> None:
+async def test_models_list_without_routes(api: Api) -> None:
     async with api.get("/v1/models") as response:
         body = await told(response)
     (entry,) = body["data"]
@@ -282,7 +282,7 @@ async def test_one_model_without_routes(api: Api) -> None:
     assert set(body) == {"object", "data"} and body["object"] == "list"
 
 
-async def test_every_alias_is_a_model(start: Start) -> None:
+async def test_models_list_includes_aliases(start: Start) -> None:
     api = await start(model_name="house", model_routes=ROUTED)
     async with api.get("/v1/models") as response:
         text = await response.text()
@@ -299,7 +299,7 @@ async def test_every_alias_is_a_model(start: Start) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "hermes-agent/x", "a/b/c", "%00", "hermes%2Dagents"])
-async def test_an_unknown_model(api: Api, name: str) -> None:
+async def test_unknown_model_is_404(api: Api, name: str) -> None:
     async with api.get(f"/v1/models/{name}") as response:
         await refused(response, 404, "model_not_found", "model")
 
@@ -330,11 +330,11 @@ async def test_capabilities(api: Api) -> None:
     }
 
 
-async def test_an_open_server_needs_no_key(start: Start) -> None:
+async def test_capabilities_auth_not_required_on_open_server(start: Start) -> None:
     assert (await capabilities_of(await start(key="")))["auth"]["required"] is False
 
 
-async def test_every_feature_is_named(api: Api) -> None:
+async def test_capabilities_name_every_feature(api: Api) -> None:
     features = (await capabilities_of(api))["features"]
     words = {name: value for name, value in features.items() if isinstance(value, str)}
     assert words == {
@@ -349,7 +349,7 @@ async def test_every_feature_is_named(api: Api) -> None:
     assert not any(features[name] for name in NEVER)
 
 
-async def test_no_feature_without_its_route(api: Api) -> None:
+async def test_capabilities_features_match_routes(api: Api) -> None:
     features = (await capabilities_of(api))["features"]
     names = {route.name for route in ROUTES}
     assert features["jobs_api"] is ("jobs" in names)
@@ -369,11 +369,13 @@ async def test_no_feature_without_its_route(api: Api) -> None:
         ({"docs": False}, "openapi", False),
     ],
 )
-async def test_features_by_configuration(start: Start, options: Json, feature: str, value: bool) -> None:
+async def test_capabilities_features_follow_configuration(
+    start: Start, options: Json, feature: str, value: bool
+) -> None:
     assert (await capabilities_of(await start(**options)))["features"][feature] is value
 
 
-async def test_limits_are_those_in_force(start: Start) -> None:
+async def test_capabilities_limits_match_configuration(start: Start) -> None:
     api = await start(max_body_bytes=5000, responses={"max_stored": 7}, settings={"approvals": {"timeout": 17}})
     limits = (await capabilities_of(api))["limits"]
     assert (limits["max_body_bytes"], limits["responses_max_stored"]) == (5000, 7)
@@ -385,13 +387,13 @@ async def test_limits_are_those_in_force(start: Start) -> None:
     assert all(isinstance(value, int | float) for value in limits.values())
 
 
-async def test_every_route_is_an_endpoint(api: Api) -> None:
+async def test_capabilities_list_every_route(api: Api) -> None:
     endpoints = (await capabilities_of(api))["endpoints"]
     assert endpoints == {route.name: {"method": route.method, "path": route.path} for route in ROUTES}
     assert endpoints["model"] == {"method": "GET", "path": "/v1/models/{model_id}"}
 
 
-async def test_a_sandbox_that_is_not_there_is_named(start: Start) -> None:
+async def test_capabilities_name_missing_sandbox(start: Start) -> None:
     api = await start(settings={"terminal": {"backend": "docker"}})
     assert (await capabilities_of(api))["runtime"]["sandbox"] == {"backend": "docker", "isolated": True}
 
@@ -412,7 +414,7 @@ async def skills_of(api: Api) -> list[Json]:
     return data
 
 
-async def test_no_skills(api: Api) -> None:
+async def test_skills_list_is_empty(api: Api) -> None:
     assert await skills_of(api) == []
 
 
@@ -449,7 +451,7 @@ async def toolsets_of(api: Api) -> dict[str, Json]:
     return {entry["name"]: entry for entry in body["data"]}
 
 
-async def test_all_toolsets_are_listed(api: Api) -> None:
+async def test_toolsets_are_listed(api: Api) -> None:
     found = await toolsets_of(api)
     assert list(found) == list(DEFAULTS)
     assert found["todo"] == {
@@ -467,14 +469,14 @@ async def test_all_toolsets_are_listed(api: Api) -> None:
     ("options", "settings"),
     [({"toolsets": ["memory"]}, {}), ({}, {"platform_toolsets": {"api_server": ["memory"]}})],
 )
-async def test_a_toolset_may_be_off(start: Start, options: Json, settings: Json) -> None:
+async def test_toolset_can_be_disabled(start: Start, options: Json, settings: Json) -> None:
     found = await toolsets_of(await start(settings=settings, **options))
     assert {name for name, entry in found.items() if entry["enabled"]} == {"memory"}
     assert found["memory"]["available"]
     assert not found["todo"]["available"] and found["todo"]["configured"] and found["todo"]["tools"] == ["todo"]
 
 
-async def test_a_tool_that_lacks_something_is_not_available(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tool_with_missing_requirement_is_unavailable(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = ToolDef("lacks", "Needs a key.", "lacking", {}, lambda context, args: {}, available=lambda _: "no key")
     monkeypatch.setitem(DEFAULTS, "lacking", frozenset())
     monkeypatch.setitem(builtin()._tools, "lacks", lacking)
@@ -483,7 +485,7 @@ async def test_a_tool_that_lacks_something_is_not_available(api: Api, monkeypatc
     assert not entry["configured"] and not entry["available"]
 
 
-async def test_an_adapter_without_an_app_answers_too(home_folder: Path) -> None:
+async def test_adapter_without_app_answers(home_folder: Path) -> None:
     from aiohttp.test_utils import TestClient, TestServer
 
     from hermes.server.adapter import APIServerAdapter

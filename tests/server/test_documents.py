@@ -95,14 +95,14 @@ def at(document: Json, ref: str) -> Any:
 # --- the description -------------------------------------------------------------------------------------------------
 
 
-async def test_every_route_is_described_once(api: Api) -> None:
+async def test_openapi_describes_every_route_once(api: Api) -> None:
     document = await document_of(api)
     assert document["openapi"] == "3.1.0" and document["info"]["version"] == hermes.__version__
     found = {operation["operationId"]: (way, path) for way, path, operation in operations(document)}
     assert found == {route.name: (route.method, route.path) for route in ROUTES}
 
 
-async def test_every_reference_leads_somewhere(api: Api) -> None:
+async def test_openapi_references_resolve(api: Api) -> None:
     document = await document_of(api)
     refs = {node["$ref"] for node in nodes(document) if "$ref" in node}
     assert refs
@@ -112,14 +112,14 @@ async def test_every_reference_leads_somewhere(api: Api) -> None:
     assert set(document["components"]["schemas"]) <= used | {"Error"}
 
 
-async def test_every_schema_is_a_schema(api: Api) -> None:
+async def test_openapi_schemas_are_valid(api: Api) -> None:
     document = await document_of(api)
     for name in document["components"]["schemas"]:
         whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         jsonschema_rs.Draft202012Validator(whole)
 
 
-async def test_parameters_are_whole(api: Api) -> None:
+async def test_openapi_parameters_are_complete(api: Api) -> None:
     for _, path, operation in operations(await document_of(api)):
         given = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
         assert len(given) == len(set(given))
@@ -127,7 +127,7 @@ async def test_parameters_are_whole(api: Api) -> None:
         assert all(p["required"] for p in operation["parameters"] if p["in"] == "path")
 
 
-async def test_what_a_route_may_answer_is_told(api: Api) -> None:
+async def test_openapi_lists_possible_answers(api: Api) -> None:
     document = await document_of(api)
     for _, _, operation in operations(document):
         route = next(route for route in ROUTES if route.name == operation["operationId"])
@@ -140,7 +140,7 @@ async def test_what_a_route_may_answer_is_told(api: Api) -> None:
         assert streams is bool(route.stream)
 
 
-async def test_bodies_are_those_that_are_checked(api: Api) -> None:
+async def test_openapi_bodies_match_validation(api: Api) -> None:
     schemas = (await document_of(api))["components"]["schemas"]
     chat = schemas["ChatRequest"]
     assert chat["required"] == ["messages"] and chat["properties"]["messages"]["minItems"] == 1
@@ -151,12 +151,12 @@ async def test_bodies_are_those_that_are_checked(api: Api) -> None:
     assert by_name["session_create"]["requestBody"]["required"] is False
 
 
-async def test_the_description_is_made_once(api: Api) -> None:
+async def test_openapi_document_is_cached(api: Api) -> None:
     assert openapi.document() is openapi.document()
     assert json.loads(openapi.encoded()) == await document_of(api)
 
 
-async def test_answers_are_as_described(api: Api) -> None:
+async def test_answers_match_openapi(api: Api) -> None:
     document = await document_of(api)
     for _, path, operation in operations(document):
         if "{" in path or operation["operationId"] not in openapi.ANSWERS or operation.get("requestBody"):
@@ -167,7 +167,7 @@ async def test_answers_are_as_described(api: Api) -> None:
             check(document, operation, response.status, await told(response))
 
 
-async def test_refusals_are_as_described(api: Api) -> None:
+async def test_errors_match_openapi(api: Api) -> None:
     document = await document_of(api)
     by_name = {operation["operationId"]: operation for _, _, operation in operations(document)}
     async with api.get("/v1/models/nobody") as response:
@@ -179,7 +179,7 @@ async def test_refusals_are_as_described(api: Api) -> None:
         check(document, by_name["health_ready"], 503, await told(response, 503))
 
 
-async def test_a_completion_is_as_described(start: Start) -> None:
+async def test_chat_completion_matches_openapi(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     document = await document_of(api)
     async with api.post("/v1/chat/completions", user()) as response:
@@ -199,7 +199,7 @@ def check(document: Json, operation: Json, status: int, body: Json) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-async def test_a_page_loads_nothing_foreign(api: Api, path: str) -> None:
+async def test_pages_load_nothing_external(api: Api, path: str) -> None:
     async with without_key(api, path) as response:
         assert response.status == 200 and response.headers["Content-Type"] == "text/html; charset=utf-8"
         policy = response.headers["Content-Security-Policy"]
@@ -221,7 +221,7 @@ async def test_a_page_loads_nothing_foreign(api: Api, path: str) -> None:
                 assert response.status == 200, link
 
 
-async def test_the_page_describes_everything(api: Api) -> None:
+async def test_docs_page_describes_everything(api: Api) -> None:
     document = await document_of(api)
     async with without_key(api, "/docs") as response:
         page = Page(await response.text())
@@ -233,7 +233,7 @@ async def test_the_page_describes_everything(api: Api) -> None:
         assert words in text
 
 
-def test_whatever_a_description_holds_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "<script>alert('1')</script>\"'&"
     told = openapi.document()
     operation = {
@@ -257,14 +257,14 @@ def test_whatever_a_description_holds_is_text(monkeypatch: pytest.MonkeyPatch) -
     assert "script" not in page.tags and "alert('1')" in "".join(page.words)
 
 
-async def test_the_first_page_for_programs(api: Api) -> None:
+async def test_root_page_content_negotiation(api: Api) -> None:
     async with without_key(api, "/", Accept="application/json") as response:
         assert await told(response) == {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
     async with without_key(api, "/", Accept="text/html,application/xhtml+xml,application/json;q=0.9") as response:
         assert response.content_type == "text/html"
 
 
-async def test_pages_can_be_switched_off(start: Start) -> None:
+async def test_pages_can_be_disabled(start: Start) -> None:
     api = await start(ui=False, docs=False)
     for path in ("/", "/docs", "/openapi.json", "/docs?asset=page.css"):
         async with without_key(api, path) as response:
@@ -273,14 +273,14 @@ async def test_pages_can_be_switched_off(start: Start) -> None:
         await refused(response, 404, "not_found", None)
 
 
-async def test_a_page_without_docs_names_none(start: Start) -> None:
+async def test_root_page_without_docs_links_none(start: Start) -> None:
     api = await start(docs=False)
     async with without_key(api, "/") as response:
         assert not {"/docs", "/openapi.json"} & Page(await response.text()).links
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json"])
-async def test_the_head_of_a_page(api: Api, path: str) -> None:
+async def test_head_of_page(api: Api, path: str) -> None:
     async with aiohttp.request("HEAD", api.url + path) as response:
         assert response.status == 200 and int(response.headers["Content-Length"]) > 100
         assert await response.read() == b""

@@ -27,7 +27,7 @@ async def session(api: Api) -> str:
 
 
 @pytest.mark.parametrize("content", BLANK)
-async def test_a_blank_message_is_refused_on_every_route(api: Api, content: Any) -> None:
+async def test_blank_message_is_rejected_on_every_route(api: Api, content: Any) -> None:
     chat = f"/api/sessions/{await session(api)}/chat"
     before = [user("hi"), {"role": "assistant", "content": "Hello."}]
     bodies: list[tuple[str, Json, str]] = [
@@ -50,7 +50,7 @@ async def test_a_blank_message_is_refused_on_every_route(api: Api, content: Any)
     assert api.model.requests == []
 
 
-async def test_a_blank_message_is_refused_over_a_websocket(api: Api) -> None:
+async def test_blank_message_is_rejected_over_websocket(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.client.ws_connect(f"{api.url}/v1/responses") as socket:
         for given, param in ((" ", "input"), ([user("")], "input[0].content")):
@@ -81,13 +81,13 @@ async def test_earlier_blank_messages_are_kept(api: Api, path: str, body: Json) 
 
 
 @pytest.mark.parametrize("content", [[PICTURE], [{"type": "text", "text": ""}, PICTURE]])
-async def test_a_picture_says_something(api: Api, content: list[Json]) -> None:
+async def test_image_only_message_is_accepted(api: Api, content: list[Json]) -> None:
     api.model.script = [Reply(text="A cat.")]
     async with api.post("/v1/chat/completions", {"messages": [user(content)]}) as response:
         await told(response)
     assert PICTURE["image_url"]["url"] in json.dumps(api.model.requests[-1].body["messages"])  # type: ignore[index]
 
 
-async def test_a_session_turn_without_a_message_is_told_so(api: Api) -> None:
+async def test_session_chat_without_message_is_400(api: Api) -> None:
     async with api.post(f"/api/sessions/{await session(api)}/chat", {}) as response:
         await refused(response, 400, "missing_message", "message")

@@ -140,7 +140,7 @@ async def ask(gateway: Gateway) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "flood", [flood if not at % 4 else pytest.param(flood, marks=pytest.mark.long) for at, flood in enumerate(FLOODS)]
 )
-async def test_a_flood_from_a_provider_costs_little_and_is_told(tmp_path: Path, flood: str) -> None:
+async def test_provider_flood_is_bounded(tmp_path: Path, flood: str) -> None:
     kind, is_packed, pieces, words = FLOODS[flood]
     async with provider(kind, is_packed, pieces) as url:
         model = {"default": "test-model", "base_url": url, "api_key": "sk-provider-0123456789abcdef"}
@@ -169,7 +169,7 @@ async def share_of_a_core(pid: int, seconds: float) -> float:
     "mode",
     ["stderr_lines", *(pytest.param(m, marks=pytest.mark.long) for m in ("stderr", "stdout_lines", "notifications"))],
 )
-async def test_a_flood_from_an_mcp_server_costs_little(tmp_path: Path, mode: str) -> None:
+async def test_mcp_flood_is_bounded(tmp_path: Path, mode: str) -> None:
     pytest.importorskip("mcp")
     peaks = []
     async with ModelServer(handler=lambda _: Reply(text="Fine.")) as model:

@@ -102,7 +102,7 @@ FAILURES = {CHAT: "error", RESPONSES: "response.failed", SESSION: "run.failed"}
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_a_whole_answer_that_cannot_be_kept_is_given_with_a_warning(api: Api, disk: Disk, route: str) -> None:
+async def test_complete_answer_is_delivered_with_warning_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
         await told(response, 201)
@@ -122,7 +122,7 @@ async def test_a_whole_answer_that_cannot_be_kept_is_given_with_a_warning(api: A
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route != "chat unstored"])
-async def test_a_turn_that_cannot_go_on_without_its_store_ends_as_failed(api: Api, disk: Disk, route: str) -> None:
+async def test_turn_needing_store_fails_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
         await told(response, 201)
@@ -141,9 +141,7 @@ async def test_a_turn_that_cannot_go_on_without_its_store_ends_as_failed(api: Ap
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route != "session"])
-async def test_what_ends_with_its_client_is_answered_where_the_store_takes_nothing_at_all(
-    api: Api, disk: Disk, route: str
-) -> None:
+async def test_detached_cancel_turn_is_answered_without_store(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     api.model.handler = lambda _: Reply(text=ANSWER, continues=False)
     await api.ask("before")
@@ -154,7 +152,7 @@ async def test_what_ends_with_its_client_is_answered_where_the_store_takes_nothi
     assert route == "chat unstored" or warned(path, seen, last)
 
 
-async def test_a_run_that_ended_without_its_store_has_its_end_once_that_is_back(api: Api, disk: Disk) -> None:
+async def test_run_ended_without_store_is_recorded_once_store_is_back(api: Api, disk: Disk) -> None:
     async with api.post("/api/sessions", {"id": "hall"}) as response:
         await told(response, 201)
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
@@ -175,7 +173,7 @@ LOG_READERS = {
 
 
 @pytest.mark.parametrize("reader", LOG_READERS)
-async def test_who_reads_the_log_alone_is_told_an_end_that_is_not_there(api: Api, disk: Disk, reader: str) -> None:
+async def test_log_reader_gets_synthetic_end_without_store(api: Api, disk: Disk, reader: str) -> None:
     path, body = LOG_READERS[reader]
     reads = asyncio.Event()
 
@@ -223,7 +221,7 @@ SMALL_DISK = (
 )
 
 
-async def test_a_disk_that_is_full_in_mid_stream(home_folder: Path) -> None:
+async def test_disk_full_mid_stream(home_folder: Path) -> None:
     probe = [*SMALL_DISK[:4], f'mount -t tmpfs -o size=4m none "{home_folder.parent}"']
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")

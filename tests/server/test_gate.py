@@ -74,7 +74,7 @@ EVERYWHERE = [(route.method, called(route.path)) for route in ROUTES] + [
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-async def test_an_open_server_refuses_foreign_hosts_and_origins_on_every_route(home: Home, prefix: str) -> None:
+async def test_open_server_rejects_foreign_host_and_origin(home: Home, prefix: str) -> None:
     configure(home, {}, {})
     async with serving(home) as (url, _):
         for method, path in EVERYWHERE:
@@ -96,7 +96,7 @@ async def test_every_profile_has_its_page(home: Home, path: str) -> None:
 
 
 @pytest.mark.parametrize(("prefix", "wrong"), [("", PROFILE_KEY), ("/p/a", ROOT_KEY)])
-async def test_a_key_opens_its_own_profile_only(home: Home, prefix: str, wrong: str) -> None:
+async def test_key_opens_own_profile_only(home: Home, prefix: str, wrong: str) -> None:
     configure(home, {"key": ROOT_KEY}, {"key": PROFILE_KEY})
     right = ROOT_KEY if wrong == PROFILE_KEY else PROFILE_KEY
 
@@ -114,7 +114,7 @@ async def test_a_key_opens_its_own_profile_only(home: Home, prefix: str, wrong: 
                 assert status not in (401, 403), (route.name, code)
 
 
-async def test_every_profile_has_its_own_list_of_origins(home: Home) -> None:
+async def test_cors_origins_are_per_profile(home: Home) -> None:
     configure(home, {"cors_origins": [HERE]}, {"cors_origins": [THERE]})
     async with serving(home) as (url, _):
         for prefix, own, other in (("", HERE, THERE), ("/p/a", THERE, HERE)):
@@ -126,7 +126,7 @@ async def test_every_profile_has_its_own_list_of_origins(home: Home) -> None:
                 assert "Access-Control-Allow-Origin" not in told[2]
 
 
-async def test_the_environment_sets_key_and_origins_of_the_servers_own_profile_only(
+async def test_environment_key_and_origins_apply_to_own_profile_only(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_SERVER_KEY", ROOT_KEY)
@@ -184,7 +184,7 @@ WEAK = "the key 'anna' of api_server.keys is"
         ),
     ],
 )
-async def test_what_it_does_not_start_with(
+async def test_insecure_configuration_is_rejected_at_start(
     home: Home,
     monkeypatch: pytest.MonkeyPatch,
     environ: dict[str, str],
@@ -205,9 +205,7 @@ async def test_what_it_does_not_start_with(
     assert ROOT_KEY not in str(refused.value)
 
 
-async def test_a_good_hash_is_a_key_off_loopback_and_a_weak_one_a_warning_on_it(
-    home: Home, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_hashed_keys_off_loopback(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     configure(home, hashed(digest(ROOT_KEY)), {"key": PROFILE_KEY})
     async with serving(home, host="0.0.0.0", allow_local_exec=True) as (url, _):
         assert (await ask(url, "GET", "/v1/models", Authorization=f"Bearer {ROOT_KEY}"))[0] == 200
@@ -257,7 +255,7 @@ def status_of(answer: str) -> int:
     [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")],
 )
 @pytest.mark.parametrize("how", ["asked", "listed", "untold"])
-async def test_an_open_server_serves_its_own_user_only(
+async def test_open_server_serves_own_user_only(
     home: Home, monkeypatch: pytest.MonkeyPatch, how: str, family: int, host: str
 ) -> None:
     if os.geteuid() != 0:
@@ -288,7 +286,7 @@ def has_ipv6() -> bool:
         return False
 
 
-async def test_who_has_closed_the_connection_is_not_taken_for_root() -> None:
+async def test_closed_connection_is_not_taken_for_root() -> None:
     """The kernel says of a socket without a process that it is root's."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())
@@ -300,7 +298,7 @@ async def test_who_has_closed_the_connection_is_not_taken_for_root() -> None:
             assert (before, peers.is_same_user(transport)) == (True, False)
 
 
-async def test_the_user_of_a_unix_socket_is_told_by_the_socket() -> None:
+async def test_unix_socket_peer_user() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert peers.is_same_user(Transport(ours))
@@ -315,7 +313,7 @@ async def test_the_user_of_a_unix_socket_is_told_by_the_socket() -> None:
                 other.communicate()
 
 
-async def test_the_user_is_looked_up_once_per_connection(open_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_user_is_looked_up_once_per_connection(open_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bool] = []
 
     def look(transport: asyncio.BaseTransport) -> bool:

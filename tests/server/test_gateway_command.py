@@ -128,7 +128,7 @@ def state(home: Home) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_it_serves_until_it_is_told_to_end(number: signal.Signals, home: Home, launch: Launch) -> None:
+def test_gateway_serves_until_terminated(number: signal.Signals, home: Home, launch: Launch) -> None:
     command = ("-m", "llama", "--provider", "ollama", "gateway", "run", "--port", "0")
     # Whoever runs the tests may have done so with `nohup`.
     server = launch(*command, umask=0, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
@@ -144,14 +144,14 @@ def test_it_serves_until_it_is_told_to_end(number: signal.Signals, home: Home, l
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
-def test_nohup_keeps_it_when_its_terminal_goes(home: Home, launch: Launch) -> None:
+def test_nohup_keeps_gateway_after_hangup(home: Home, launch: Launch) -> None:
     server = launch(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     server.process.send_signal(signal.SIGHUP)
     assert server.get("/health") == 200
     assert server.end()[0] == 0
 
 
-def test_a_second_signal_ends_it_at_once(home: Home, launch: Launch) -> None:
+def test_second_signal_ends_gateway_immediately(home: Home, launch: Launch) -> None:
     with hanging(home, launch) as server:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: state(home)["gateway_state"] == "draining")
@@ -161,7 +161,7 @@ def test_a_second_signal_ends_it_at_once(home: Home, launch: Launch) -> None:
     assert not is_served(home)
 
 
-def test_a_fault_is_one_sentence_the_exit_code_and_the_state(home: Home) -> None:
+def test_startup_failure_is_reported(home: Home) -> None:
     home.config_file.write_text("model: [")
     done = ran("gateway", "run", "--port", "0")
     assert (done.returncode, done.stdout) == (78, "")
@@ -170,7 +170,7 @@ def test_a_fault_is_one_sentence_the_exit_code_and_the_state(home: Home) -> None
     assert state(home)["gateway_state"] == "startup_failed"
 
 
-def test_a_home_is_served_once_until_it_is_taken_over(home: Home, launch: Launch) -> None:
+def test_home_is_served_once_until_replaced(home: Home, launch: Launch) -> None:
     first = launch()
     second = ran("gateway", "run", "--port", "0")
     assert second.returncode == 4 and f"pid {first.process.pid}" in second.stderr
@@ -182,7 +182,7 @@ def test_a_home_is_served_once_until_it_is_taken_over(home: Home, launch: Launch
     assert third.end()[0] == 0
 
 
-def test_two_profiles_are_served_side_by_side_each_on_its_own_port(home: Home, launch: Launch) -> None:
+def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     (home.path / "profiles" / "work").mkdir(parents=True, mode=0o700)
     first = launch()
     port = str(urlsplit(first.url).port)
@@ -198,7 +198,7 @@ def test_two_profiles_are_served_side_by_side_each_on_its_own_port(home: Home, l
 
 
 @pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
-def test_a_wrong_argument_is_a_usage_error(words: list[str], home: Home) -> None:
+def test_invalid_argument_is_usage_error(words: list[str], home: Home) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["gateway", "run", *words])
     assert ended.value.code == 2
@@ -208,7 +208,7 @@ def test_a_wrong_argument_is_a_usage_error(words: list[str], home: Home) -> None
 # ---- status, stop, restart
 
 
-def test_status_tells_what_runs_and_stop_ends_it(home: Home, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     with model() as unused:
         configure(home, unused)
         server = launch()
@@ -228,7 +228,7 @@ def test_status_tells_what_runs_and_stop_ends_it(home: Home, launch: Launch, cap
     assert said.out == "state: stopped\n" and "No server is running" in said.err
 
 
-def test_a_server_that_says_nothing_is_degraded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_server_is_degraded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     with hold(home):
         write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=1)
         code = main(["gateway", "status"])
@@ -237,18 +237,18 @@ def test_a_server_that_says_nothing_is_degraded(home: Home, capsys: pytest.Captu
     assert "state: degraded" in told.out and "does not answer" in told.err
 
 
-def test_status_says_why_the_last_start_failed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_failed_start(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write_runtime_status(home, gateway_state="startup_failed", exit_reason="The port is taken.")
     assert main(["gateway", "status"]) == 5
     assert "The last start failed: The port is taken." in capsys.readouterr().err
 
 
-def test_looking_creates_nothing(home: Home) -> None:
+def test_status_and_stop_create_nothing(home: Home) -> None:
     assert (main(["gateway", "status"]), main(["gateway", "stop"])) == (5, 5)
     assert list(home.path.iterdir()) == []
 
 
-def test_stop_now_does_not_wait_for_what_hangs(home: Home, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_now_does_not_wait(home: Home, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_command, "NOW_S", 0.2)
     with hanging(home, launch) as server:
         assert main(["gateway", "stop", "--now"]) == 0
@@ -256,7 +256,7 @@ def test_stop_now_does_not_wait_for_what_hangs(home: Home, launch: Launch, monke
     assert read_runtime_status(home) is None
 
 
-def test_a_server_that_takes_too_long_is_told_of(
+def test_stop_timeout_is_reported(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gateway_command, "_END_S_MAX", 0.1)
@@ -269,7 +269,7 @@ def test_a_server_that_takes_too_long_is_told_of(
     assert "Waiting for 2 running turns" in said and "Try: hermes gateway stop --now" in said
 
 
-def test_restart_serves_again_with_the_same_arguments(home: Home, launch: Launch) -> None:
+def test_gateway_restart_keeps_arguments(home: Home, launch: Launch) -> None:
     first = launch("gateway", "run", "-v", "--port", "0")
     second = launch("gateway", "restart")
     assert first.process.wait(timeout=20) == 0
@@ -283,7 +283,7 @@ def test_restart_serves_again_with_the_same_arguments(home: Home, launch: Launch
 # ---- key
 
 
-def test_the_key_is_made_once_printed_alone_and_kept_private(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gateway_key_is_generated_once_and_private(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     codes = [main(["gateway", "key"])]
     first = capsys.readouterr()
     codes.append(main(["gateway", "key"]))
@@ -298,7 +298,7 @@ def test_the_key_is_made_once_printed_alone_and_kept_private(home: Home, capsys:
     assert stat.S_IMODE(home.env_file.stat().st_mode) == 0o600
 
 
-def test_a_key_that_does_not_count_yet_is_told_of(
+def test_gateway_key_warns_if_not_in_effect(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("API_SERVER_KEY", "from-the-environment")
@@ -310,7 +310,7 @@ def test_a_key_that_does_not_count_yet_is_told_of(
     assert capsys.readouterr().out == "from-the-environment\n"
 
 
-def test_other_profiles_are_served_below_their_names_each_with_its_own_keys(home: Home, launch: Launch) -> None:
+def test_profiles_are_served_under_their_names(home: Home, launch: Launch) -> None:
     for name in ("work", "club"):
         folder = home.root / "profiles" / name
         folder.mkdir(parents=True)

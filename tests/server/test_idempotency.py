@@ -53,7 +53,7 @@ async def rows(api: Api) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("path", ASKED)
-async def test_the_same_again_is_the_same_answer_and_nothing_new(start: Start, path: str) -> None:
+async def test_idempotent_retry_returns_same_answer(start: Start, path: str) -> None:
     api = await with_session(await start(*[Reply(text="Hi.", continues=False)] * 4))
     body, status = ASKED[path]
     first = await asked(api, path, body)
@@ -69,7 +69,7 @@ async def test_the_same_again_is_the_same_answer_and_nothing_new(start: Start, p
 
 
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_stream_comes_again_frame_by_frame(start: Start, path: str) -> None:
+async def test_idempotent_stream_is_replayed_frame_by_frame(start: Start, path: str) -> None:
     api = await with_session(await start(Reply(text=["Hel", "lo."]), Reply(text="never")))
     first, again = [await asked(api, path, STREAMS[path]) for _ in range(2)]
     assert first[0] == again[0] == 200 and first[1] == again[1] and b"lo." in first[1]
@@ -78,7 +78,7 @@ async def test_a_stream_comes_again_frame_by_frame(start: Start, path: str) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_hundred_at_once_are_one_run(start: Start, stream: bool) -> None:
+async def test_hundred_concurrent_idempotent_requests_are_one_run(start: Start, stream: bool) -> None:
     async with HeldModel(Reply(text=["Hel", "lo."])) as held:
         api = await start(settings=held.settings)
         tasks = [
@@ -92,7 +92,7 @@ async def test_a_hundred_at_once_are_one_run(start: Start, stream: bool) -> None
         assert len(held.requests) == 1 and (await rows(api))[0] == 1
 
 
-async def test_another_request_under_the_key_is_refused(start: Start) -> None:
+async def test_idempotency_key_conflict(start: Start) -> None:
     api = await start(Reply(text="Hi."))
     await asked(api, "/v1/chat/completions", user("hi"))
     for body, headers in ((user("other"), {}), (user("hi"), {"X-Hermes-Toolsets": "none"})):
@@ -103,7 +103,7 @@ async def test_another_request_under_the_key_is_refused(start: Start) -> None:
     assert (await asked(api, "/v1/chat/completions", body))[2]["Idempotency-Replayed"] == "true"
 
 
-async def test_who_leaves_stops_nothing_and_finds_the_answer_later(start: Start) -> None:
+async def test_idempotent_request_survives_disconnect(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as held:
         api = await start(settings=held.settings)
         task = asyncio.ensure_future(asked(api, "/v1/chat/completions", user("hi")))
@@ -116,13 +116,13 @@ async def test_who_leaves_stops_nothing_and_finds_the_answer_later(start: Start)
         assert headers["Idempotency-Replayed"] == "true" and len(held.requests) == 1
 
 
-async def test_a_turn_that_failed_is_not_run_again(start: Start) -> None:
+async def test_idempotent_failed_turn_is_not_repeated(start: Start) -> None:
     api = await start(Reply(status=400, error="no"), Reply(text="Hi."))
     first, again = [await asked(api, "/v1/chat/completions", user("hi")) for _ in range(2)]
     assert first[0] == again[0] >= 400 and first[1] == again[1] and len(api.model.requests) == 1
 
 
-async def test_what_was_refused_before_it_began_may_be_asked_again(start: Start) -> None:
+async def test_idempotency_key_of_rejected_request_can_be_reused(start: Start) -> None:
     api = await start(Reply(text="Hi."))
     status, _, _ = await asked(api, "/v1/chat/completions", {"messages": []})
     assert status == 400
@@ -130,7 +130,7 @@ async def test_what_was_refused_before_it_began_may_be_asked_again(start: Start)
     assert status == 200 and "Idempotency-Replayed" not in headers
 
 
-async def test_a_busy_session_may_be_asked_again(start: Start) -> None:
+async def test_idempotency_key_of_busy_session_can_be_reused(start: Start) -> None:
     async with HeldModel(Reply(text="One."), Reply(text="Two.")) as held:
         api = await with_session(await start(settings=held.settings, session_wait_seconds=0.01))
         async with api.post("/api/sessions/there/chat/stream", {"message": "a"}) as first:
@@ -144,13 +144,13 @@ async def test_a_busy_session_may_be_asked_again(start: Start) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "with space", "ünï"])
-async def test_a_key_that_is_none_is_refused(start: Start, key: str) -> None:
+async def test_invalid_idempotency_key_is_rejected(start: Start, key: str) -> None:
     api = await start(Reply(text="Hi."))
     async with api.post("/v1/runs", {"input": "hi"}, headers={"Idempotency-Key": key}) as response:
         await refused(response, 400, "invalid_idempotency_key", "Idempotency-Key")
 
 
-async def test_a_restart_keeps_the_answers(start: Start) -> None:
+async def test_idempotent_answers_survive_restart(start: Start) -> None:
     one = await start(Reply(text="Hi."))
     first = await asked(one, "/v1/chat/completions", user("hi"))
     await one.app.close()
@@ -160,9 +160,7 @@ async def test_a_restart_keeps_the_answers(start: Start) -> None:
     assert other.model.requests == []
 
 
-async def test_a_turn_that_was_only_made_when_its_server_was_killed_is_carried_out(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idempotent_turn_created_before_kill_is_executed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(handler=lambda _: Reply(text="Hi.", continues=False))
     spec, body = RunSpec("hi", session_id="s", kind="chat", on_detach="continue"), user("hi")
     fingerprint, store = await _fingerprint(api, body), api.app.store
@@ -176,7 +174,7 @@ async def test_a_turn_that_was_only_made_when_its_server_was_killed_is_carried_o
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_restart_ended_says_so_and_where_it_is(
+async def test_idempotent_turn_ended_by_restart_is_reported(
     start: Start, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = await start()
@@ -213,7 +211,7 @@ async def _fingerprint(api: Api, body: Json) -> str:
     return hashlib.sha256(json.dumps([body, headers, []], sort_keys=True).encode()).hexdigest()
 
 
-async def test_two_owners_may_use_the_same_key(start: Start) -> None:
+async def test_idempotency_keys_are_per_owner(start: Start) -> None:
     keys = [{"name": name, "key": f"sk-{name}-0123456789abcdef", "scopes": ["chat"]} for name in ("anna", "ben")]
     api = await start(Reply(text="One."), Reply(text="Two."), keys=keys)
     texts = []

@@ -36,7 +36,7 @@ async def one(api: Api, job: Json) -> Json:
         return found
 
 
-async def test_a_job_is_kept_as_it_was_asked_for(api: Api) -> None:
+async def test_job_create_round_trip(api: Api) -> None:
     now = time.time()
     job = await made(api, name="News", skills=["brief"], repeat=3, enabled_toolsets=["web"], timezone="Europe/Berlin")
     assert set(job) == FIELDS
@@ -100,7 +100,7 @@ async def test_jobs_are_listed_under_both_names(api: Api) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-async def test_what_no_job_can_be_made_of_is_refused(api: Api, body: Json, code: str, param: str) -> None:
+async def test_invalid_job_is_rejected(api: Api, body: Json, code: str, param: str) -> None:
     async with api.post(JOBS, body) as response:
         fault = await refused(response, 400, code)
     assert fault["param"] == param
@@ -110,7 +110,7 @@ async def test_what_no_job_can_be_made_of_is_refused(api: Api, body: Json, code:
         assert (await told(response))["jobs"] == []
 
 
-async def test_a_job_is_changed_in_part(api: Api) -> None:
+async def test_job_partial_update(api: Api) -> None:
     job = await made(api, name="Old")
     async with api.patch(f"{JOBS}/{job['id']}", {"name": "New", "schedule": "0 9 * * *"}) as response:
         new = (await told(response))["job"]
@@ -136,7 +136,7 @@ async def test_a_job_is_changed_in_part(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("action", "state"), [("pause", "paused"), ("resume", "scheduled")])
-async def test_resting_and_going_on_may_be_said_twice(api: Api, action: str, state: str) -> None:
+async def test_job_pause_and_resume_are_idempotent(api: Api, action: str, state: str) -> None:
     job = await made(api)
     if action == "resume":
         async with api.post(f"{JOBS}/{job['id']}/pause") as response:
@@ -148,7 +148,7 @@ async def test_resting_and_going_on_may_be_said_twice(api: Api, action: str, sta
     assert seen[0] == seen[1] and seen[0]["state"] == state
 
 
-async def test_script_effort_and_continuity_are_kept_and_cleared(api: Api) -> None:
+async def test_job_script_effort_and_continuity_can_be_cleared(api: Api) -> None:
     job = await made(api, script="git log -3", effort="low", continuity=True)
     assert (job["script"], job["effort"], job["continuity"]) == ("git log -3", "low", True)
     async with api.patch(f"{JOBS}/{job['id']}", {"session_id": "mine"}) as response:
@@ -164,7 +164,7 @@ async def test_script_effort_and_continuity_are_kept_and_cleared(api: Api) -> No
 @pytest.mark.parametrize(
     ("named", "kept"), [("fast", ("fast", None)), ("second/deep", ("deep", "second"))], ids=["alias", "provider"]
 )
-async def test_a_cleared_model_takes_its_provider_with_it(start: Start, named: str, kept: tuple[str, str]) -> None:
+async def test_clearing_job_model_clears_provider(start: Start, named: str, kept: tuple[str, str]) -> None:
     second = {"base_url": "http://127.0.0.1:1/v1", "api_key": "key-12345678", "models": ["deep"]}
     routes = {"fast": {"model": "deep", "provider": "second"}}
     api = await start(settings={"providers": {"second": second}}, model_routes=routes)
@@ -175,7 +175,7 @@ async def test_a_cleared_model_takes_its_provider_with_it(start: Start, named: s
     assert (new["model"], new["provider"]) == (None, None)
 
 
-async def test_a_key_without_commands_cannot_set_a_script(start: Start) -> None:
+async def test_key_without_terminal_cannot_set_job_script(start: Start) -> None:
     narrow = {"name": "narrow", "key": "sk-narrow-0123456789abcdef", "scopes": ["jobs"], "toolsets": ["todo"]}
     api = await start(keys=[narrow])
     more: Any = {"headers": {"Authorization": f"Bearer {narrow['key']}"}}
@@ -187,7 +187,7 @@ async def test_a_key_without_commands_cannot_set_a_script(start: Start) -> None:
         assert (await refused(response, 400, "invalid_value"))["param"] == "script"
 
 
-async def test_a_job_is_forgotten(api: Api) -> None:
+async def test_job_delete(api: Api) -> None:
     job = await made(api)
     async with api.delete(f"{JOBS}/{job['id']}") as response:
         assert await told(response) == {"object": "hermes.job.deleted", "id": job["id"], "deleted": True, "ok": True}
@@ -197,7 +197,7 @@ async def test_a_job_is_forgotten(api: Api) -> None:
         await refused(response, 400, "invalid_job_id")
 
 
-async def test_a_job_runs_at_once_and_only_one_run_of_it(start: Start) -> None:
+async def test_job_run_now_starts_one_run(start: Start) -> None:
     async with HeldModel(Reply(text="Hi.")) as held:
         await _runs_once(await start(settings=held.settings), held)
 
@@ -224,7 +224,7 @@ async def _runs_once(api: Api, held: HeldModel) -> None:
         assert (await told(response))["data"] == []
 
 
-async def test_the_run_of_a_job_is_the_one_that_its_key_was_given(start: Start) -> None:
+async def test_job_run_now_is_idempotent(start: Start) -> None:
     api = await start(Reply(text="Hi."))
     job = await made(api)
     for _ in range(2):
@@ -234,7 +234,7 @@ async def test_the_run_of_a_job_is_the_one_that_its_key_was_given(start: Start) 
     assert [row[0] for row in claimed] == [began["run_id"]]
 
 
-async def test_a_server_runs_what_is_due_by_itself(start: Start) -> None:
+async def test_server_runs_due_jobs(start: Start) -> None:
     api = await start(Reply(text="Hi."))
     job = await made(api)
     await api.app.store.jobs.update(job["id"], next_run_at=time.time() - 1)
@@ -243,7 +243,7 @@ async def test_a_server_runs_what_is_due_by_itself(start: Start) -> None:
     assert done["repeat"]["completed"] == 1 and done["next_run_at"] > time.time()
 
 
-async def test_where_jobs_are_off_it_says_so(start: Start) -> None:
+async def test_disabled_jobs_are_503(start: Start) -> None:
     api = await start(settings={"cron": {"enabled": False}})
     async with api.get(JOBS) as response:
         await refused(response, 503, "jobs_unavailable")

@@ -106,7 +106,7 @@ async def _things(api: Api, key: str) -> Json:
 
 
 @pytest.mark.parametrize("route", PROTECTED, ids=lambda route: route.name)
-async def test_every_route_asks_for_a_key_its_scope_and_the_owner(two: Two, route: Route) -> None:
+async def test_every_route_requires_key_scope_and_owner(two: Two, route: Route) -> None:
     api, ids = two.api, two.ids
     for key in (None, "sk-nobody-0123456789", KEY[:-1]):
         status, error, headers = await called(api, route, key, ids)
@@ -150,7 +150,7 @@ KINDS: dict[str, tuple[str, Json, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_run_is_under_the_scope_of_the_route_that_began_it_or_runs(start: Start, kind: str) -> None:
+async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kind: str) -> None:
     path, body, own = KINDS[kind]
     sets = {"all": ALL, "runs": ["runs"], "chat": ["chat"], "jobs": ["jobs"], "sessions": ["sessions:write"]}
     sets |= {"talker": ["chat", "sessions:write"], "reader": ["sessions:read"]}
@@ -198,7 +198,7 @@ async def test_a_run_is_under_the_scope_of_the_route_that_began_it_or_runs(start
             await began.read()
 
 
-async def test_session_chat_needs_the_scope_of_sessions_too(start: Start) -> None:
+async def test_session_chat_requires_sessions_scope(start: Start) -> None:
     scopes = {"talker": ["chat"], "keeper": ["sessions:read", "sessions:write"], "both": ["chat", "sessions:write"]}
     keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": given} for name, given in scopes.items()]
     api = await start(*[Reply(text="Hi.")] * 5, keys=keys)
@@ -217,7 +217,7 @@ async def test_session_chat_needs_the_scope_of_sessions_too(start: Start) -> Non
     assert len(api.model.requests) == 1
 
 
-async def test_lists_and_searches_show_the_callers_own(two: Two) -> None:
+async def test_lists_and_searches_are_scoped_to_owner(two: Two) -> None:
     theirs = await _things(two.api, BEN)
 
     async def seen(path: str, key: str, name: str) -> set[str]:
@@ -236,7 +236,7 @@ async def test_lists_and_searches_show_the_callers_own(two: Two) -> None:
     assert theirs["session_id"] not in await seen("/api/sessions/search?q=hi", ANNA, "session_id")
 
 
-async def test_who_sees_all_is_told_whose_each_thing_is(two: Two) -> None:
+async def test_admin_sees_owner_of_each_resource(two: Two) -> None:
     for path in (
         f"/v1/runs/{two.ids['run_id']}",
         f"/api/sessions/{two.ids['session_id']}",
@@ -250,7 +250,7 @@ async def test_who_sees_all_is_told_whose_each_thing_is(two: Two) -> None:
             assert "anna" not in (await response.text()).replace(two.ids["session_id"], "")
 
 
-async def test_a_turn_in_anothers_session_is_none(two: Two) -> None:
+async def test_session_of_other_owner_is_404(two: Two) -> None:
     body = user("hi")
     async with two.api.post(
         "/v1/chat/completions", body, headers={**bearer(BEN), "X-Hermes-Session-Id": two.ids["session_id"]}
@@ -262,7 +262,7 @@ async def test_a_turn_in_anothers_session_is_none(two: Two) -> None:
         assert response.status == 404
 
 
-async def test_what_a_key_may_use_is_told_and_kept_to(start: Start) -> None:
+async def test_key_toolsets_and_models_are_shown_and_enforced(start: Start) -> None:
     routes = {"fast": {"model": "quick"}, "slow": {"model": "big"}}
     keys = [{"name": "narrow", "key": NARROW, "scopes": ["chat", "runs"], "toolsets": ["todo"], "models": ["fast"]}]
     api = await start(*[Reply(text="Hi.", continues=False)] * 5, keys=keys, model_routes=routes)
@@ -289,7 +289,7 @@ async def test_what_a_key_may_use_is_told_and_kept_to(start: Start) -> None:
     assert offered(api.model.requests[-1]) == ["todo"]
 
 
-async def test_only_so_many_turns_at_once(start: Start) -> None:
+async def test_key_concurrency_limit(start: Start) -> None:
     async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held:
         keys = [{**KEYS[0], "max_concurrent": 1}, KEYS[1]]
         api = await start(settings=held.settings, keys=keys)
@@ -304,7 +304,7 @@ async def test_only_so_many_turns_at_once(start: Start) -> None:
         held.let_all()
 
 
-async def test_only_so_many_requests_in_a_minute(start: Start) -> None:
+async def test_key_request_rate_limit(start: Start) -> None:
     api = await start(keys=[{**KEYS[0], "requests_per_minute": 3}])
     for left in (2, 1, 0):
         async with api.get("/v1/models", headers=bearer(ANNA)) as response:
@@ -323,7 +323,7 @@ async def test_only_so_many_requests_in_a_minute(start: Start) -> None:
         assert "x-ratelimit-limit-requests" not in response.headers
 
 
-async def test_only_so_many_tokens_in_a_minute_counted_when_a_turn_ends(start: Start) -> None:
+async def test_key_token_rate_limit(start: Start) -> None:
     usage = {"input": 80, "output": 40}
     api = await start(Reply(text="Hi.", usage=usage), keys=[{**KEYS[0], "tokens_per_minute": 100}])
     more: Json = {"headers": bearer(ANNA)}
@@ -337,7 +337,7 @@ async def test_only_so_many_tokens_in_a_minute_counted_when_a_turn_ends(start: S
         assert response.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
-async def test_leave_for_ever_needs_an_admin(start: Start) -> None:
+async def test_always_approval_requires_admin(start: Start) -> None:
     call = Call("terminal", {"command": "rm -rf build"})
     api = await start(Reply(tool_calls=[call]), Reply(text="Done."), keys=KEYS)
     more: Json = {"headers": bearer(ANNA)}
@@ -356,7 +356,7 @@ async def test_leave_for_ever_needs_an_admin(start: Start) -> None:
     await eventually(state, lambda found: found["finished_at"])
 
 
-def test_a_bucket_fills_with_time_and_never_over_its_limit() -> None:
+def test_rate_limit_bucket_refills_to_limit() -> None:
     now = [0.0]
     bucket = Bucket(60, lambda: now[0])
     bucket.spend(90)
@@ -367,7 +367,7 @@ def test_a_bucket_fills_with_time_and_never_over_its_limit() -> None:
     assert bucket.left == 60 and bucket.wait_s(60) == 0
 
 
-def test_a_key_shows_itself_nowhere() -> None:
+def test_key_is_not_in_repr() -> None:
     ring = Keyring("sk-own-0123456789", KEYS)
     assert "sk-" not in repr(ring.keys) and ring.find(BEN.encode()) == ring.by_owner["ben"]
     assert ring.find(b"") is None and ring.find(b"sk-own") is None

@@ -52,7 +52,7 @@ def send(api: Api, path: str, body: Json, **headers: str) -> Any:
 @pytest.mark.parametrize(
     "route", ["chat", "response", *(pytest.param(r, marks=pytest.mark.long) for r in ("session", "run"))]
 )
-async def test_four_photos_fit(start: Start, route: str) -> None:
+async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     urls = photos()
     path, body = {
@@ -86,7 +86,7 @@ def unnamed_files(folder: Path) -> int:
     return found
 
 
-async def test_a_large_body_is_received_into_a_file(api: Api, home_folder: Path) -> None:
+async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> None:
     api.model.script = [Reply(text="Fine.")]
     body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 3_000_000))}]}).encode()
     before = unnamed_files(home_folder)
@@ -103,7 +103,7 @@ async def test_a_large_body_is_received_into_a_file(api: Api, home_folder: Path)
     await eventually(files, lambda count: count == 0)
 
 
-async def test_a_disk_that_is_full_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_for_spooled_body_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(api.adapter), "spool_folder", Path("/dev/null/nowhere"))
     body = {"messages": [{"role": "user", "content": LARGE}]}
     async with send(api, "/v1/chat/completions", body) as response:
@@ -111,7 +111,7 @@ async def test_a_disk_that_is_full_is_told(api: Api, monkeypatch: pytest.MonkeyP
         assert response.headers["Retry-After"] == "1"
 
 
-async def test_a_body_is_the_same_however_it_is_kept(tmp_path: Path) -> None:
+async def test_spooled_body_equals_sent_body(tmp_path: Path) -> None:
     for sizes in ([], [0], [10], [10, 20], [900_000] * 2, [600_000] * 7, [3_000_000, 1]):
         spool = Spool(tmp_path)
         pieces = [os.urandom(size) for size in sizes]
@@ -131,7 +131,7 @@ async def ask(api: Api) -> RawAnswer:
         return RawAnswer(response.status, dict(response.headers), await response.read())
 
 
-async def test_large_bodies_wait_on_disk_while_others_are_answered(start: Start) -> None:
+async def test_large_bodies_wait_on_disk(start: Start) -> None:
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held:
         api = await start(settings=held.settings)
         api.adapter.body_memory = Budget(5_000_000)
@@ -149,9 +149,7 @@ async def test_large_bodies_wait_on_disk_while_others_are_answered(start: Start)
         assert memory._used == 0
 
 
-async def test_a_large_body_that_finds_no_room_in_time_is_refused(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_body_without_memory_in_time_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies, "BODIES_WAIT_S_MAX", 0.05)
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
         api = await start(settings=held.settings)
@@ -166,7 +164,7 @@ async def test_a_large_body_that_finds_no_room_in_time_is_refused(
         assert (await ask(api)).status == 200
 
 
-async def test_a_websocket_gives_back_the_room_of_what_it_leaves_undone(start: Start) -> None:
+async def test_websocket_releases_body_memory(start: Start) -> None:
     async with HeldModel(Reply(text="Fine.")) as held:
         api = await start(settings=held.settings)
         memory = api.adapter.body_memory = Budget(5_000_000)
@@ -184,9 +182,7 @@ async def test_a_websocket_gives_back_the_room_of_what_it_leaves_undone(start: S
         await eventually(used, lambda size: size == 0)
 
 
-async def test_work_that_goes_on_without_its_client_keeps_no_room(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     memory = api.adapter.body_memory = Budget(5_000_000)
     claim, begun, gone = api.adapter._once._claim, asyncio.Event(), asyncio.Event()
@@ -213,7 +209,7 @@ async def test_work_that_goes_on_without_its_client_keeps_no_room(
     assert memory._used == 0
 
 
-async def test_a_budget_is_given_out_in_order_and_never_lost() -> None:
+async def test_body_memory_budget_is_fair_and_never_lost() -> None:
     budget = Budget(10)
     await budget.take(25, 0)  # more than there is, but alone
     got: list[int] = []

@@ -47,7 +47,7 @@ async def unended(api: Api) -> list[Any]:
     return list(await api.app.store.runs.unfinished())
 
 
-async def test_a_run_that_is_left_while_it_is_submitted_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine = RunSpec("hi", "hall"), api.app.engine
     held = Held(monkeypatch, type(api.app.store.runs), "append")
@@ -59,7 +59,7 @@ async def test_a_run_that_is_left_while_it_is_submitted_goes_on(api: Api, monkey
 
 @pytest.mark.parametrize("body", [{}, {"background": True}, {"stream": True}, {"stream": True, "background": True}])
 @pytest.mark.parametrize("headers", [{}, {"X-Hermes-Detach": "true"}])
-async def test_a_response_that_is_left_while_it_is_kept_has_an_end(
+async def test_disconnect_during_first_response_store(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
@@ -85,9 +85,7 @@ async def test_a_response_that_is_left_while_it_is_kept_has_an_end(
         assert (await api.adapter.stored_responses.get(run.spec.response_id))["response"]["status"] == "completed"
 
 
-async def test_a_key_whose_client_leaves_while_it_is_claimed_is_worked_on(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     held, handling = Held(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
     whole = IdempotentExecutor.answer

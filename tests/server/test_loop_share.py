@@ -51,7 +51,9 @@ ROUTES: dict[str, tuple[str, Json]] = {
     [pytest.param(8_000_000, id="all of it", marks=pytest.mark.long), pytest.param(32_000, id="compacted")],
 )
 @pytest.mark.parametrize("route", ROUTES)
-async def test_a_request_with_very_many_messages(start: Start, home_folder: Path, route: str, window: int) -> None:
+async def test_request_with_many_messages_does_not_block_loop(
+    start: Start, home_folder: Path, route: str, window: int
+) -> None:
     api = await start(FINE, FINE, FINE)
     config = yaml.safe_load((home_folder / "config.yaml").read_text())
     config["model"]["context_length"] = window
@@ -76,7 +78,7 @@ def store_messages(database: Path, session_id: str, count: int) -> None:
     "window",
     [pytest.param(8_000_000, id="all of it", marks=pytest.mark.long), pytest.param(32_000, id="compacted")],
 )
-async def test_a_session_with_very_many_messages(start: Start, home_folder: Path, window: int) -> None:
+async def test_session_with_many_messages_does_not_block_loop(start: Start, home_folder: Path, window: int) -> None:
     api = await start(FINE, FINE, FINE)
     config = yaml.safe_load((home_folder / "config.yaml").read_text())
     config["model"]["context_length"] = window
@@ -91,8 +93,8 @@ async def test_a_session_with_very_many_messages(start: Start, home_folder: Path
     assert str(api.model.requests[-1].body["messages"][-1]["content"]) == "Go on."
 
 
-async def test_a_message_with_a_thousand_calls(start: Start) -> None:
-    """Different calls, and calls that only repeat the first."""
+async def test_message_with_thousand_calls_does_not_block_loop(start: Start) -> None:
+    """Different calls, and repetitions of the first."""
     for calls in (
         [Call("todo", {"merge": True, "todos": []})] * 1_000,
         [Call("todo", {"todos": [{"id": str(at), "content": "x", "status": "pending"}]}) for at in range(1_000)],
@@ -104,7 +106,7 @@ async def test_a_message_with_a_thousand_calls(start: Start) -> None:
         assert steps.most < CALL_STEPS_MAX
 
 
-async def test_a_message_with_very_many_calls(start: Start) -> None:
+async def test_work_for_many_calls_is_linear(start: Start) -> None:
     async def all_steps(count: int) -> int:
         calls = [Call("todo", {"merge": True, "todos": []})] * count
         api = await start(Reply(tool_calls=calls), FINE)

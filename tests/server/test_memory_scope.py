@@ -62,7 +62,7 @@ def scope(owner: str, key: str) -> str:
         ({}, {}, None),
     ],
 )
-async def test_the_user_is_the_scope_where_no_session_key_is_given(
+async def test_memory_scope_user_without_session_key(
     start: Start, home_folder: Path, route: str, body: Json, headers: Json, key: str | None
 ) -> None:
     api = await start(memory_scope="user")
@@ -71,12 +71,12 @@ async def test_the_user_is_the_scope_where_no_session_key_is_given(
     assert answered.get(SESSION_KEY) == (headers.get(SESSION_KEY) if route != "websocket" else None)
 
 
-async def test_the_scope_is_the_keys_unless_it_is_set(api: Api, home_folder: Path) -> None:
+async def test_memory_scope_defaults_to_key(api: Api, home_folder: Path) -> None:
     await remember(api, "chat", {"user": "anna"}, {FORWARDED: "anna"})
     assert remembered(home_folder) == ["."]
 
 
-async def test_users_of_another_key_are_others(start: Start, home_folder: Path) -> None:
+async def test_memory_scope_users_are_per_key(start: Start, home_folder: Path) -> None:
     api = await start(memory_scope="user", keys=[{"name": "ben", "key": BEN, "scopes": ALL}])
     await remember(api, "chat", {"user": "anna"}, bearer(BEN))
     assert remembered(home_folder) == [scope("ben", "user:anna")]
@@ -87,13 +87,13 @@ async def test_users_of_another_key_are_others(start: Start, home_folder: Path) 
     assert "Likes tea." not in str(api.model.requests[0].body)
 
 
-async def test_an_open_server_knows_users(start: Start, home_folder: Path) -> None:
+async def test_memory_scope_user_on_open_server(start: Start, home_folder: Path) -> None:
     api = await start(key="", memory_scope="user")
     await remember(api, "chat", {"user": "anna"}, {})
     assert remembered(home_folder) == [scope("default", "user:anna")]
 
 
-async def test_an_idempotency_key_is_not_shared_between_users(start: Start) -> None:
+async def test_idempotency_key_is_not_shared_between_users(start: Start) -> None:
     api = await start(Reply(text="Hi."), memory_scope="user")
     key = {"Idempotency-Key": "k1"}
     async with api.post("/v1/chat/completions", user("hi"), headers={**key, FORWARDED: "anna"}) as response:
@@ -110,7 +110,7 @@ async def test_an_idempotency_key_is_not_shared_between_users(start: Start) -> N
         ({}, {FORWARDED: "x" * 129}, FORWARDED),
     ],
 )
-async def test_a_user_that_cannot_be_a_scope_is_refused(start: Start, body: Json, headers: Json, param: str) -> None:
+async def test_invalid_memory_scope_user_is_rejected(start: Start, body: Json, headers: Json, param: str) -> None:
     api = await start(memory_scope="user")
     async with api.post("/v1/chat/completions", user("hi", **body), headers=headers) as response:
         assert (await refused(response, 400, "invalid_value"))["param"] == param

@@ -60,7 +60,7 @@ async def seen(api: Api) -> Seen:
     return Seen({(s.name.removeprefix("hermes_"), *(v for _, v in sorted(s.labels.items()))): s.value for s in samples})
 
 
-async def test_names_types_and_labels(start: Start) -> None:
+async def test_metric_names_types_and_labels(start: Start) -> None:
     api = await start(Reply(status=500), Reply(tool_calls=[TODO]), Reply(text="Done."))
     async with api.post(CHAT, user()) as response:
         await refused(response, 502, "provider_unavailable")
@@ -77,7 +77,7 @@ async def test_names_types_and_labels(start: Start) -> None:
     assert f'hermes_build_info{{version="{hermes.__version__}"}} 1.0' in text
 
 
-async def test_a_turn_is_counted(start: Start) -> None:
+async def test_metrics_count_turn(start: Start) -> None:
     usage = {"input": 10, "output": 5}
     calls = [TODO, Call("made_up_by_the_model"), Call("mcp_files_read")]
     api = await start(Reply(tool_calls=calls, usage=usage), Reply(text="Done.", usage=usage))
@@ -101,7 +101,7 @@ async def test_a_turn_is_counted(start: Start) -> None:
     assert counted["process_resident_bytes",] > 1_000_000
 
 
-async def test_rows_are_not_counted_at_every_look(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_cache_store_rows(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="One."))
     assert (await seen(api))["store_rows", "runs"] == 0
     await api.ask("hi")
@@ -110,7 +110,7 @@ async def test_rows_are_not_counted_at_every_look(start: Start, monkeypatch: pyt
     assert (await seen(api))["store_rows", "runs"] == 1
 
 
-async def test_what_is_under_way(start: Start) -> None:
+async def test_metrics_show_active_work(start: Start) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
@@ -124,7 +124,7 @@ async def test_what_is_under_way(start: Start) -> None:
         )
 
 
-async def test_failures_of_the_provider(start: Start) -> None:
+async def test_metrics_count_provider_failures(start: Start) -> None:
     failing = [Reply(status=429), Reply(text="Fine."), Reply(status=401), Reply(text="Half", finish="content_filter")]
     api = await start(*failing, settings={"agent": {"api_max_retries": 1}})
     for status in (200, 502, 200):
@@ -139,7 +139,7 @@ async def test_failures_of_the_provider(start: Start) -> None:
     assert not any(key[0] == "refused_total" for key in counted)
 
 
-async def test_turns_that_were_refused(start: Start) -> None:
+async def test_metrics_count_rejected_turns(start: Start) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         async with api.post(CHAT, user(stream=True)) as response:
@@ -164,7 +164,7 @@ async def test_turns_that_were_refused(start: Start) -> None:
 
 @pytest.mark.parametrize(("headers", "action"), [({}, "interrupt"), ({"X-Hermes-Detach": "true"}, "detach")])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_clients_that_leave(start: Start, headers: dict[str, str], action: str, stream: bool) -> None:
+async def test_metrics_count_disconnects(start: Start, headers: dict[str, str], action: str, stream: bool) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings)
         async with await Wire.open(api.url) as wire:
@@ -177,7 +177,7 @@ async def test_clients_that_leave(start: Start, headers: dict[str, str], action:
         await eventually(lambda: seen(api), lambda now: now["turns_total", "chat", outcome])
 
 
-async def test_what_a_client_says_is_in_no_label(start: Start) -> None:
+async def test_metrics_labels_contain_no_client_input(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     word = "a-word-of-the-client"
     await api.ask(word, model=word, metadata={"a": word})
@@ -196,7 +196,7 @@ async def test_what_a_client_says_is_in_no_label(start: Start) -> None:
     assert ("GET", "other", "404") in requests
 
 
-async def test_who_may_see_them(start: Start) -> None:
+async def test_metrics_access(start: Start) -> None:
     keys = [{"name": "anna", "key": "sk-anna-0123456789abcdef", "scopes": ["chat", "runs"]}]
     api = await start(keys=keys)
     for key, status, code in (("sk-anna-0123456789abcdef", 403, "insufficient_scope"), ("", 401, "invalid_api_key")):
@@ -205,13 +205,13 @@ async def test_who_may_see_them(start: Start) -> None:
     assert "hermes_build_info" in await text_of(api)
 
 
-async def test_they_can_be_public(start: Start) -> None:
+async def test_metrics_public_setting(start: Start) -> None:
     api = await start(metrics_public=True)
     async with api.get("/metrics", headers={"Authorization": ""}) as response:
         assert response.status == 200
 
 
-async def test_they_can_be_off(start: Start) -> None:
+async def test_metrics_can_be_disabled(start: Start) -> None:
     api = await start(metrics=False, metrics_public=True)
     async with api.get("/metrics") as response:
         await refused(response, 404, "not_found")
@@ -219,14 +219,14 @@ async def test_they_can_be_off(start: Start) -> None:
         assert (await told(response))["features"]["metrics"] is False
 
 
-async def test_a_store_that_is_away_hides_nothing_else(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_without_store(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start()
     api.app.store.blocking.engine.release()
     counted = await seen(api)
     assert ("build_info", hermes.__version__) in counted and ("store_rows", "runs") not in counted
 
 
-async def test_tokens_of_subagents_are_counted_once(start: Start) -> None:
+async def test_metrics_count_subagent_tokens_once(start: Start) -> None:
     usage = {"input": 10, "output": 5}
     parent = [Reply(tool_calls=[Call("delegate_task", {"tasks": [{"goal": "count"}]})], usage=usage)]
     parent.append(Reply(text="Done.", usage=usage))
@@ -242,7 +242,7 @@ async def test_tokens_of_subagents_are_counted_once(start: Start) -> None:
     assert counted["turns_total", "subagent", "completed"] == counted["turns_total", "chat", "completed"] == 1
 
 
-async def test_a_request_can_belong_to_a_trace(start: Start) -> None:
+async def test_request_continues_traceparent(start: Start) -> None:
     api = await start(Reply(text="One."), Reply(text="Two."))
     kept = InMemorySpanExporter()
     api.app.engine.listeners.append(Traces(SimpleSpanProcessor(kept)).hear)

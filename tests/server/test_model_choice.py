@@ -134,7 +134,7 @@ NAMED: list[tuple[Json, tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("fields", "expected"), NAMED, ids=[str(fields) for fields, _ in NAMED])
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_model_that_a_request_names_serves_it(
+async def test_requested_model_serves_turn(
     two: Callable[..., Awaitable[Two]], way: str, fields: Json, expected: tuple[str, str]
 ) -> None:
     served = await two()
@@ -145,7 +145,7 @@ async def test_the_model_that_a_request_names_serves_it(
         assert shown == f"{'custom' if provider == 'main' else provider}/{model}"
 
 
-async def test_a_name_that_nothing_here_has_is_the_default_model_whatever_the_session_has(
+async def test_unknown_model_name_falls_back_to_default(
     two: Callable[..., Awaitable[Two]],
 ) -> None:
     served = await two()
@@ -157,7 +157,7 @@ async def test_a_name_that_nothing_here_has_is_the_default_model_whatever_the_se
     assert served.asked == [DEFAULT, DEFAULT]
 
 
-async def test_an_object_named_provider_is_another_services_own(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_provider_object_is_ignored(two: Callable[..., Awaitable[Two]]) -> None:
     served = await two()
     body = user("hi", provider={"order": ["a"]})
     async with served.api.post("/v1/chat/completions", body) as response:
@@ -176,9 +176,7 @@ async def test_an_object_named_provider_is_another_services_own(two: Callable[..
         ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
     ],
 )
-async def test_a_provider_that_is_not_configured_is_refused(
-    two: Callable[..., Awaitable[Two]], path: str, body: Json
-) -> None:
+async def test_unconfigured_provider_is_rejected(two: Callable[..., Awaitable[Two]], path: str, body: Json) -> None:
     served = await two()
     async with served.api.post(path, {**body, "provider": "nobody"}) as response:
         await refused(response, 400, "invalid_value", "provider")
@@ -186,7 +184,7 @@ async def test_a_provider_that_is_not_configured_is_refused(
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "nobody/gpt-4o"])
-async def test_strict_models_refuse_every_other_name(two: Callable[..., Awaitable[Two]], model: str) -> None:
+async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[Two]], model: str) -> None:
     served = await two(strict_models=True)
     for path, body in (
         ("/v1/chat/completions", user("hi")),
@@ -244,7 +242,7 @@ IN_SESSION = {
 
 @pytest.mark.parametrize(("model", "expected"), [("fast", FAST), ("far", DEEP), ("second/deep", DEEP), ("m", DEFAULT)])
 @pytest.mark.parametrize("way", IN_SESSION)
-async def test_turns_of_a_session_have_its_model(
+async def test_session_turns_use_session_model(
     two: Callable[..., Awaitable[Two]], way: str, model: str, expected: tuple[str, str]
 ) -> None:
     served = await two()
@@ -254,7 +252,7 @@ async def test_turns_of_a_session_have_its_model(
     assert served.asked == [expected]
 
 
-async def test_a_session_found_by_its_messages_has_its_model_once_it_is_set(
+async def test_bound_session_uses_its_model(
     two: Callable[..., Awaitable[Two]],
 ) -> None:
     served = await two()
@@ -291,7 +289,7 @@ async def test_a_session_found_by_its_messages_has_its_model_once_it_is_set(
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs"])
-async def test_a_ceiling_lists_the_names_that_may_be_asked_for(
+async def test_key_models_ceiling_by_name(
     two: Callable[..., Awaitable[Two]], path: str, models: list[str], fields: Json, status: int
 ) -> None:
     served = await two(models=models)
@@ -305,9 +303,7 @@ async def test_a_ceiling_lists_the_names_that_may_be_asked_for(
 
 
 @pytest.mark.parametrize("way", IN_SESSION)
-async def test_a_session_whose_model_the_key_may_use_needs_no_name(
-    two: Callable[..., Awaitable[Two]], way: str
-) -> None:
+async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitable[Two]], way: str) -> None:
     served = await two(models=["far"])
     more: Json = {"headers": bearer(LIMITED)}
     async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}, **more) as response:
@@ -319,9 +315,7 @@ async def test_a_session_whose_model_the_key_may_use_needs_no_name(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
-async def test_a_session_whose_model_the_key_may_not_use_is_refused_before_anything_is_sent(
-    two: Callable[..., Awaitable[Two]], path: str
-) -> None:
+async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awaitable[Two]], path: str) -> None:
     served = await two(models=["far"])
     await served.api.app.store.sessions.create_session("mine", "api_server", owner="limited", model="fast")
     headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "mine"}
@@ -336,7 +330,7 @@ async def test_a_session_whose_model_the_key_may_not_use_is_refused_before_anyth
 
 
 @pytest.mark.parametrize("fields", [{}, {"background": True}])
-async def test_a_refusal_tells_nothing_of_another_owners_session(
+async def test_model_rejection_reveals_nothing_of_foreign_session(
     two: Callable[..., Awaitable[Two]], fields: Json
 ) -> None:
     served = await two(models=["fast"])
@@ -350,7 +344,7 @@ async def test_a_refusal_tells_nothing_of_another_owners_session(
 # --- what is on offer ------------------------------------------------------------------------------------------------
 
 
-async def test_the_list_has_everything_that_can_be_asked_for(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two]]) -> None:
     served = await two(models=["fast", "second/deeper"])
     async with served.api.get("/v1/models") as response:
         found = [(one["id"], one["root"], one["parent"]) for one in (await told(response))["data"]]
@@ -370,7 +364,7 @@ async def test_the_list_has_everything_that_can_be_asked_for(two: Callable[..., 
     assert served.second.requests == []
 
 
-async def test_a_run_tells_the_name_it_was_asked_for_by(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_run_reports_requested_model_name(two: Callable[..., Awaitable[Two]]) -> None:
     served = await two()
     async with served.api.post("/v1/runs", {"input": "hi", "model": "second/deep"}) as response:
         run_id = (await told(response, 202))["run_id"]

@@ -139,7 +139,9 @@ KINDS: list[tuple[str, list[Reply], Json, list[str]]] = [
 
 @pytest.mark.parametrize("mode", ["plain", "streamed"])
 @pytest.mark.parametrize(("script", "body", "types"), [row[1:] for row in KINDS], ids=[row[0] for row in KINDS])
-async def test_requests_of_every_kind(api: Api, mode: str, script: list[Reply], body: Json, types: list[str]) -> None:
+async def test_open_responses_requests_of_every_kind(
+    api: Api, mode: str, script: list[Reply], body: Json, types: list[str]
+) -> None:
     api.model.script = script
     made = await plain(api, **body) if mode == "plain" else (await streamed(api, **body))[-1]["response"]
     assert made["status"] == "completed"
@@ -149,7 +151,7 @@ async def test_requests_of_every_kind(api: Api, mode: str, script: list[Reply], 
     assert {name: made[name] for name in echoed} == echoed
 
 
-async def test_a_function_call_goes_round(api: Api) -> None:
+async def test_open_responses_function_call_round_trip(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKED]), Reply(text="64 degrees.")]
     first = await plain(api, input="Weather?", tools=[WEATHER])
     (call,) = first["output"]
@@ -161,7 +163,7 @@ async def test_a_function_call_goes_round(api: Api) -> None:
     assert third["status"] == "completed"
 
 
-async def test_a_previous_response_stands_before_the_new_input(api: Api) -> None:
+async def test_previous_response_precedes_new_input(api: Api) -> None:
     api.model.script = [Reply(text="OK."), Reply(text="Papaya.")]
     first = await plain(api, input="Remember this code word: papaya.")
     second = await plain(api, input="What was it?", previous_response_id=first["id"])
@@ -170,12 +172,12 @@ async def test_a_previous_response_stands_before_the_new_input(api: Api) -> None
     assert [text for _, text in sent(api.model.requests[1])] == expected
 
 
-async def test_a_conversation_is_identified(api: Api) -> None:
+async def test_conversation_has_id(api: Api) -> None:
     api.model.script = [Reply(text="OK.")]
     assert (await plain(api, input="x", conversation="kitchen"))["conversation"] == {"id": "kitchen"}
 
 
-async def test_calls_of_tools_that_are_not_allowed_are_suppressed(api: Api) -> None:
+async def test_calls_of_disallowed_tools_are_suppressed(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKED]), Reply(text="I may not.")]
     other = flat(function("send_email"))
     choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "send_email"}]}
@@ -184,7 +186,7 @@ async def test_calls_of_tools_that_are_not_allowed_are_suppressed(api: Api) -> N
     assert "get_weather" in str(api.model.requests[0].body["tools"]), "all tools are still shown to the model"
 
 
-async def test_failures_are_streamed_by_the_schemas(api: Api) -> None:
+async def test_stream_failures_match_schema(api: Api) -> None:
     api.model.handler = lambda _: Reply(status=500, error="oops")
     events = await streamed(api, input="x")
     assert events[-1]["response"]["error"]["code"]
@@ -197,13 +199,13 @@ async def test_failures_are_streamed_by_the_schemas(api: Api) -> None:
 @pytest.mark.parametrize(
     "body", [{}, {"input": 5}, {"input": "x", "temperature": 9}, {"input": "x", "previous_response_id": "r"}]
 )
-async def test_refusals_are_structured(api: Api, body: Json) -> None:
+async def test_errors_match_schema(api: Api, body: Json) -> None:
     async with api.post(PATH, body) as response:
         assert response.status in (400, 404)
         assert faults("refusal", await response.json()) == []
 
 
-async def test_background_and_resumed_streams_are_the_same(start: Start) -> None:
+async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
     async with HeldModel(Reply(text=["Do", "ne."])) as model:
         api = await start(settings=model.settings)
         made = await plain(api, input="x", background=True)
@@ -219,7 +221,7 @@ async def test_background_and_resumed_streams_are_the_same(start: Start) -> None
 # ---- compaction
 
 
-async def test_a_conversation_is_compacted_and_goes_on(api: Api) -> None:
+async def test_conversation_compaction(api: Api) -> None:
     api.model.script = [Reply(text="Summary: slate."), Reply(text="compacted")]
     items = [said("user", [{"type": "input_text", "text": "The word is slate."}]),
              said("assistant", [{"type": "output_text", "text": "OK."}]), said("user", "Compress this.")]  # fmt: skip
@@ -248,7 +250,7 @@ async def turn(socket: aiohttp.ClientWebSocketResponse, **body: Any) -> list[Jso
     return events
 
 
-async def test_turns_on_a_socket_use_the_same_events(api: Api) -> None:
+async def test_websocket_turns_use_same_events(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in ("first", "second")]
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         for expected in ("first", "second"):
@@ -256,7 +258,7 @@ async def test_turns_on_a_socket_use_the_same_events(api: Api) -> None:
             assert events[-1]["response"]["output"][0]["content"][0]["text"] == expected
 
 
-async def test_a_response_that_is_not_stored_continues_on_its_socket_only(api: Api) -> None:
+async def test_unstored_response_continues_on_its_websocket_only(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in ("OK.", "cobalt", "recovered")]
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         first = (await turn(socket, input="Remember: cobalt.", store=False))[-1]["response"]
@@ -270,7 +272,7 @@ async def test_a_response_that_is_not_stored_continues_on_its_socket_only(api: A
         assert (await turn(socket, input="Start anew.", store=False))[-1]["response"]["status"] == "completed"
 
 
-async def test_a_continuation_that_fails_is_forgotten(api: Api) -> None:
+async def test_failed_continuation_is_forgotten(api: Api) -> None:
     api.model.script = [Reply(text="OK.")]
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         first = (await turn(socket, input="Remember: ember.", store=False))[-1]["response"]["id"]
@@ -281,12 +283,12 @@ async def test_a_continuation_that_fails_is_forgotten(api: Api) -> None:
         assert error["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_socket_has_no_background(api: Api) -> None:
+async def test_websocket_rejects_background(api: Api) -> None:
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         (error,) = await turn(socket, input="x", background=True)
         assert error["error"]["param"] == "background"
 
 
-async def test_http_refuses_what_the_socket_is_for(api: Api) -> None:
+async def test_get_responses_without_upgrade_is_426(api: Api) -> None:
     async with api.get(PATH) as response:
         await refused(response, 426, "upgrade_required")

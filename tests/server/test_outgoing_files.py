@@ -92,12 +92,12 @@ async def house(start: Start, workspace: Path) -> Api:
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-async def test_an_image_is_in_the_answer_itself(house: Api, surface: str) -> None:
+async def test_media_image_is_inlined_in_answer(house: Api, surface: str) -> None:
     assert await ask(house, "Here: MEDIA:box.png. Done.", surface) == f"Here: {INLINE}. Done."
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-async def test_another_file_is_linked_and_stays_as_it_was(house: Api, workspace: Path, surface: str) -> None:
+async def test_media_file_is_linked(house: Api, workspace: Path, surface: str) -> None:
     text = await ask(house, f"Here: MEDIA:{workspace}/plan.pdf", surface)
     found = LINK.search(text)
     assert found is not None and text == f"Here: {found[0]}" and found[1] == "plan.pdf"
@@ -112,7 +112,7 @@ async def test_another_file_is_linked_and_stays_as_it_was(house: Api, workspace:
     assert (listed["name"], listed["direction"], listed["bytes"]) == ("plan.pdf", "out", 14)
 
 
-async def test_only_its_owner_has_the_file(start: Start, workspace: Path) -> None:
+async def test_media_file_is_served_to_owner_only(start: Start, workspace: Path) -> None:
     api = await start()
     found = LINK.search(await ask(api, "MEDIA:plan.pdf"))
     assert found is not None
@@ -126,7 +126,7 @@ async def test_only_its_owner_has_the_file(start: Start, workspace: Path) -> Non
     assert not list(workspace.parent.glob("uploads/hall/*"))
 
 
-async def test_the_record_of_a_run_and_of_its_session_say_the_same(house: Api) -> None:
+async def test_media_is_same_in_run_and_session_records(house: Api) -> None:
     async with house.post("/v1/runs", {"input": "hi", "session_id": "hall"}) as response:
         house.model.script = [saying("Here: MEDIA:box.png")]
         run_id = (await told(response, 202))["run_id"]
@@ -139,7 +139,7 @@ async def test_the_record_of_a_run_and_of_its_session_say_the_same(house: Api) -
         assert (await told(response))["data"][-1]["content"] == f"Here: {INLINE}"
 
 
-async def test_the_model_is_told_its_tag_again_and_not_the_image(house: Api) -> None:
+async def test_media_tag_is_replayed_to_model(house: Api) -> None:
     await ask(house, "Here: MEDIA:box.png")
     text = await ask(house, "And MEDIA:plan.pdf", "stream")
     assert LINK.search(text)
@@ -148,7 +148,7 @@ async def test_the_model_is_told_its_tag_again_and_not_the_image(house: Api) -> 
     assert said == ["Here: MEDIA:box.png", "And MEDIA:plan.pdf"]
 
 
-async def test_a_client_that_sends_the_conversation_along_goes_on_with_it(house: Api, workspace: Path) -> None:
+async def test_media_conversation_sent_by_client_is_bound(house: Api, workspace: Path) -> None:
     (workspace / "big.png").write_bytes(bytes(1_500_000))
     house.model.handler = lambda _: saying("Here: MEDIA:big.png")
     first = (await house.ask("hi"))["choices"][0]["message"]["content"]
@@ -162,7 +162,7 @@ async def test_a_client_that_sends_the_conversation_along_goes_on_with_it(house:
     assert [turn.text for turn in house.model.requests[-1].turns if turn.role == "assistant"] == ["Here: MEDIA:big.png"]
 
 
-async def test_a_response_goes_on_from_one_with_an_image(house: Api) -> None:
+async def test_media_response_chain(house: Api) -> None:
     house.model.handler = lambda _: saying("Here: MEDIA:box.png")
     async with house.post("/v1/responses", {"input": "hi"}) as response:
         first = await told(response)
@@ -177,7 +177,7 @@ TAGGED = "Here: MEDIA:box.png done"
 
 
 @pytest.mark.parametrize("at", range(6, 21))
-async def test_nothing_of_a_tag_is_shown_wherever_it_is_cut(house: Api, at: int) -> None:
+async def test_media_tag_is_hidden_for_any_chunking(house: Api, at: int) -> None:
     house.model.handler = lambda _: saying([TAGGED[:at], TAGGED[at:]])
     async with house.post("/v1/chat/completions", user(stream=True)) as response:
         seen = await stream_of(response)
@@ -188,24 +188,24 @@ async def test_nothing_of_a_tag_is_shown_wherever_it_is_cut(house: Api, at: int)
     "path",
     ["none.png", ".env", "/etc/shadow", "~/.ssh/id_rsa", ".", "/dev/zero", "../config.yaml", "/proc/self/environ"],
 )
-async def test_a_path_that_may_not_be_read_stays_as_it_is(house: Api, workspace: Path, path: str) -> None:
+async def test_media_forbidden_path_stays_text(house: Api, workspace: Path, path: str) -> None:
     (workspace / ".env").write_text("SOME_TOKEN=0123456789abcdef\n")
     assert await ask(house, f"Here: MEDIA:{path} there") == f"Here: MEDIA:{path} there"
 
 
-async def test_a_link_out_of_the_workspace_is_not_followed(house: Api, workspace: Path) -> None:
+async def test_media_link_out_of_workspace_is_not_followed(house: Api, workspace: Path) -> None:
     (workspace / "box.gif").symlink_to(workspace.parent / "config.yaml")
     assert await ask(house, "MEDIA:box.gif") == "MEDIA:box.gif"
 
 
 @pytest.mark.parametrize(("more", "inline"), [(0, True), (1, False)])
-async def test_a_large_image_is_linked(house: Api, workspace: Path, more: int, inline: bool) -> None:
+async def test_media_large_image_is_linked(house: Api, workspace: Path, more: int, inline: bool) -> None:
     (workspace / "large.JPG").write_bytes(bytes(INLINE_IMAGE_BYTES_MAX + more))
     text = await ask(house, "MEDIA:large.JPG")
     assert text.startswith("![large.JPG](data:image/jpeg;base64,AAAA") if inline else LINK.fullmatch(text)
 
 
-async def test_a_huge_file_is_left_where_it_is(house: Api, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_media_huge_file_stays_text(house: Api, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "OUTGOING_BYTES_MAX", 14)
     assert LINK.fullmatch(await ask(house, "MEDIA:plan.pdf"))
     (workspace / "plan.pdf").write_bytes(b"%PDF-1.7 longer")
@@ -213,7 +213,7 @@ async def test_a_huge_file_is_left_where_it_is(house: Api, workspace: Path, monk
 
 
 @pytest.mark.parametrize("name", ["a b.pdf", "a [1].pdf", "x_y.html", "é.txt"])
-async def test_odd_names(house: Api, workspace: Path, name: str) -> None:
+async def test_media_odd_file_names(house: Api, workspace: Path, name: str) -> None:
     (workspace / name).write_text("text")
     text = await ask(house, f'MEDIA:"{name}"')
     where = re.search(r"\((/api/[^)]+)\)$", text)
@@ -225,7 +225,7 @@ async def test_odd_names(house: Api, workspace: Path, name: str) -> None:
     assert said.removeprefix("MEDIA:").strip('"') == name
 
 
-async def test_a_file_that_a_command_has_just_made(house: Api) -> None:
+async def test_media_file_made_by_command(house: Api) -> None:
     steps = [
         Reply(tool_calls=[Call("terminal", {"command": "mkdir -p ~/d && cd ~/d && echo made > made.csv"})]),
         saying("MEDIA:made.csv and MEDIA:~/d/made.csv"),
@@ -240,7 +240,7 @@ async def test_a_file_that_a_command_has_just_made(house: Api) -> None:
             assert await response.text() == "made\n"
 
 
-async def test_who_may_not_read_files_gets_none(house: Api) -> None:
+async def test_media_without_file_scope_stays_text(house: Api) -> None:
     house.model.handler = lambda _: saying("MEDIA:box.png")
     async with house.post("/v1/runs", {"input": "hi", "toolsets": ["todo"]}) as response:
         run_id = (await told(response, 202))["run_id"]
@@ -248,7 +248,7 @@ async def test_who_may_not_read_files_gets_none(house: Api) -> None:
         assert frames(await response.text())[-1].data["output"] == "MEDIA:box.png"
 
 
-async def test_an_answer_that_is_cut_in_a_tag_goes_on_in_it(house: Api) -> None:
+async def test_media_tag_in_truncated_answer_is_continued(house: Api) -> None:
     text = "Here: MEDIA:box.png done"
 
     def handle(request: Request) -> Reply:
@@ -264,6 +264,6 @@ async def test_an_answer_that_is_cut_in_a_tag_goes_on_in_it(house: Api) -> None:
     assert len(house.model.requests) == 2
 
 
-async def test_json_stays_json(house: Api) -> None:
+async def test_media_in_json_stays_json(house: Api) -> None:
     text = json.dumps({"see": "MEDIA:box.png"})
     assert json.loads(await ask(house, text)) == {"see": INLINE}

@@ -85,9 +85,7 @@ BY_REQUEST: list[tuple[str, str, Json, Json]] = [
 @pytest.mark.parametrize(
     ("path", "body", "headers"), [row[1:] for row in BY_REQUEST], ids=[row[0] for row in BY_REQUEST]
 )
-async def test_request_in_a_foreign_session_is_answered_like_an_unknown_one(
-    owned: Owned, path: str, body: Json, headers: Json
-) -> None:
+async def test_foreign_session_is_404_like_unknown(owned: Owned, path: str, body: Json, headers: Json) -> None:
     before = await owned.state()
     async with owned.api.post(path, body, headers={**bearer(BEN), **headers}) as response:
         assert (await refused(response, 404, "session_not_found"))["message"] == UNKNOWN
@@ -97,7 +95,7 @@ async def test_request_in_a_foreign_session_is_answered_like_an_unknown_one(
     assert await owned.api.app.store.jobs.list() == []
 
 
-async def test_websocket_turn_in_a_foreign_session_is_not_found(owned: Owned) -> None:
+async def test_websocket_turn_in_foreign_session_is_404(owned: Owned) -> None:
     before = await owned.state()
     url, headers = f"{owned.api.url}/v1/responses", {**bearer(BEN), **HEADER}
     async with owned.api.client.ws_connect(url, headers=headers) as socket:
@@ -107,7 +105,7 @@ async def test_websocket_turn_in_a_foreign_session_is_not_found(owned: Owned) ->
     assert owned.api.model.requests == [] and await owned.state() == before
 
 
-async def test_job_is_not_moved_into_a_foreign_session(owned: Owned) -> None:
+async def test_job_cannot_move_into_foreign_session(owned: Owned) -> None:
     async with owned.api.post("/api/jobs", {"schedule": "1h", "prompt": "hi"}, headers=bearer(BEN)) as response:
         job = (await told(response, 201))["job"]
     for key in (BEN, None):  # an admin moves a job into sessions of the job's owner only
@@ -116,7 +114,7 @@ async def test_job_is_not_moved_into_a_foreign_session(owned: Owned) -> None:
             await refused(response, 404, "session_not_found")
 
 
-async def test_foreign_conversation_name_is_a_new_conversation(owned: Owned) -> None:
+async def test_foreign_conversation_name_is_new_conversation(owned: Owned) -> None:
     body = {"input": "hi", "conversation": "talk"}
     async with owned.api.post("/v1/responses", body, headers=bearer(BEN)) as response:
         await told(response)
@@ -124,7 +122,7 @@ async def test_foreign_conversation_name_is_a_new_conversation(owned: Owned) -> 
     assert [message["content"] for message in request.body["messages"] if message["role"] == "user"] == ["hi"]
 
 
-async def test_busy_foreign_session_shows_neither_that_it_is_busy_nor_its_run(owned: Owned) -> None:
+async def test_busy_foreign_session_reveals_nothing(owned: Owned) -> None:
     engine = owned.api.app.engine
     held = await engine.admit(RunSpec("x", session_id=SESSION, owner="anna"))
     fresh = await engine.admit(RunSpec("x", session_id="about-to-be-annas", owner="anna"))
@@ -139,7 +137,7 @@ async def test_busy_foreign_session_shows_neither_that_it_is_busy_nor_its_run(ow
 
 
 @pytest.mark.parametrize("on_detach", ["continue", "cancel"])
-async def test_session_made_by_another_owner_after_the_lease_is_not_written_to(owned: Owned, on_detach: Any) -> None:
+async def test_session_created_by_other_owner_after_lease_is_not_written(owned: Owned, on_detach: Any) -> None:
     engine, sessions = owned.api.app.engine, owned.api.app.store.sessions
     spec = RunSpec("x", session_id="fresh", owner="ben", on_detach=on_detach)
     admission = await engine.admit(spec)
@@ -153,7 +151,7 @@ async def test_session_made_by_another_owner_after_the_lease_is_not_written_to(o
     assert engine.live(spec.run_id) is None and engine.active == 0
 
 
-async def test_admin_works_in_a_session_for_its_owner(owned: Owned) -> None:
+async def test_admin_turn_in_session_keeps_owner(owned: Owned) -> None:
     async with owned.api.post("/v1/chat/completions", user("and now?"), headers=HEADER) as response:
         await told(response)
     assert {record.spec.owner for record in await owned.api.app.engine.list(session_id=SESSION)} == {"anna"}
@@ -223,7 +221,7 @@ OTHER_WAYS: dict[str, Callable[[Api], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
-async def test_no_run_gains_a_foreign_session(owned: Owned, way: str) -> None:
+async def test_no_run_gains_foreign_session(owned: Owned, way: str) -> None:
     before = await owned.state()
     await OTHER_WAYS[way](owned.api)
     assert owned.api.model.requests == [] and await owned.state() == before
@@ -262,7 +260,7 @@ async def _cut_off(api: Api, *, started: bool) -> RunSpec:
 
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("by", ["scan", "owner's next turn"])
-async def test_recovery_does_not_go_on_in_a_foreign_session(owned: Owned, started: bool, by: str) -> None:
+async def test_recovery_does_not_continue_in_foreign_session(owned: Owned, started: bool, by: str) -> None:
     api = owned.api
     spec = await _cut_off(api, started=started)
     before = (await api.app.store.sessions.export_session(SESSION))["messages"]
@@ -287,7 +285,7 @@ async def test_recovery_does_not_go_on_in_a_foreign_session(owned: Owned, starte
 
 
 @pytest.mark.parametrize("field", ["id", "session_id"])
-async def test_foreign_id_of_a_new_session_is_refused_like_a_reserved_one(owned: Owned, field: str) -> None:
+async def test_foreign_id_of_new_session_is_rejected_like_reserved(owned: Owned, field: str) -> None:
     before = await owned.state()
     answers = []
     for session_id in (SESSION, "search"):
@@ -299,7 +297,7 @@ async def test_foreign_id_of_a_new_session_is_refused_like_a_reserved_one(owned:
         await refused(response, 409, "session_exists")
 
 
-async def test_foreign_id_of_a_fork_is_refused_like_a_reserved_one(owned: Owned) -> None:
+async def test_foreign_id_of_fork_is_rejected_like_reserved(owned: Owned) -> None:
     async with owned.api.post("/api/sessions", {"id": "bens"}, headers=bearer(BEN)) as response:
         await told(response, 201)
     messages = set()
@@ -312,7 +310,7 @@ async def test_foreign_id_of_a_fork_is_refused_like_a_reserved_one(owned: Owned)
         assert [session["id"] for session in (await told(response))["data"]] == ["bens"]
 
 
-async def test_foreign_id_of_an_import_is_refused_like_a_reserved_one(owned: Owned) -> None:
+async def test_foreign_id_of_import_is_rejected_like_reserved(owned: Owned) -> None:
     before = await owned.state()
     reports = []
     for session_id in (SESSION, "search"):
@@ -333,7 +331,7 @@ async def test_imported_session_has_no_foreign_parent(owned: Owned) -> None:
 # --- what an import brings -------------------------------------------------------------------------------------------
 
 
-async def test_imported_session_brings_no_prompt_folder_owner_or_session_key(owned: Owned) -> None:
+async def test_import_drops_prompt_folder_owner_and_session_key(owned: Owned) -> None:
     store = owned.api.app.store.sessions
     good = await store.export_session(SESSION)
     assert good["system_prompt"] and good["prompt_digest"]

@@ -26,7 +26,7 @@ async def answer(api: Api, run_id: str, **body: str) -> Json:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_question_is_told_on_a_stream_and_answered_through_the_run(api: Api, kind: str) -> None:
+async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind: str) -> None:
     path, body, name = KINDS[kind]
     api.model.script = [Reply(tool_calls=[ASKS]), Reply(text="The hall it is.")]
     async with api.post(path, body, headers=PLAIN) as response:
@@ -61,7 +61,7 @@ UNATTENDED: list[tuple[str, Json, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(UNATTENDED)))
-async def test_where_nobody_can_answer_a_question_is_answered_at_once(api: Api, number: int) -> None:
+async def test_clarify_without_listener_is_answered_immediately(api: Api, number: int) -> None:
     path, body, headers = UNATTENDED[number]
     api.model.script = [Reply(tool_calls=[ASKS]), Reply(text="Then I choose.")]
     async with api.post(path, body, headers=headers) as response:
@@ -71,7 +71,7 @@ async def test_where_nobody_can_answer_a_question_is_answered_at_once(api: Api, 
     assert len(sent(api.model.requests[1], "tool")) == 1
 
 
-async def test_a_plain_request_may_wait_for_an_answer(api: Api) -> None:
+async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKS]), Reply(text="The hall it is.")]
     turn = asyncio.create_task(
         api.client.post(api.url + CHAT, json=user("light"), headers={"X-Hermes-Approvals": "wait"})
@@ -85,14 +85,14 @@ async def test_a_plain_request_may_wait_for_an_answer(api: Api) -> None:
     assert (await told(await turn))["choices"][0]["message"]["content"] == "The hall it is."
 
 
-async def test_an_old_question_is_left_unanswered(start: Start) -> None:
+async def test_clarify_timeout(start: Start) -> None:
     api = await start(settings={"agent": {"clarify_timeout": 0.1, "api_max_retries": 0}})
     api.model.script = [Reply(tool_calls=[ASKS]), Reply(text="Then I choose.")]
     async with api.post(CHAT, user("light", stream=True), headers=PLAIN) as response:
         assert "Then I choose." in str(await stream_of(response))
 
 
-async def test_a_stopped_turn_leaves_no_question(start: Start) -> None:
+async def test_interrupt_closes_clarify_question(start: Start) -> None:
     async with HeldModel(Reply(tool_calls=[ASKS])) as model:
         model.let_all()
         api = await start(settings=model.settings)
@@ -161,7 +161,7 @@ async def on_record(api: Api, run_id: str) -> Json:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("surface", LEAVE)
-async def test_leave_is_given_or_not_for_as_long_as_was_said(start: Start, surface: str, choice: str) -> None:
+async def test_approval_choices_over_api(start: Start, surface: str, choice: str) -> None:
     api = await start(approval_timeout_seconds=30 if choice else 0.1)
     for session in ("hall", "attic"):
         await told(await api.post("/api/sessions", {"id": session}), 201)

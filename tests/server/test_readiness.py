@@ -96,7 +96,7 @@ def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "file"), DATABASES)
 @pytest.mark.parametrize(("cause", "words"), FILE_CAUSES)
-async def test_a_database_that_is_not_what_was_opened(
+async def test_replaced_database_is_not_ready(
     api: Api, home_folder: Path, name: str, file: str, cause: Any, words: str
 ) -> None:
     assert await looked_at(api) == (200, {})
@@ -109,8 +109,8 @@ async def test_a_database_that_is_not_what_was_opened(
     assert await looked_at(api) == (200, {})
 
 
-async def test_a_replaced_database_is_not_read(api: Api, home_folder: Path) -> None:
-    """Its log of changes lies beside it under the same name: a new connection would mix the two."""
+async def test_replaced_database_is_not_read(api: Api, home_folder: Path) -> None:
+    """Its WAL lies beside it under the same name: a new connection would mix the two files."""
     engine = api.app.store.blocking.engine
     await looked_at(api)
     engine._readers.idle = deque(maxlen=0)
@@ -119,7 +119,7 @@ async def test_a_replaced_database_is_not_read(api: Api, home_folder: Path) -> N
     assert await api.app.store.sessions.get_session("s") is None
 
 
-async def test_a_dead_writer_is_reported_once_and_replaced(api: Api) -> None:
+async def test_dead_writer_is_reported_once_and_replaced(api: Api) -> None:
     assert await looked_at(api) == (200, {})
     engine = api.app.store.blocking.engine
     writer = engine._writer
@@ -131,7 +131,7 @@ async def test_a_dead_writer_is_reported_once_and_replaced(api: Api) -> None:
     assert await looked_at(api) == (200, {})
 
 
-async def test_a_journal_that_cannot_be_written(api: Api, home_folder: Path) -> None:
+async def test_unwritable_journal_is_not_ready(api: Api, home_folder: Path) -> None:
     assert await looked_at(api) == (200, {})
     folder = home_folder / "journal"
     shutil.rmtree(folder, ignore_errors=True)
@@ -143,7 +143,7 @@ async def test_a_journal_that_cannot_be_written(api: Api, home_folder: Path) -> 
     assert list(folder.iterdir()) == [], "a check leaves nothing behind"
 
 
-async def test_a_bus_that_is_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_bus_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away() -> None:
         raise ConnectionError("The bus cannot be reached.")
 
@@ -153,8 +153,8 @@ async def test_a_bus_that_is_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> 
     assert await looked_at(api) == (200, {})
 
 
-async def test_what_was_found_is_remembered_for_a_moment(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is asked, a check writes once."""
+async def test_readiness_result_is_cached_briefly(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often readiness is asked for, a check writes once."""
     monkeypatch.setattr(readiness, "CHECK_KEPT_S", 3600.0)
     log = api.app.store.blocking.engine.path
     assert log is not None
@@ -165,7 +165,7 @@ async def test_what_was_found_is_remembered_for_a_moment(api: Api, monkeypatch: 
     assert log.with_name(f"{log.name}-wal").stat().st_size == size
 
 
-async def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+async def test_readonly_disk_is_not_ready(tmp_path: Path) -> None:
     model = {"default": "m", "base_url": "http://127.0.0.1:9/v1", "api_key": "none"}
     async with serving(tmp_path / "home", model=model) as gateway:
 

@@ -145,7 +145,7 @@ def check_chat(choice: Json, streamed: list[Frame], replies: list[Reply]) -> Non
     assert len(set(begun)) == len(begun)
 
 
-async def test_a_turn_reads_the_same_in_every_form(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_renderings_of_turn_agree_property(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[list[Json], tuple[list[str], str]]] = []
 
     @settings(max_examples=SCRIPTS, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

@@ -76,7 +76,7 @@ async def comes_back(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_reader_who_loses_every_connection_misses_nothing(start: Start, place: str) -> None:
+async def test_replay_after_every_disconnect_is_complete(start: Start, place: str) -> None:
     async with long_turn() as held:
         api, run_id = await submitted(start, held)
         path = f"{RUNS}/{run_id}/events"
@@ -89,7 +89,7 @@ async def test_a_reader_who_loses_every_connection_misses_nothing(start: Start, 
                 assert await blocks(response) == whole[at + 1 :], f"after {block}"
 
 
-async def test_a_log_is_its_owners_and_ends_with_its_time(start: Start) -> None:
+async def test_replay_is_owner_only_and_expires(start: Start) -> None:
     async with long_turn() as held:
         api, run_id = await submitted(start, held)
         path, other = f"{RUNS}/{run_id}/events", {"Authorization": f"Bearer {TABLET}"}
@@ -110,7 +110,7 @@ async def test_a_log_is_its_owners_and_ends_with_its_time(start: Start) -> None:
             assert (await told(response))["output"] == "".join(WORDS)
 
 
-async def test_a_run_can_be_followed_while_it_is_put_on_record(api: Api, monkeypatch: Any) -> None:
+async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: Any) -> None:
     api.model.script = [Reply(text="Hello.")]
     runs, looked_for = api.app.store.runs, asyncio.Event()
     get = runs.get

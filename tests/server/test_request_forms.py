@@ -28,9 +28,7 @@ EFFORTS: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize(("model", "level"), [("gpt-5", "high"), ("gpt-5.2", "xhigh")])
 @pytest.mark.parametrize(("path", "body"), EFFORTS)
-async def test_the_highest_effort_becomes_the_highest_that_the_model_has(
-    start: Start, path: str, body: Json, model: str, level: str
-) -> None:
+async def test_highest_reasoning_effort_of_model(start: Start, path: str, body: Json, model: str, level: str) -> None:
     api = await start(Reply(text="Hi."), model_routes={"thinker": {"model": model}})
     async with api.post("/api/sessions", {"id": "mine"}) as response:
         await told(response, 201)
@@ -60,7 +58,7 @@ async def test_the_highest_effort_becomes_the_highest_that_the_model_has(
         ({}, None),
     ],
 )
-async def test_the_key_may_be_in_either_header(start: Start, headers: dict[str, str], owner: str | None) -> None:
+async def test_api_key_in_either_header(start: Start, headers: dict[str, str], owner: str | None) -> None:
     api = await start(keys=KEYS)
     api.client.headers.popall("Authorization")
     async with api.get("/v1/capabilities", headers=headers) as response:
@@ -83,7 +81,7 @@ async def raw(api: Api, method: str, target: str, body: Json | None = None, **he
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1//chat/completions", "/v1/chat/completions///"])
-async def test_slashes_too_many_change_nothing_about_a_request(api: Api, path: str) -> None:
+async def test_extra_slashes_are_ignored(api: Api, path: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     answer = await raw(api, "POST", path, user("hi"), Authorization=f"Bearer {KEY}")
     assert answer.status == 200 and answer.json["choices"][0]["message"]["content"] == "Hello."
@@ -106,19 +104,19 @@ async def test_slashes_too_many_change_nothing_about_a_request(api: Api, path: s
         ("/p//v1/models", "profile_not_found"),
     ],
 )
-async def test_slashes_too_many_open_nothing(api: Api, target: str, code: str) -> None:
+async def test_extra_slashes_do_not_bypass_auth(api: Api, target: str, code: str) -> None:
     answer = await raw(api, "GET", target)
     check_headers(answer.headers)
     assert check_envelope(answer.status, answer.json)["code"] == code and answer.status in (401, 404)
 
 
 @pytest.mark.parametrize("target", ["//health", "/health/", "///", "/v1/health//?x=1", "http://127.0.0.1//health/"])
-async def test_what_is_open_stays_open(api: Api, target: str) -> None:
+async def test_public_routes_with_extra_slashes(api: Api, target: str) -> None:
     answer = await raw(api, "GET", target, Accept="application/json")
     assert answer.status == 200 and ("status" in answer.json or answer.json["name"] == "hermes")
 
 
-async def test_a_query_is_kept_and_an_id_is_still_its_owners(start: Start) -> None:
+async def test_extra_slashes_keep_query_and_owner_check(start: Start) -> None:
     api = await start(keys=KEYS)
     for name in ("one", "two"):
         async with api.post("/api/sessions//", {"id": name}, headers=bearer(ANNA)) as response:
@@ -134,7 +132,7 @@ async def test_a_query_is_kept_and_an_id_is_still_its_owners(start: Start) -> No
 
 @pytest.mark.parametrize("encoding", ["zstd", "br", "gzip, zstd", "nonsense", "identitygzip"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
-async def test_an_encoding_that_is_not_taken_says_which_are(api: Api, path: str, encoding: str) -> None:
+async def test_unsupported_content_encoding_names_supported(api: Api, path: str, encoding: str) -> None:
     headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
     # The magic number of zstd: bytes as a client would send them.
     async with api.client.post(api.url + path, data=b"\x28\xb5\x2f\xfd\x04\x00", headers=headers) as response:
@@ -155,7 +153,7 @@ async def counted(api: Api, **body: Any) -> int:
     return int(found["input_tokens"])
 
 
-async def test_the_tokens_of_a_request_are_counted_without_asking_a_model(api: Api) -> None:
+async def test_count_tokens_asks_no_model(api: Api) -> None:
     few = await counted(api, input="hi")
     words = "word " * 1000
     longer = {
@@ -178,7 +176,7 @@ async def test_the_tokens_of_a_request_are_counted_without_asking_a_model(api: A
             assert (await told(response))["data"] == []
 
 
-async def test_what_was_said_before_is_counted_too(api: Api) -> None:
+async def test_count_tokens_includes_history(api: Api) -> None:
     few = await counted(api, input="hi")
     api.model.script = [Reply(text="word " * 1000)]
     headers = {"X-Hermes-Session-Id": "hall"}
@@ -191,7 +189,7 @@ async def test_what_was_said_before_is_counted_too(api: Api) -> None:
     assert len(api.model.requests) == 1
 
 
-async def test_a_conversation_larger_than_the_window_is_counted_and_not_compacted(start: Start) -> None:
+async def test_count_tokens_over_window_does_not_compact(start: Start) -> None:
     settings = {"model": {"default": "m", "base_url": "http://127.0.0.1:9/v1", "context_length": 4096}}
     api = await start(settings=settings)
     history = [{"role": ("user", "assistant")[n % 2], "content": "word " * 300} for n in range(30)]
@@ -207,12 +205,12 @@ async def test_a_conversation_larger_than_the_window_is_counted_and_not_compacte
         ({"input": "hi", "provider": "nobody"}, 400, "invalid_value"),
     ],
 )
-async def test_what_cannot_be_asked_for_cannot_be_counted(api: Api, body: Json, status: int, code: str) -> None:
+async def test_count_tokens_rejects_invalid_requests(api: Api, body: Json, status: int, code: str) -> None:
     async with api.post(COUNT, body) as response:
         await refused(response, status, code)
 
 
-async def test_a_session_of_another_owner_is_not_counted(start: Start) -> None:
+async def test_count_tokens_of_foreign_session_is_404(start: Start) -> None:
     api = await start(keys=KEYS)
     async with api.post("/api/sessions", {"id": "hers"}, headers=bearer(ANNA)) as response:
         await told(response, 201)

@@ -85,7 +85,7 @@ def always(api: Api, words: str = "ok") -> None:
         (file("a.txt", "milk"), file("b.txt", "milk"), "a.txt"),
     ],
 )
-async def test_another_image_or_file_is_another_conversation(api: Api, first: Json, second: Json, gone: str) -> None:
+async def test_different_image_or_file_is_other_conversation(api: Api, first: Json, second: Json, gone: str) -> None:
     always(api)
     _, mine = await ask(api, said("user", [text("What is this?"), first]))
     other = said("user", [text("What is this?"), second])
@@ -96,7 +96,7 @@ async def test_another_image_or_file_is_another_conversation(api: Api, first: Js
     assert gone not in json.dumps(seen)
 
 
-async def test_a_picture_that_is_sent_again_finds_its_session_and_is_given_once(api: Api) -> None:
+async def test_repeated_image_binds_session_and_is_sent_once(api: Api) -> None:
     always(api)
     question = said("user", [text("What is this?"), image("cat")])
     _, first = await ask(api, question)
@@ -105,7 +105,7 @@ async def test_a_picture_that_is_sent_again_finds_its_session_and_is_given_once(
     assert got(api.model.requests[-1]) == [question, said("assistant", "ok"), said("user", "sure?")]
 
 
-async def test_a_redacted_output_does_not_come_back(api: Api) -> None:
+async def test_redacted_tool_output_is_not_restored(api: Api) -> None:
     always(api)
     question, asked = said("user", "who?"), calls(call("c1"))
     _, first = await ask(api, question, asked, output("c1", "Ada, 555-1234"), tools=[LAMP])
@@ -126,7 +126,7 @@ async def test_a_redacted_output_does_not_come_back(api: Api) -> None:
         [said("user", "hi", name="bob"), calls(call("c1")), output("c1", "done"), said("assistant", "ok")],
     ],
 )
-async def test_what_was_edited_or_pruned_stays_so(api: Api, changed: list[Json]) -> None:
+async def test_edited_history_is_used_as_sent(api: Api, changed: list[Json]) -> None:
     always(api)
     before = [said("user", "hi"), calls(call("c1")), output("c1", "done")]
     _, first = await ask(api, *before, tools=[LAMP])
@@ -140,7 +140,7 @@ async def test_what_was_edited_or_pruned_stays_so(api: Api, changed: list[Json])
 # ---- what the server did in between
 
 
-async def test_server_calls_are_put_back_where_one_conversation_is_meant(api: Api) -> None:
+async def test_server_calls_are_restored_for_unique_conversation(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     answer, first = await ask(api, said("user", "what?"))
     assert answer["content"] == "Tea."
@@ -156,7 +156,7 @@ async def test_server_calls_are_put_back_where_one_conversation_is_meant(api: Ap
     assert [m["tool_call_id"] for m in seen if m["role"] == "tool"] == ["call_todo"]
 
 
-async def test_server_calls_are_not_put_back_where_two_conversations_could_be_meant(api: Api) -> None:
+async def test_server_calls_are_not_restored_for_ambiguous_conversation(api: Api) -> None:
     api.model.script = [
         *[Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(tool_calls=[TODO]), Reply(text="Tea.")],
         Reply(text="Yes."),
@@ -169,9 +169,7 @@ async def test_server_calls_are_not_put_back_where_two_conversations_could_be_me
 
 
 @pytest.mark.parametrize("keys", [("anna", "ben"), (None, None)])
-async def test_server_calls_of_turns_that_are_not_stored_reach_nobody_else(
-    api: Api, keys: tuple[str | None, str | None]
-) -> None:
+async def test_server_calls_of_unstored_turns_are_private(api: Api, keys: tuple[str | None, str | None]) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(tool_calls=[HALL]), *[Reply(text="On.")] * 2]
     if keys[0] is None:  # both have a call of the server's, and nothing tells whose turn is meant
         api.model.script[1] = Reply(tool_calls=[TODO, HALL])
@@ -186,7 +184,7 @@ async def test_server_calls_of_turns_that_are_not_stored_reach_nobody_else(
         assert "call_todo" in str(got(api.model.requests[-1]))
 
 
-async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(api: Api) -> None:
+async def test_resent_outputs_find_server_calls(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), *[Reply(status=400)] * 2, Reply(text="Both done.")]
     question = said("user", "tea and light")
     answer, _ = await ask(api, question, tools=[LAMP])
@@ -211,7 +209,7 @@ async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(a
         Call("Lamp", '{"room": "hall"}', id="call_lamp"),
     ],
 )
-async def test_a_call_that_was_repaired_is_found_by_what_its_client_was_shown(api: Api, written: Call) -> None:
+async def test_repaired_call_is_matched_by_shown_form(api: Api, written: Call) -> None:
     api.model.script = [Reply(tool_calls=[TODO, written]), Reply(text="Both done.")]
     question = said("user", "tea and light")
     answer, first = await ask(api, question, tools=[LAMP])
@@ -225,14 +223,14 @@ async def test_a_call_that_was_repaired_is_found_by_what_its_client_was_shown(ap
     assert asked["tool_calls"][1] == shown
 
 
-async def test_a_number_that_json_does_not_know_is_never_passed_on(api: Api) -> None:
+async def test_non_json_number_in_arguments_is_rejected(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", '{"room": NaN}', id="call_lamp")]), Reply(text="Sorry.")]
     answer, _ = await ask(api, said("user", "light"), tools=[LAMP])
     assert answer["content"] == "Sorry."
     assert "not valid JSON" in got(api.model.requests[-1])[-1]["content"]
 
 
-async def test_another_session_key_never_meets_the_conversation(api: Api) -> None:
+async def test_other_session_key_never_binds_conversation(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     _, first = await ask(api, said("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})
     messages = [said("user", "what?"), said("assistant", "Tea."), said("user", "sure?")]
@@ -259,7 +257,7 @@ async def test_another_session_key_never_meets_the_conversation(api: Api) -> Non
     ],
 )
 @pytest.mark.parametrize("store", [True, False])
-async def test_messages_in_any_usual_order_are_answered(
+async def test_usual_message_orders_are_accepted(
     api: Api, messages: list[Json], given: list[Json] | None, store: bool
 ) -> None:
     always(api)
@@ -267,7 +265,7 @@ async def test_messages_in_any_usual_order_are_answered(
     assert got(api.model.requests[-1]) == [said("user", "light"), *(given or messages)]
 
 
-async def test_a_call_may_be_answered_and_something_said_at_once(api: Api) -> None:
+async def test_tool_result_and_user_message_together(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Done.")]
     question = said("user", "light")
     answer, first = await ask(api, question, tools=[LAMP])
@@ -277,7 +275,7 @@ async def test_a_call_may_be_answered_and_something_said_at_once(api: Api) -> No
     assert [m["role"] for m in got(api.model.requests[-1])] == ["user", "assistant", "tool", "tool", "user"]
 
 
-async def test_a_call_that_the_client_dropped_is_not_asked_for(api: Api) -> None:
+async def test_dropped_client_call_is_not_required(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Fine.")]
     _, first = await ask(api, said("user", "light"), tools=[LAMP])
     _, second = await ask(api, said("user", "light"), said("user", "never mind"), tools=[LAMP])
@@ -295,15 +293,13 @@ async def test_a_call_that_the_client_dropped_is_not_asked_for(api: Api) -> None
     ],
 )
 @pytest.mark.parametrize("store", [True, False])
-async def test_calls_without_outputs_and_outputs_without_calls_are_named(
-    api: Api, rest: list[Json], code: str, store: bool
-) -> None:
+async def test_unmatched_calls_and_outputs_are_named(api: Api, rest: list[Json], code: str, store: bool) -> None:
     body = {"messages": [said("user", "light"), *rest], "tools": [LAMP], "store": store}
     async with api.post(CHAT, body) as response:
         await refused(response, 400, code, "tool_call_id")
 
 
-async def test_a_named_session_may_be_told_again_what_it_holds(api: Api) -> None:
+async def test_named_session_accepts_known_history(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(status=400), Reply(text="Fine.")]
     named = {"headers": {"X-Hermes-Session-Id": "hall"}, "tools": [LAMP]}
     question = said("user", "light")
@@ -320,7 +316,7 @@ async def test_a_named_session_may_be_told_again_what_it_holds(api: Api) -> None
 # ---- every part of a message
 
 
-async def test_files_of_earlier_messages_are_given_in_their_place(api: Api) -> None:
+async def test_files_of_earlier_messages_stay_in_place(api: Api) -> None:
     always(api)
     question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
     _, session_id = await ask(api, question, said("assistant", "ok"), said("user", "more"))
@@ -332,7 +328,7 @@ async def test_files_of_earlier_messages_are_given_in_their_place(api: Api) -> N
 
 
 @pytest.mark.parametrize("name", ["n" * 300 + ".bin", "ä" * 200 + ".bin", "n." + "b" * 300])
-async def test_a_long_file_name_is_made_shorter(api: Api, name: str) -> None:
+async def test_long_file_name_is_shortened(api: Api, name: str) -> None:
     always(api)
     await ask(api, said("user", [text("read"), file(name, "\0x", "application/x-thing")]))
     path = got(api.model.requests[-1])[0]["content"][1]["text"].partition(" it is at ")[2].removesuffix(".")
@@ -340,7 +336,7 @@ async def test_a_long_file_name_is_made_shorter(api: Api, name: str) -> None:
     assert Path(path).suffix[:4] == name[name.rindex(".") :][:4]
 
 
-async def test_a_file_that_is_sent_again_finds_its_session(api: Api) -> None:
+async def test_resent_file_binds_session(api: Api) -> None:
     always(api)
     question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
     _, first = await ask(api, question)
@@ -352,7 +348,7 @@ async def test_a_file_that_is_sent_again_finds_its_session(api: Api) -> None:
         assert [kept["name"] for kept in (await told(response))["data"]] == ["b.bin"]
 
 
-async def test_images_and_files_in_outputs_reach_the_model(api: Api) -> None:
+async def test_images_and_files_in_tool_outputs_reach_model(api: Api) -> None:
     always(api)
     content = [text("seen"), image("cat"), file("a.txt", "milk")]
     asked = [said("user", "look"), calls(call("c1"))]
@@ -365,7 +361,7 @@ async def test_images_and_files_in_outputs_reach_the_model(api: Api) -> None:
         assert image("cat") in pictures["content"]
 
 
-async def test_images_and_files_in_outputs_of_responses_reach_the_model(api: Api) -> None:
+async def test_images_and_files_in_response_outputs_reach_model(api: Api) -> None:
     always(api)
     items: list[Json] = [
         {"role": "user", "content": [{"type": "input_text", "text": "look"}, input_file("z.txt", "bread")]},
@@ -396,7 +392,7 @@ def input_file(name: str, data: str) -> Json:
     return {"type": "input_file", "filename": name, "file_data": file(name, data)["file"]["file_data"]}
 
 
-async def test_names_and_reasoning_are_kept(api: Api) -> None:
+async def test_message_names_and_reasoning_are_kept(api: Api) -> None:
     always(api)
     messages = [
         said("user", "hi", name="ada"),
@@ -409,7 +405,7 @@ async def test_names_and_reasoning_are_kept(api: Api) -> None:
     assert got(api.model.requests[-1]) == [*messages, said("assistant", "ok"), said("user", "go on")]
 
 
-async def test_reasoning_that_a_provider_refuses_is_left_out_and_named(api: Api) -> None:
+async def test_rejected_reasoning_is_dropped_and_named(api: Api) -> None:
     def answer(request: Request) -> Reply:
         if "reasoning_content" in json.dumps(request.body["messages"]):
             words = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
@@ -426,7 +422,7 @@ async def test_reasoning_that_a_provider_refuses_is_left_out_and_named(api: Api)
 @pytest.mark.parametrize(
     ("model", "sent"), [("gpt-4o", [None, None]), ("deepseek-v4", ["so", " "]), ("kimi-k2", ["so", " "])]
 )
-async def test_a_provider_gets_the_reasoning_that_it_wants(start: Start, model: str, sent: list[str | None]) -> None:
+async def test_reasoning_is_sent_to_providers_that_want_it(start: Start, model: str, sent: list[str | None]) -> None:
     api = await start(model_routes={model: {"model": model}})
     always(api)
     history = [
@@ -451,7 +447,7 @@ def reasoning_sent(request: Request) -> list[str | None]:
 
 
 @pytest.mark.parametrize("model", WANTS_REASONING)
-async def test_every_answer_that_is_replayed_has_its_reasoning_or_a_space(start: Start, model: str) -> None:
+async def test_replayed_answers_have_reasoning_or_space(start: Start, model: str) -> None:
     """In a stored session, after server tools and after a client's, and where the model did not reason."""
     api = await start(model_routes={"m": {"model": model}})
     api.model.script = [
@@ -476,7 +472,7 @@ async def test_every_answer_that_is_replayed_has_its_reasoning_or_a_space(start:
 
 
 @pytest.mark.parametrize("model", WANTS_REASONING)
-async def test_a_chain_of_responses_replays_the_reasoning_as_well(start: Start, model: str) -> None:
+async def test_response_chain_replays_reasoning(start: Start, model: str) -> None:
     api = await start(model_routes={"m": {"model": model}})
     api.model.script = [Reply(text="One."), Reply(text="Two.", reasoning="Hm."), Reply(text="Three.")]
     before = None
@@ -488,7 +484,7 @@ async def test_a_chain_of_responses_replays_the_reasoning_as_well(start: Start, 
 
 
 @pytest.mark.parametrize("model", WANTS_REASONING)
-async def test_a_history_of_the_clients_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
+async def test_client_history_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
     api = await start(model_routes={"m": {"model": model}})
     always(api)
     asked = {**calls(call("c1")), "reasoning_content": "Light it."}
@@ -497,7 +493,7 @@ async def test_a_history_of_the_clients_with_tools_gets_reasoning_everywhere(sta
     assert reasoning_sent(api.model.requests[-1]) == ["Light it.", " "]
 
 
-async def test_a_session_begins_with_the_history_it_was_made_for(api: Api) -> None:
+async def test_session_starts_with_its_client_history(api: Api) -> None:
     always(api)
     picture = said("user", [text("look"), image("cat")])
     _, session_id = await ask(api, picture, said("assistant", "A cat."), said("user", "sure?"))
@@ -509,7 +505,7 @@ async def test_a_session_begins_with_the_history_it_was_made_for(api: Api) -> No
     ]
 
 
-async def test_a_chosen_id_is_never_bound_again(api: Api) -> None:
+async def test_explicit_session_id_is_never_bound_again(api: Api) -> None:
     always(api)
     await ask(api, said("user", "hi"), headers={"X-Hermes-Session-Id": "mine"})
     _, session_id = await ask(api, *user("hi")["messages"], said("assistant", "ok"), said("user", "more"))
@@ -519,7 +515,7 @@ async def test_a_chosen_id_is_never_bound_again(api: Api) -> None:
 # ---- long histories
 
 
-async def test_a_long_history_is_compacted_once_and_its_rows_stay(start: Start) -> None:
+async def test_long_history_is_compacted_once_and_rows_stay(start: Start) -> None:
     def answer(request: Request) -> Reply:
         summary = "Write notes that let the assistant go on" in json.dumps(request.body["messages"])
         return Reply(text="NOTES" if summary else "ok", continues=False)

@@ -65,7 +65,7 @@ def message(role: str, text: str) -> Json:
 # ---- the object
 
 
-async def test_a_response_has_every_key(api: Api) -> None:
+async def test_response_has_every_key(api: Api) -> None:
     api.model.script = [Reply(text=["Do", "ne."], usage={"input": 812, "output": 9, "cached": 640, "reasoning": 4})]
     made = await create(api)
     assert await fetch(api, made["id"]) == made
@@ -95,7 +95,7 @@ ECHOED: Json = {
 }  # fmt: skip
 
 
-async def test_what_was_asked_for_is_echoed(api: Api) -> None:
+async def test_request_parameters_are_echoed(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     made = await create(api, **ECHOED)
     assert {name: made.get(name) for name in ECHOED} == ECHOED
@@ -111,7 +111,7 @@ async def test_tools_are_echoed_in_full(api: Api) -> None:
     assert tool == {"type": "function", "name": "horn", "description": None, "parameters": None, "strict": None}
 
 
-async def test_what_has_no_effect_is_named(api: Api) -> None:
+async def test_ignored_parameters_are_named(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     body = {"input": "x", "include": ["file_search_call.results"], "hologram": 1}
     async with api.post(PATH, body) as response:
@@ -124,7 +124,7 @@ async def test_what_has_no_effect_is_named(api: Api) -> None:
 # ---- items
 
 
-async def test_a_tool_of_the_server_gives_a_call_its_result_and_the_text(api: Api) -> None:
+async def test_server_tool_call_output_and_text_items(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
     call, result, text = (await create(api))["output"]
     assert call["type"] == "function_call"
@@ -138,7 +138,7 @@ async def test_a_tool_of_the_server_gives_a_call_its_result_and_the_text(api: Ap
     assert (text["type"], text["phase"]) == ("message", "final_answer")
 
 
-async def test_each_stretch_of_text_is_an_item_with_its_phase(api: Api) -> None:
+async def test_each_text_item_has_phase(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
     made = await create(api)
     assert [item["type"] for item in made["output"]] == ["message", "function_call", "function_call_output", "message"]
@@ -154,7 +154,7 @@ async def test_each_stretch_of_text_is_an_item_with_its_phase(api: Api) -> None:
         ("none", ["message"]),
     ],
 )
-async def test_how_server_tools_appear_is_chosen(api: Api, header: str, types: list[str]) -> None:
+async def test_server_tool_item_form_is_configurable(api: Api, header: str, types: list[str]) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
     made = await create(api, headers={"X-Hermes-Tool-Items": header})
     assert [item["type"] for item in made["output"]] == types
@@ -176,20 +176,20 @@ async def test_how_server_tools_appear_is_chosen(api: Api, header: str, types: l
 
 
 @pytest.mark.parametrize("headers", [{"User-Agent": "OpenAI/Python 2"}, {"X-Stainless-Lang": "js"}])
-async def test_strict_clients_and_those_with_tools_see_server_tools_apart(api: Api, headers: dict[str, str]) -> None:
+async def test_strict_clients_see_server_tools_as_mcp_calls(api: Api, headers: dict[str, str]) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")] * 2
     assert [item["type"] for item in (await create(api, headers=headers))["output"]] == ["mcp_call", "message"]
     assert [item["type"] for item in (await create(api, tools=[LAMP]))["output"]] == ["mcp_call", "message"]
 
 
 @pytest.mark.parametrize("name", ["Lamp", "lamp_tool", "functions.lamp"])
-async def test_a_client_call_with_a_repaired_name_is_one_open_item(api: Api, name: str) -> None:
+async def test_client_call_with_repaired_name_is_one_open_item(api: Api, name: str) -> None:
     api.model.script = [Reply(tool_calls=[Call(name, {"room": "hall"}, id="call_lamp")])]
     made = await create(api, "light", tools=[LAMP])
     assert [(item["type"], item["name"]) for item in made["output"]] == [("function_call", "lamp")]
 
 
-async def test_a_call_of_the_clients_is_left_open_and_its_output_goes_on(api: Api) -> None:
+async def test_client_tool_call_stays_open_and_output_continues(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on.")]
     made = await create(api, "light", tools=[LAMP])
     assert made["status"] == "completed"
@@ -206,7 +206,7 @@ async def test_a_call_of_the_clients_is_left_open_and_its_output_goes_on(api: Ap
     assert again["previous_response_id"] == made["id"]
 
 
-async def test_outputs_may_be_answered_with_the_whole_transcript_sent_back(api: Api) -> None:
+async def test_outputs_with_whole_transcript_sent_back(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", tool_calls=[HALL]), Reply(text="It is on.")]
     made = await create(api, "light", tools=[LAMP], store=False, reasoning={"summary": "auto"})
     assert [item["type"] for item in made["output"]] == ["reasoning", "function_call"]
@@ -223,7 +223,7 @@ async def test_outputs_may_be_answered_with_the_whole_transcript_sent_back(api: 
     ]
 
 
-async def test_output_items_may_be_sent_back_unchanged(api: Api) -> None:
+async def test_output_items_can_be_sent_back_unchanged(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
     for form in ("function", "mcp"):
         api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
@@ -234,7 +234,7 @@ async def test_output_items_may_be_sent_back_unchanged(api: Api) -> None:
         assert [role for role, _ in seen] == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_system_items_join_the_system_text(api: Api) -> None:
+async def test_system_items_join_system_prompt(api: Api) -> None:
     api.model.script = [Reply(text="Arr.")]
     items = [message("system", "Speak as a pirate."), message("developer", "Be brief."), "hello"]
     await create(api, items, instructions="Be kind.")
@@ -243,14 +243,14 @@ async def test_system_items_join_the_system_text(api: Api) -> None:
     assert sent(api.model.requests[0]) == [("user", "hello")]
 
 
-async def test_an_item_may_be_named_by_its_id(api: Api) -> None:
+async def test_item_reference_by_id(api: Api) -> None:
     api.model.script = [Reply(text="Four."), Reply(text="I did.")]
     made = await create(api, "two and two?")
     await create(api, [{"type": "item_reference", "id": made["output"][0]["id"]}, message("user", "did you say that?")])
     assert sent(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
 
 
-async def test_stored_items_are_read_once_however_many_are_named(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="One.", continues=False), Reply(text="Two.", continues=False), Reply(text="Fine.")]
     ids = [(await create(api, "x"))["output"][0]["id"] for _ in range(2)]
     added = await told(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
@@ -274,7 +274,7 @@ async def test_stored_items_are_read_once_however_many_are_named(api: Api, monke
 # ---- reasoning
 
 
-async def test_reasoning_appears_when_asked_for(api: Api) -> None:
+async def test_reasoning_items_on_request(api: Api) -> None:
     asking: list[tuple[Json, dict[str, str]]] = [
         ({"reasoning": {"summary": "auto"}}, {}),
         ({}, {"X-Hermes-Reasoning": "on"}),
@@ -292,7 +292,7 @@ async def test_reasoning_appears_when_asked_for(api: Api) -> None:
             assert "encrypted_content" not in item
 
 
-async def test_sealed_reasoning_is_accepted_back_and_tells_nothing(start: Start) -> None:
+async def test_encrypted_reasoning_round_trip(start: Start) -> None:
     async with ModelServer() as model:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
         api = await start(settings={"model": {"default": "gpt-5", **route}})
@@ -309,7 +309,7 @@ async def test_sealed_reasoning_is_accepted_back_and_tells_nothing(start: Start)
 # ---- chains
 
 
-async def test_ten_turns_send_each_message_once(api: Api) -> None:
+async def test_ten_turn_chain_sends_each_message_once(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.") for number in range(10)]
     previous: Json = {}
     for number in range(10):
@@ -322,7 +322,7 @@ async def test_ten_turns_send_each_message_once(api: Api) -> None:
         expected += [("assistant", f"answer {number}.")]
 
 
-async def test_a_chain_carries_session_and_instructions(api: Api) -> None:
+async def test_chain_carries_session_and_instructions(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abcd"]
     sessions, previous = [], None
     for fields in ({"instructions": "Be a pirate."}, {}, {"instructions": ""}, {}):
@@ -336,7 +336,7 @@ async def test_a_chain_carries_session_and_instructions(api: Api) -> None:
     assert ["Be a pirate." in system_of(request) for request in api.model.requests] == [True, True, False, False]
 
 
-async def test_continuing_from_an_earlier_response_forks_the_session(api: Api) -> None:
+async def test_continuing_from_earlier_response_forks_session(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.", continues=False) for number in range(4)]
     first = await create(api, "one")
     second = await create(api, "two", previous_response_id=first["id"])
@@ -354,7 +354,7 @@ async def test_continuing_from_an_earlier_response_forks_the_session(api: Api) -
     assert [text for _, text in sent(api.model.requests[4])] == expected
 
 
-async def test_a_chain_of_another_session_is_a_conflict(api: Api) -> None:
+async def test_chain_of_other_session_is_conflict(api: Api) -> None:
     api.model.script = [Reply(text="a"), Reply(text="b")]
     made = await create(api, headers={"X-Hermes-Session-Id": "hall"})
     body = {"input": "x", "previous_response_id": made["id"]}
@@ -364,7 +364,7 @@ async def test_a_chain_of_another_session_is_a_conflict(api: Api) -> None:
         await told(response)
 
 
-async def test_a_named_conversation_goes_on_and_starts_fresh_when_its_response_is_gone(api: Api) -> None:
+async def test_named_conversation_continues_and_restarts_when_response_is_gone(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.", continues=False) for number in range(4)]
     await create(api, "one", conversation="kitchen")
     second = await create(api, "two", conversation="kitchen")
@@ -377,7 +377,7 @@ async def test_a_named_conversation_goes_on_and_starts_fresh_when_its_response_i
     assert sent(api.model.requests[3]) == [("user", "three")]
 
 
-async def test_a_given_history_stands_in_only_where_there_is_no_chain(api: Api) -> None:
+async def test_given_history_is_used_only_without_chain(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.", continues=False) for number in range(3)]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "so?"}]
     first = await create(api, "one", conversation_history=history)
@@ -389,7 +389,7 @@ async def test_a_given_history_stands_in_only_where_there_is_no_chain(api: Api) 
     assert [text for _, text in sent(api.model.requests[2])] == ["before", "so?", "one", "answer 0.", "three"]
 
 
-async def test_what_is_not_stored_leaves_nothing(api: Api) -> None:
+async def test_store_false_leaves_nothing(api: Api) -> None:
     api.model.script = [Reply(text="a", continues=False)] * 2
     made = await create(api, store=False)
     assert made["store"] is False
@@ -405,7 +405,7 @@ async def test_what_is_not_stored_leaves_nothing(api: Api) -> None:
         assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
 
 
-async def test_only_automatic_truncation_cuts_a_long_history(api: Api) -> None:
+async def test_truncation_auto_cuts_long_history(api: Api) -> None:
     api.model.script = [Reply(text="a", continues=False)] * 3
     history = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(150)]
     for truncation, count in (("auto", 101), (None, 151), ("disabled", 151)):
@@ -414,7 +414,7 @@ async def test_only_automatic_truncation_cuts_a_long_history(api: Api) -> None:
         assert sent(api.model.requests[-1])[-2:] == [("assistant", "m149"), ("user", "last")]
 
 
-async def test_truncation_never_parts_a_call_from_its_result(api: Api) -> None:
+async def test_truncation_keeps_calls_with_results(api: Api) -> None:
     api.model.script = [Reply(text="a")]
     call = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "on"}
@@ -427,7 +427,7 @@ async def test_truncation_never_parts_a_call_from_its_result(api: Api) -> None:
     assert roles[0] != "tool"
 
 
-async def test_without_truncation_an_overflow_is_an_error(api: Api) -> None:
+async def test_truncation_disabled_overflow_is_error(api: Api) -> None:
     error = {"code": "context_length_exceeded", "message": "This model's maximum context length is 10 tokens."}
     api.model.script = [Reply(status=400, error=error)]
     async with api.post(PATH, {"input": "x", "truncation": "disabled"}) as response:
@@ -435,7 +435,7 @@ async def test_without_truncation_an_overflow_is_an_error(api: Api) -> None:
     assert len(api.model.requests) == 1
 
 
-async def test_after_the_allowed_calls_the_model_must_answer(api: Api) -> None:
+async def test_max_tool_calls_forces_answer(api: Api) -> None:
     api.model.handler = lambda request: Reply(tool_calls=[TODO]) if offered(request) else Reply(text="Enough.")
     made = await create(api, max_tool_calls=2)
     assert [item["type"] for item in made["output"]].count("function_call") == 2
@@ -460,7 +460,7 @@ async def test_after_the_allowed_calls_the_model_must_answer(api: Api) -> None:
         (Reply(status=504, error="no"), 504, "provider_timeout", "server_error"),
     ],
 )
-async def test_a_failure_without_text_is_a_status_and_is_stored(
+async def test_failure_without_text_is_http_error_and_stored(
     api: Api, reply: Reply, status: int, kind: str, code: str
 ) -> None:
     api.model.handler = lambda _: reply
@@ -480,7 +480,7 @@ async def test_a_failure_without_text_is_a_status_and_is_stored(
         (Reply(text="Half", finish="content_filter"), {}, "content_filter"),
     ],
 )
-async def test_an_answer_cut_short_is_incomplete(api: Api, reply: Reply, fields: Json, reason: str) -> None:
+async def test_truncated_answer_is_incomplete(api: Api, reply: Reply, fields: Json, reason: str) -> None:
     api.model.handler = lambda _: reply
     made = await create(api, **fields)
     assert (made["status"], made["incomplete_details"], made["error"]) == ("incomplete", {"reason": reason}, None)
@@ -489,7 +489,7 @@ async def test_an_answer_cut_short_is_incomplete(api: Api, reply: Reply, fields:
     assert await fetch(api, made["id"]) == made
 
 
-async def test_an_agent_that_raises_is_told_and_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_exception_is_reported_and_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(**_: Any) -> Any:
         raise RuntimeError("it broke")
 
@@ -501,7 +501,7 @@ async def test_an_agent_that_raises_is_told_and_stored(api: Api, monkeypatch: py
     assert (stored["status"], stored["error"]["type"]) == ("failed", "agent_error")
 
 
-async def test_structured_output_is_checked_here_too(api: Api) -> None:
+async def test_structured_output_is_checked(api: Api) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     form = {"type": "json_schema", "name": "number", "strict": True, "schema": schema}
     api.model.script = [Reply(text="five", continues=False), Reply(text='{"n": 5}', continues=False)]
@@ -510,7 +510,7 @@ async def test_structured_output_is_checked_here_too(api: Api) -> None:
     assert made["text"]["format"]["type"] == "json_schema"
 
 
-async def test_usage_is_nothing_until_the_end(start: Start) -> None:
+async def test_usage_is_null_until_end(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         made = await create(api, background=True)

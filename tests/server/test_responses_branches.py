@@ -35,7 +35,7 @@ def user(text: str) -> Json:
     return {"role": "user", "content": text}
 
 
-async def test_the_output_of_a_call_may_be_sent_again_after_a_failure(api: Api) -> None:
+async def test_tool_output_can_be_resent_after_failure(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(status=400), Reply(text="On."), Reply(text="Yes, on.")]
     first = await ask(api, "light")
     await ask(api, [OUTPUT], first, status=502)
@@ -45,7 +45,7 @@ async def test_the_output_of_a_call_may_be_sent_again_after_a_failure(api: Api) 
         assert roles(api) == ["user", "assistant", "tool", "tool"]
 
 
-async def test_an_id_may_name_one_call_after_the_other(api: Api) -> None:
+async def test_call_id_can_be_reused(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(tool_calls=[HALL]), Reply(text="Off.")]
     second = await ask(api, [OUTPUT], await ask(api, "light"))
     await ask(api, [{**OUTPUT, "output": "off"}, user("and?")], second)
@@ -53,7 +53,7 @@ async def test_an_id_may_name_one_call_after_the_other(api: Api) -> None:
     assert api.model.requests[-1].body["messages"][-2]["content"] == "off"
 
 
-async def test_a_call_of_the_chain_may_be_sent_along_with_its_output(api: Api) -> None:
+async def test_call_of_chain_can_be_sent_with_its_output(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes, on.")]
     first = await ask(api, "light")
     call = next(item for item in first["output"] if item["type"] == "function_call")
@@ -75,7 +75,7 @@ def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
 
 @pytest.mark.parametrize("way", ["chat", "header", "conversation"])
 @pytest.mark.parametrize("ends", [Reply(status=400), Reply(text="Never read.", continues=False)])
-async def test_outputs_may_be_sent_again_in_a_session_that_is_named(api: Api, way: str, ends: Reply) -> None:
+async def test_outputs_can_be_resent_in_named_session(api: Api, way: str, ends: Reply) -> None:
     api.model.script = [
         Reply(tool_calls=[TODO, HALL]),
         ends,
@@ -107,7 +107,7 @@ async def test_outputs_may_be_sent_again_in_a_session_that_is_named(api: Api, wa
 
 @pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
 @pytest.mark.parametrize("chained", ["conversation", "previous_response_id"])
-async def test_outputs_may_be_sent_again_in_every_way(api: Api, way: str, chained: str) -> None:
+async def test_outputs_can_be_resent_by_every_reference(api: Api, way: str, chained: str) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(status=400), Reply(text="On.", continues=False)]
     first = await ask(api, "light", conversation="hall")
     names = {chained: "hall" if chained == "conversation" else first["id"]}
@@ -116,7 +116,7 @@ async def test_outputs_may_be_sent_again_in_every_way(api: Api, way: str, chaine
     assert roles(api) == ["user", "assistant", "tool"]
 
 
-async def test_an_output_that_is_sent_again_need_not_be_all_of_them(api: Api) -> None:
+async def test_resent_outputs_may_be_partial(api: Api) -> None:
     other = Call("lamp", {"room": "attic"}, id="call_attic")
     api.model.script = [Reply(tool_calls=[HALL, other]), Reply(status=400), Reply(text="On.")]
     await ask(api, "light", conversation="hall")
@@ -126,7 +126,7 @@ async def test_an_output_that_is_sent_again_need_not_be_all_of_them(api: Api) ->
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_outputs_may_be_sent_again_to_a_response_that_holds_them(api: Api, store: bool) -> None:
+async def test_outputs_can_be_resent_to_response_that_has_them(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes.", continues=False)]
     first = await ask(api, "light")
     second = await ask(api, [OUTPUT], first)
@@ -134,7 +134,7 @@ async def test_outputs_may_be_sent_again_to_a_response_that_holds_them(api: Api,
     assert roles(api) == ["user", "assistant", "tool", "tool"]
 
 
-async def test_outputs_cannot_be_sent_again_when_the_user_has_spoken_since(api: Api) -> None:
+async def test_outputs_cannot_be_resent_after_new_user_message(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On."), Reply(text="Fine.")]
     await ask(api, "light", conversation="hall")
     await ask(api, [OUTPUT], conversation="hall")
@@ -143,7 +143,7 @@ async def test_outputs_cannot_be_sent_again_when_the_user_has_spoken_since(api: 
         await refused(response, 400, "tool_call_not_found", "tool_call_id")
 
 
-async def test_a_branch_is_free_of_calls_that_are_open_elsewhere(api: Api) -> None:
+async def test_branch_ignores_calls_open_elsewhere(api: Api) -> None:
     api.model.script = [Reply(text="Hello."), Reply(tool_calls=[HALL]), Reply(text="Fine.")]
     first = await ask(api, "hi")
     await ask(api, "light", first)
@@ -151,7 +151,7 @@ async def test_a_branch_is_free_of_calls_that_are_open_elsewhere(api: Api) -> No
     assert roles(api) == ["user", "assistant", "user"]
 
 
-async def test_a_branch_does_not_wait_for_a_turn_that_runs(start: Start) -> None:
+async def test_branch_does_not_wait_for_running_turn(start: Start) -> None:
     async with HeldModel(Reply(text="one", continues=False)) as slow:
         routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
         api = await start(Reply(text="Hello."), Reply(text="two"), session_wait_seconds=0, model_routes=routes)
@@ -165,7 +165,7 @@ async def test_a_branch_does_not_wait_for_a_turn_that_runs(start: Start) -> None
 
 
 @pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
-async def test_a_branch_does_not_wait_for_a_turn_that_is_not_on_record_yet(start: Start, way: str) -> None:
+async def test_branch_does_not_wait_for_unrecorded_turn(start: Start, way: str) -> None:
     api = await start(Reply(text="Hello.", continues=False), Reply(text="two", continues=False))
     first = await ask(api, "hi")
     [record] = await api.app.engine.list()
@@ -181,7 +181,7 @@ async def test_a_branch_does_not_wait_for_a_turn_that_is_not_on_record_yet(start
     assert runs["hi"] != runs["b"]
 
 
-async def test_a_branch_from_a_response_that_is_being_made_waits_for_that_one_only(start: Start) -> None:
+async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.", continues=False)) as slow:
         routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
         api = await start(Reply(text="two", continues=False), model_routes=routes)
@@ -220,14 +220,14 @@ async def root_spec(api: Api, way: str, body: Json) -> str:
 
 
 @pytest.mark.parametrize("given", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
-async def test_the_user_may_speak_before_or_after_the_outputs(api: Api, given: list[Json]) -> None:
+async def test_user_message_may_precede_or_follow_outputs(api: Api, given: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On.")]
     first = await ask(api, "light")
     await ask(api, given, first)
     assert roles(api) == ["user", "assistant", "tool", *["user"] * (len(given) - 1)]
 
 
-async def test_outputs_are_checked_against_what_the_request_names(api: Api) -> None:
+async def test_outputs_are_checked_against_referenced_response(api: Api) -> None:
     api.model.script = [Reply(text="Hello."), Reply(tool_calls=[HALL])]
     first = await ask(api, "hi")
     second = await ask(api, "light", first)
@@ -243,7 +243,7 @@ async def test_outputs_are_checked_against_what_the_request_names(api: Api) -> N
         await refused(response, 400, "tool_call_not_found", "tool_call_id")
 
 
-async def test_a_branch_in_the_background_begins_where_it_is_said_to(api: Api) -> None:
+async def test_background_branch_starts_at_referenced_response(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in ("Hello.", "one", "two")]
     first = await ask(api, "hi")
     await ask(api, "a", first)
@@ -253,7 +253,7 @@ async def test_a_branch_in_the_background_begins_where_it_is_said_to(api: Api) -
     assert roles(api) == ["user", "assistant", "user"]
 
 
-async def test_what_was_answered_again_is_still_kept_and_can_be_gone_on_from(api: Api) -> None:
+async def test_superseded_response_is_kept_and_can_be_continued(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On."), Reply(text="Yes."), Reply(text="Bye.")]
     await ask(api, "light", conversation="hall")
     second = await ask(api, [OUTPUT], conversation="hall")
@@ -282,7 +282,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_items_of_every_kind_may_stand_around_an_output(api: Api, order: str) -> None:
+async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     summary = await compaction(api)
     api.model.script = [Reply(text="Kept.", continues=False), Reply(tool_calls=[HALL]), Reply(text="On.")]
     kept = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
@@ -310,7 +310,7 @@ ANSWER = {"role": "assistant", "content": "Hello."}
 
 
 @pytest.mark.parametrize("given", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"])
-async def test_an_input_in_which_nothing_is_asked_is_refused(api: Api, given: Any) -> None:
+async def test_input_without_user_message_is_rejected(api: Api, given: Any) -> None:
     if isinstance(given, str):
         summary = await compaction(api)
         given = [summary] if given == "summary" else [user("hi"), ANSWER, summary]

@@ -31,7 +31,7 @@ async def look(api: Api, path: str) -> Json:
 # ---- the input of a response
 
 
-async def test_the_input_of_a_request_is_listed_with_ids(api: Api) -> None:
+async def test_input_items_are_listed_with_ids(api: Api) -> None:
     api.model.script = [Reply(text="a", continues=False)] * 2
     first = await create(
         api, [message("user", f"m{n}") if n % 2 == 0 else message("assistant", f"m{n}") for n in range(5)]
@@ -56,7 +56,7 @@ async def test_the_input_of_a_request_is_listed_with_ids(api: Api) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nobody"])
-async def test_a_wrong_page_is_refused(api: Api, query: str) -> None:
+async def test_invalid_page_parameters_are_rejected(api: Api, query: str) -> None:
     api.model.script = [Reply(text="a")]
     made = await create(api)
     async with api.get(f"{PATH}/{made['id']}/input_items?{query}") as response:
@@ -67,7 +67,7 @@ async def test_a_wrong_page_is_refused(api: Api, query: str) -> None:
 # ---- compaction
 
 
-async def test_a_compacted_conversation_stands_for_the_whole(api: Api) -> None:
+async def test_compacted_conversation_replaces_history(api: Api) -> None:
     api.model.script = [Reply(text="The code word is slate."), Reply(text="Slate.")]
     items = [message("user", "The code word is slate."), message("assistant", "OK."), message("user", "Remember it.")]
     async with api.post(
@@ -89,7 +89,7 @@ async def test_a_compacted_conversation_stands_for_the_whole(api: Api) -> None:
     assert "Remember it." not in str(api.model.requests[-1].body)
 
 
-async def test_a_stored_response_may_be_compacted(api: Api) -> None:
+async def test_stored_response_can_be_compacted(api: Api) -> None:
     api.model.script = [Reply(text="OK."), Reply(text="Summary: the word is slate."), Reply(text="Slate.")]
     first = await create(api, "The code word is slate.")
     async with api.post(f"{PATH}/compact", {"model": "m", "previous_response_id": first["id"]}) as response:
@@ -98,7 +98,7 @@ async def test_a_stored_response_may_be_compacted(api: Api) -> None:
     assert "Summary: the word is slate." in str(api.model.requests[-1].body)
 
 
-async def test_a_compaction_that_was_tampered_with_is_refused(api: Api) -> None:
+async def test_tampered_compaction_item_is_rejected(api: Api) -> None:
     api.model.script = [Reply(text="Summary.")]
     async with api.post(f"{PATH}/compact", {"model": "m", "input": "remember"}) as response:
         item = (await told(response))["output"][-1]
@@ -108,12 +108,12 @@ async def test_a_compaction_that_was_tampered_with_is_refused(api: Api) -> None:
             await refused(response, 400, "invalid_compaction_item")
 
 
-async def test_a_compaction_of_nothing_known_is_refused(api: Api) -> None:
+async def test_compaction_of_unknown_response_is_404(api: Api) -> None:
     async with api.post(f"{PATH}/compact", {"model": "m", "previous_response_id": "resp_0"}) as response:
         await refused(response, 404, "previous_response_not_found", "previous_response_id")
 
 
-async def test_a_compaction_that_fails_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_compaction_is_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.agent.decisions.RETRY_WAIT_S_MAX", 0.01)
     api.model.handler = lambda _: Reply(status=401, error="no")
     async with api.post(f"{PATH}/compact", {"model": "m", "input": "remember"}) as response:
@@ -123,7 +123,7 @@ async def test_a_compaction_that_fails_is_told(api: Api, monkeypatch: pytest.Mon
 # ---- conversations
 
 
-async def test_a_conversation_is_made_changed_and_deleted(api: Api) -> None:
+async def test_conversation_lifecycle(api: Api) -> None:
     async with api.post(TALKS, {"metadata": {"room": "hall"}}) as response:
         made = await told(response)
     assert set(made) == {"id", "object", "created_at", "metadata"}
@@ -142,7 +142,7 @@ async def test_a_conversation_is_made_changed_and_deleted(api: Api) -> None:
         await refused(response, 404, "conversation_not_found")
 
 
-async def test_responses_go_on_in_a_conversation(api: Api) -> None:
+async def test_responses_continue_in_conversation(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {n}.", continues=False) for n in range(4)]
     async with api.post(
         TALKS, {"items": [message("user", "I am Ann."), message("assistant", "Hello Ann.")]}
@@ -161,7 +161,7 @@ async def test_responses_go_on_in_a_conversation(api: Api) -> None:
     assert [text for _, text in sent(api.model.requests[2])] == ["I am Ann.", "Hello Ann.", "again"]
 
 
-async def test_items_are_added_to_a_conversation(api: Api) -> None:
+async def test_items_are_added_to_conversation(api: Api) -> None:
     api.model.script = [Reply(text="Ann.")]
     async with api.post(TALKS, {}) as response:
         talk = (await told(response))["id"]
@@ -182,7 +182,7 @@ async def begin(api: Api, *items: Json) -> str:
         return f"{TALKS}/{(await told(response))['id']}/items"
 
 
-async def test_an_item_of_a_conversation_is_read_and_deleted(api: Api) -> None:
+async def test_conversation_item_read_and_delete(api: Api) -> None:
     path = await begin(api, message("user", "I am Ann."), message("assistant", "Hello Ann."))
     first, second = (await look(api, f"{path}?order=asc"))["data"]
     assert await look(api, f"{path}/{first['id']}") == first
@@ -196,7 +196,7 @@ async def test_an_item_of_a_conversation_is_read_and_deleted(api: Api) -> None:
                 await refused(response, 404, "item_not_found")
 
 
-async def test_a_response_goes_on_from_the_items_that_are_left(api: Api) -> None:
+async def test_response_continues_from_remaining_items(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {n}.", continues=False) for n in range(5)]
     path = await begin(api, message("user", "I am Ann."))
     talk = path.split("/")[3]
@@ -212,7 +212,7 @@ async def test_a_response_goes_on_from_the_items_that_are_left(api: Api) -> None
     assert len((await look(api, path))["data"]) == 7
 
 
-async def test_items_that_come_again_get_ids_of_their_own(api: Api) -> None:
+async def test_repeated_items_get_own_ids(api: Api) -> None:
     """Two items with one id could not be told apart, and a client that reads page by page would never end."""
     api.model.script = [Reply(text="Hi.")]
     path = await begin(api, {**message("user", "one"), "id": "msg_1"}, {**message("user", "two"), "id": "msg_1"})
@@ -268,7 +268,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": 
         ),
     ],
 )
-async def test_items_are_listed_with_all_that_clients_expect(api: Api, given: Json, listed: Json) -> None:
+async def test_listed_items_have_fields_of_official_client(api: Api, given: Json, listed: Json) -> None:
     """The types of the official package need a status, and a detail of images."""
     (found,) = (await look(api, await begin(api, given)))["data"]
     assert {**found, "id": ""} == {**listed, "id": ""}
@@ -277,7 +277,7 @@ async def test_items_are_listed_with_all_that_clients_expect(api: Api, given: Js
 # ---- how long a response is kept
 
 
-async def test_the_least_used_response_goes_first(start: Start) -> None:
+async def test_response_lru_eviction(start: Start) -> None:
     api = await start(*[Reply(text="a", continues=False)] * 4, responses={"max_stored": 3})
     ids = [(await create(api, f"q{n}", conversation=f"c{n}"))["id"] for n in range(3)]
     await look(api, f"{PATH}/{ids[0]}")
@@ -292,7 +292,7 @@ async def test_the_least_used_response_goes_first(start: Start) -> None:
     assert sent(api.model.requests[-1]) == [("user", "afresh")]
 
 
-async def test_a_deleted_response_is_gone_for_chains_too(api: Api) -> None:
+async def test_deleted_response_is_gone_for_chains(api: Api) -> None:
     api.model.script = [Reply(text="a")]
     made = await create(api)
     async with api.delete(f"{PATH}/{made['id']}") as response:

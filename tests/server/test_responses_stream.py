@@ -109,7 +109,7 @@ GRAMMAR: list[tuple[str, list[Reply], Json, dict[str, str], list[str]]] = [
 @pytest.mark.parametrize(
     ("script", "fields", "headers", "body"), [row[1:] for row in GRAMMAR], ids=[r[0] for r in GRAMMAR]
 )
-async def test_events_come_in_order_and_agree_with_the_object(
+async def test_stream_events_are_ordered_and_match_object(
     api: Api, script: list[Reply], fields: Json, headers: dict[str, str], body: list[str]
 ) -> None:
     api.model.script = script
@@ -165,7 +165,7 @@ def check_items(made: list[Json]) -> None:
     assert list(done.values()) == final["output"]
 
 
-async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
+async def test_response_stream_is_incremental(start: Start) -> None:
     async with HeldModel(Reply(text=["Hello", " there", ", you."])) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
@@ -183,7 +183,7 @@ async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
     assert rest[-1].data == "[DONE]"
 
 
-async def test_a_result_of_a_tool_is_a_list_on_the_wire(api: Api) -> None:
+async def test_tool_result_is_list_on_the_wire(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
     made = await streamed(api)
     (item,) = [
@@ -195,7 +195,7 @@ async def test_a_result_of_a_tool_is_a_list_on_the_wire(api: Api) -> None:
 # ---- ends that are not good
 
 
-async def test_a_failure_is_an_error_and_a_failed_response(api: Api) -> None:
+async def test_stream_failure_is_error_and_failed_response(api: Api) -> None:
     api.model.handler = lambda _: Reply(status=401, error="no")
     made = await streamed(api)
     assert types(made)[-2:] == ["error", "failed"]
@@ -211,7 +211,7 @@ async def test_a_failure_is_an_error_and_a_failed_response(api: Api) -> None:
     assert await fetch(api, final["id"]) == final
 
 
-async def test_a_failure_after_text_closes_its_item_first(api: Api) -> None:
+async def test_stream_failure_after_text_closes_item_first(api: Api) -> None:
     reply = Reply(text=["Half an answer ", "and more"])
 
     def handle(request: Request) -> Reply:
@@ -229,7 +229,7 @@ async def test_a_failure_after_text_closes_its_item_first(api: Api) -> None:
     assert final["output"][0]["status"] == "incomplete"
 
 
-async def test_an_answer_cut_short_ends_incomplete(api: Api) -> None:
+async def test_truncated_stream_ends_incomplete(api: Api) -> None:
     api.model.script = [Reply(text="Half", finish="length")]
     made = await streamed(api, max_output_tokens=20)
     check_items(made)
@@ -238,7 +238,7 @@ async def test_an_answer_cut_short_ends_incomplete(api: Api) -> None:
     assert object_of(made)["output"][-1]["status"] == "incomplete"
 
 
-async def test_an_agent_that_raises_ends_the_stream_in_order(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_exception_ends_stream_in_order(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(**_: Any) -> Any:
         raise RuntimeError("it broke")
 
@@ -250,7 +250,7 @@ async def test_an_agent_that_raises_ends_the_stream_in_order(api: Api, monkeypat
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
-async def test_a_stopped_response_ends_as_cancelled(start: Start, way: str) -> None:
+async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
@@ -276,7 +276,7 @@ async def test_a_stopped_response_ends_as_cancelled(start: Start, way: str) -> N
             assert (await told(again))["status"] == "cancelled"
 
 
-async def test_a_finished_response_cannot_be_cancelled(api: Api) -> None:
+async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.post(f"{PATH}/{final['id']}/cancel") as response:
@@ -293,7 +293,7 @@ async def finished(api: Api, response_id: str) -> Json:
     return made
 
 
-async def test_a_background_response_is_answered_at_once_and_polled(start: Start) -> None:
+async def test_background_response_is_polled(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
@@ -307,7 +307,7 @@ async def test_a_background_response_is_answered_at_once_and_polled(start: Start
     assert done["output"][0]["content"][0]["text"] == "Done."
 
 
-async def test_a_background_response_may_be_cancelled_and_deleted(start: Start) -> None:
+async def test_background_response_cancel_and_delete(start: Start) -> None:
     async with HeldModel(Reply(text="Done."), Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
@@ -326,7 +326,7 @@ async def test_a_background_response_may_be_cancelled_and_deleted(start: Start) 
         assert all(request.closed_early for request in model.requests)
 
 
-async def test_losing_the_stream_of_a_background_response_does_not_stop_it(start: Start) -> None:
+async def test_disconnect_does_not_stop_background_response(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True, "stream": True}) as response:
@@ -350,7 +350,7 @@ async def replayed(api: Api, response_id: str, after: int | None = None) -> list
 
 
 @pytest.mark.parametrize("made_by", ["stream", "json", "background"])
-async def test_a_response_can_be_replayed_from_anywhere(api: Api, made_by: str) -> None:
+async def test_response_replay_from_any_sequence_number(api: Api, made_by: str) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text=["Do", "ne."])]
     fields: Json = {"stream": {"stream": True}, "json": {}, "background": {"background": True}}[made_by]
     async with api.post(PATH, {"input": "hi", **fields}) as response:
@@ -371,7 +371,7 @@ async def test_a_response_can_be_replayed_from_anywhere(api: Api, made_by: str) 
         assert [frame.data for frame in await replayed(api, response_id, after)] == ["[DONE]"]
 
 
-async def test_readers_join_a_response_under_way(start: Start) -> None:
+async def test_readers_join_running_response(start: Start) -> None:
     async with HeldModel(Reply(text=["one ", "two ", "three."])) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
@@ -389,14 +389,14 @@ async def test_readers_join_a_response_under_way(start: Start) -> None:
 
 
 @pytest.mark.parametrize("after", ["x", "-2", "1.5"])
-async def test_a_number_that_is_none_is_refused(api: Api, after: str) -> None:
+async def test_invalid_starting_after_is_rejected(api: Api, after: str) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.get(f"{PATH}/{final['id']}?stream=true&starting_after={after}") as response:
         await refused(response, 400, "invalid_value", "starting_after")
 
 
-async def test_what_a_response_shows_is_settled_when_it_is_made(api: Api) -> None:
+async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", tool_calls=[TODO]), Reply(text="Done.")]
     made = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
     response_id = object_of(made)["id"]
@@ -405,7 +405,7 @@ async def test_what_a_response_shows_is_settled_when_it_is_made(api: Api) -> Non
         assert events(await stream_of(response)) == made
 
 
-async def test_who_is_told_the_end_finds_it_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = asyncio.Event()
     keep = ResponseRecord.keep
 
@@ -464,7 +464,7 @@ def check_lines(frames: list[Json], limit: int) -> Json:
 
 
 @pytest.mark.parametrize("shown", ["function", "mcp"])
-async def test_outputs_in_life_cycle_events_are_shortened_to_the_limit_of_a_line(start: Start, shown: str) -> None:
+async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, shown: str) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done. " * 200), max_event_bytes=LIMIT)
     made = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
     last = check_lines(made, LIMIT)
@@ -475,7 +475,7 @@ async def test_outputs_in_life_cycle_events_are_shortened_to_the_limit_of_a_line
         assert events(await stream_of(response)) == made, "a replay tells the same"
 
 
-async def test_logs_of_the_code_interpreter_are_shortened_as_well(start: Start) -> None:
+async def test_code_interpreter_logs_are_shortened(start: Start) -> None:
     prints = [Call("execute_code", {"code": f"print('{c}' * 5000)"}, id=f"c{c}") for c in "abcd"]
     api = await start(Reply(tool_calls=prints), Reply(text="Done."), max_event_bytes=LIMIT)
     made = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
@@ -489,7 +489,7 @@ async def test_logs_of_the_code_interpreter_are_shortened_as_well(start: Start) 
         assert before["outputs"][0]["logs"].startswith(after["outputs"][0]["logs"])
 
 
-async def test_a_socket_keeps_to_the_limit_as_well(start: Start) -> None:
+async def test_websocket_respects_max_event_bytes(start: Start) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done."), max_event_bytes=LIMIT)
     async with api.client.ws_connect(api.url + PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "hi"})
@@ -508,17 +508,15 @@ async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
     assert [json.loads(one) for one in arguments] == [note.arguments for note in NOTES]
 
 
-async def test_what_fits_is_left_whole(start: Start) -> None:
+async def test_events_that_fit_are_unchanged(start: Start) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done."))
     last = object_of(await streamed(api))
     assert "truncated" not in json.dumps(last)
     assert plainly(last)["output"] == (await fetch(api, last["id"]))["output"]
 
 
-async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_it(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the run has ended before its stream begins."""
+async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the run has ended before its stream begins."""
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
     begin = ResponseRecord.try_insert
 

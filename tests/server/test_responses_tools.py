@@ -112,7 +112,7 @@ def shown(item: Json) -> Json:
 
 @rows
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "history"])
-async def test_a_client_tool_travels_as_its_own_items(
+async def test_client_tool_items_by_type(
     api: Api, tool: Json, name: str, args: Json, item: Json, output: Json, result: str, chain: bool
 ) -> None:
     api.model.script = [Reply(tool_calls=[Call(name, args, id="call_1")]), Reply(text="Done.")]
@@ -133,7 +133,7 @@ async def test_a_client_tool_travels_as_its_own_items(
 
 
 @rows
-async def test_a_call_streams_with_the_events_of_its_type(
+async def test_client_tool_call_stream_events_by_type(
     api: Api, tool: Json, name: str, args: Json, item: Json, output: Json, result: str
 ) -> None:
     api.model.script = [Reply(tool_calls=[Call(name, args, id="call_1")])]
@@ -154,7 +154,7 @@ async def test_a_call_streams_with_the_events_of_its_type(
         assert [frame.data for frame in frames(await response.text())[:-1]] == events
 
 
-async def test_tools_found_by_a_search_are_offered_afterwards(api: Api) -> None:
+async def test_tools_found_by_search_are_offered_afterwards(api: Api) -> None:
     search, _, args, _, output, _ = CLIENT_TOOLS[-1][1:]
     api.model.script = [Reply(tool_calls=[Call("tool_search", args, id="call_1")]), Reply(text="a"), Reply(text="b")]
     made = await create(api, tools=[search])
@@ -163,7 +163,7 @@ async def test_tools_found_by_a_search_are_offered_afterwards(api: Api) -> None:
     assert ["lamp" in offered(request) for request in api.model.requests] == [False, True, True]
 
 
-async def test_tools_and_system_text_of_the_input_hold_for_the_chain(api: Api) -> None:
+async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None:
     """A later definition takes the place of an earlier one."""
     api.model.script = [Reply(text="a"), Reply(text="b"), Reply(text="c")]
     first = {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "x"}]}
@@ -179,7 +179,7 @@ async def test_tools_and_system_text_of_the_input_hold_for_the_chain(api: Api) -
     assert described["x"] == "Another."
 
 
-async def test_the_same_tools_may_come_with_every_turn_of_a_chain(api: Api) -> None:
+async def test_same_tools_in_every_turn_of_chain(api: Api) -> None:
     tools = [flat(function(f"lamp_{number}")) for number in range(100)]
     added = {"type": "additional_tools", "role": "developer", "tools": tools}
     api.model.script = [Reply(text=str(number), continues=False) for number in range(3)]
@@ -190,7 +190,7 @@ async def test_the_same_tools_may_come_with_every_turn_of_a_chain(api: Api) -> N
     assert sum(name.startswith("lamp_") for name in offered(api.model.requests[-1])) == 100
 
 
-async def test_a_long_namespaced_name_is_shortened_and_reported_whole(api: Api) -> None:
+async def test_long_namespaced_tool_name_is_shortened_and_restored(api: Api) -> None:
     names = [f"{'x' * 40}_{end}" for end in "ab"]
     tool = {"type": "namespace", "name": "n" * 40, "tools": [{"type": "function", "name": name} for name in names]}
 
@@ -204,7 +204,7 @@ async def test_a_long_namespaced_name_is_shortened_and_reported_whole(api: Api) 
     assert {(call["namespace"], call["name"]) for call in calls} == {("n" * 40, name) for name in names}
 
 
-async def test_a_grammar_is_described_to_a_provider_that_takes_none_and_named(api: Api) -> None:
+async def test_grammar_is_described_to_provider_without_support(api: Api) -> None:
     api.model.script = [Reply(text="a"), Reply(text="b")]
     tool = {"type": "custom", "name": "poem", "description": "Writes.", "format": GRAMMAR}
     assert await ignored(api, input="hi", tools=[tool]) == ["tools.format"]
@@ -214,8 +214,8 @@ async def test_a_grammar_is_described_to_a_provider_that_takes_none_and_named(ap
     assert await ignored(api, input="hi", tools=[{**tool, "format": {"type": "text"}}]) == []
 
 
-async def test_a_grammar_is_passed_on_to_a_model_that_takes_it(start: Start) -> None:
-    """The call comes as text, and goes back so."""
+async def test_grammar_is_passed_to_supporting_model(start: Start) -> None:
+    """The call arrives as text and is sent back as text."""
     call = Call("poem", "größe", id="call_1", custom=True)
     async with ModelServer(Reply(tool_calls=[call]), Reply(text="Done.")) as model:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
@@ -248,7 +248,7 @@ CHOICES: list[tuple[list[Json], Any, Any]] = [
 
 
 @pytest.mark.parametrize(("tools", "choice", "wanted"), CHOICES)
-async def test_a_choice_may_name_a_tool_of_any_type(api: Api, tools: list[Json], choice: Any, wanted: Any) -> None:
+async def test_tool_choice_of_any_type(api: Api, tools: list[Json], choice: Any, wanted: Any) -> None:
     api.model.script = [Reply(text="ok")]
     made = await create(api, tools=tools, tool_choice=choice)
     got = api.model.requests[0].body.get("tool_choice")
@@ -274,7 +274,7 @@ async def search_engine() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_hosted_tools_without_an_equivalent_are_left_out_and_named(api: Api) -> None:
+async def test_unsupported_hosted_tools_are_ignored_and_named(api: Api) -> None:
     api.model.script = [Reply(text="ok")]
     kinds = ["file_search", "image_generation", "mcp", "computer_use_preview", "web_search", "tool_search"]
     tools: list[Json] = [{"type": kind} for kind in kinds]
@@ -284,7 +284,7 @@ async def test_hosted_tools_without_an_equivalent_are_left_out_and_named(api: Ap
     assert not {*kinds, "shell"} & set(offered(api.model.requests[0]))
 
 
-async def test_web_search_is_the_servers_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hosted_web_search_uses_server_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async with search_engine() as url:
         monkeypatch.setenv("SEARXNG_URL", url)
         api = await start(*[Reply(tool_calls=[Call("web_search", {"query": "tea"})]), Reply(text="A drink.")] * 2)
@@ -303,7 +303,7 @@ async def test_web_search_is_the_servers_own(start: Start, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("closed", ["header", "key"])
-async def test_a_key_without_the_toolset_has_no_web_search(
+async def test_key_without_web_toolset_has_no_web_search(
     start: Start, monkeypatch: pytest.MonkeyPatch, closed: str
 ) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
@@ -317,7 +317,7 @@ async def test_a_key_without_the_toolset_has_no_web_search(
 
 
 @pytest.mark.parametrize("beside", [[], [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]])
-async def test_code_interpreter_is_the_servers_own(api: Api, beside: list[Json]) -> None:
+async def test_hosted_code_interpreter_uses_server_tool(api: Api, beside: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[Call("execute_code", {"code": "print(6 * 7)"})]), Reply(text="42.")]
     made = await create(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}, *beside])
     call, _ = made["output"]
@@ -325,7 +325,7 @@ async def test_code_interpreter_is_the_servers_own(api: Api, beside: list[Json])
     assert "42" in call["outputs"][0]["logs"]
 
 
-async def test_a_client_tool_hides_the_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_tool_hides_hosted_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
     api = await start(Reply(tool_calls=[Call("web_search", {"query": "tea"}, id="call_1")]))
     made = await create(api, tools=[{"type": "web_search"}, flat(function("web_search"))])
@@ -346,7 +346,7 @@ HISTORIES: list[tuple[Json, list[tuple[str, str]], list[str]]] = [
 
 
 @pytest.mark.parametrize(("item", "calls", "named"), HISTORIES)
-async def test_hosted_calls_are_accepted_in_histories(
+async def test_hosted_calls_in_history_are_accepted(
     api: Api, item: Json, calls: list[tuple[str, str]], named: list[str]
 ) -> None:
     api.model.script = [Reply(text="ok")]
@@ -361,7 +361,7 @@ async def test_hosted_calls_are_accepted_in_histories(
     assert sent(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
 
 
-async def test_client_metadata_is_known_and_without_effect(start: Start) -> None:
+async def test_client_metadata_is_ignored_and_named(start: Start) -> None:
     api = await start(Reply(text="ok"), strict_parameters=True)
     assert await ignored(api, input="hi", client_metadata={"thread_id": "1"}) == ["client_metadata"]
 
@@ -390,7 +390,7 @@ ODD_ITEMS = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "is_refused"), ODD_ITEMS)
-async def test_odd_fields_of_items_are_kept_or_refused(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
+async def test_odd_item_fields_are_kept_or_rejected(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
     item = {"type": kind, **CALL, **fields}
     async with api.post("/v1/conversations", {"items": [item]}) as response:
         made = await response.json()

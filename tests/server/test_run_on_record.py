@@ -23,7 +23,7 @@ STREAMS: dict[str, Json] = {
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "key-1"}], ids=["plain", "keyed"])
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_head_is_sent_when_its_run_is_on_record(
+async def test_stream_head_is_sent_after_run_is_recorded(
     api: Api, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]
 ) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
@@ -71,8 +71,8 @@ class Appends:
 WHOLE = ["run.started", "model.started", "message.completed", "usage", "run.completed"]
 
 
-async def test_a_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its client keeps the conversation, and would ask again if there were no answer."""
+async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the client keeps the conversation and would ask again without an answer."""
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     appends = Appends(api.app.store, monkeypatch)
     async with api.post("/v1/chat/completions", user("hi")) as response:
@@ -92,7 +92,7 @@ async def test_a_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.Mon
     ],
     ids=["keyed", "named", "session"],
 )
-async def test_other_turns_are_on_record_before_the_model_is_asked(
+async def test_other_turns_are_recorded_before_model_call(
     api: Api, path: str, body: Json, headers: dict[str, str]
 ) -> None:
     seen: list[int] = []
@@ -109,7 +109,7 @@ async def test_other_turns_are_on_record_before_the_model_is_asked(
     assert seen == [1]
 
 
-async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None:
+async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
     seen: list[str] = []
 
     async def answer(_: Any) -> Reply:
@@ -123,10 +123,8 @@ async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None
 
 
 @pytest.mark.parametrize("listed", [False, True])
-async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(
-    api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
-    """Also where somebody lists the runs, which puts starts on record."""
+async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
+    """Also when the runs are listed meanwhile, which records their starts."""
     appends = Appends(api.app.store, monkeypatch)
     appends.failing = 1
 

@@ -89,9 +89,7 @@ def listening() -> Iterator[int]:
 # ---- starting and ending
 
 
-async def test_the_ready_line_names_version_address_model_auth_sandbox_and_store(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_ready_line(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.config_file.write_text("model: {default: m, base_url: 'http://127.0.0.1:9/v1'}")
     async with serving(home) as (url, _):
         pass
@@ -102,7 +100,7 @@ async def test_the_ready_line_names_version_address_model_auth_sandbox_and_store
     assert printed == f"Hermes {hermes.__version__} listening on {url} ({facts})\n"
 
 
-async def test_it_answers_when_it_says_so_and_leaves_nothing_bound(home: Home) -> None:
+async def test_server_lifecycle_releases_port(home: Home) -> None:
     async with serving(home) as (url, _):
         running, status = read_runtime_status(home), await get(f"{url}/health")
         served = is_served(home)
@@ -114,7 +112,7 @@ async def test_it_answers_when_it_says_so_and_leaves_nothing_bound(home: Home) -
         await get(f"{url}/health")
 
 
-async def test_a_key_is_told_of_but_never_shown(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_key_is_mentioned_but_never_shown(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
     async with serving(home, verbose=True):
         pass
@@ -124,7 +122,7 @@ async def test_a_key_is_told_of_but_never_shown(home: Home, capfd: pytest.Captur
     assert not any(GOOD_KEY in text for text in (told.out, told.err, home.state_file.read_text()))
 
 
-async def test_a_short_key_is_a_warning_on_this_machine(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_short_key_is_warning_on_loopback(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     home.env_file.write_text("API_SERVER_KEY=short")
     async with serving(home) as (url, _):
         assert await get(f"{url}/health") == 200
@@ -133,7 +131,7 @@ async def test_a_short_key_is_a_warning_on_this_machine(home: Home, capfd: pytes
     )
 
 
-async def test_any_other_bad_value_is_a_warning_and_the_default(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_invalid_setting_is_warning_with_default(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     home.config_file.write_text("api_server: {keepalive_seconds: soon, hots: 1}\nmodel: {provider: nobody}")
     async with serving(home) as (url, _):
         assert await get(f"{url}/health") == 200
@@ -142,7 +140,7 @@ async def test_any_other_bad_value_is_a_warning_and_the_default(home: Home, capf
     assert "provider 'nobody' is unknown" in told.err and "model none" in told.out
 
 
-async def test_a_home_that_is_open_to_others_is_closed(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_open_home_permissions_are_fixed(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
     home.config_file.write_text("")
     home.config_file.chmod(0o644)
     async with serving(home):
@@ -150,7 +148,7 @@ async def test_a_home_that_is_open_to_others_is_closed(home: Home, capfd: pytest
     assert f"{home.config_file} was open to others (644) and is now 600." in capfd.readouterr().err
 
 
-async def test_with_a_good_key_and_leave_it_listens_for_other_machines(home: Home) -> None:
+async def test_public_listen_with_good_key(home: Home) -> None:
     home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
     async with serving(home, host="0.0.0.0", allow_local_exec=True) as (url, _):
         assert await get(f"{url}/health") == 200
@@ -225,7 +223,7 @@ GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
         ("", {"host": "no\0name"}, 69, "is not known here"),
     ],
 )
-async def test_what_it_does_not_start_with(
+async def test_refused_start_configurations(
     home: Home, settings: str, options: dict[str, Any], code: int, words: str
 ) -> None:
     home.config_file.write_text(settings)
@@ -238,13 +236,13 @@ async def test_what_it_does_not_start_with(
     assert not is_served(home) and not any(key in str(refused.value) for key in (GOOD_KEY, "hunter2", "12345678"))
 
 
-async def test_switched_off_in_the_environment_it_does_not_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disabled_in_environment_does_not_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_SERVER_ENABLED", "false")
     with pytest.raises(ConfigError, match="Try: unset API_SERVER_ENABLED"):
         await GatewayRunner(home, port=0).serve(asyncio.Event())
 
 
-async def test_a_key_of_which_only_the_hash_is_known_is_a_key(home: Home) -> None:
+async def test_hashed_key_counts_as_key(home: Home) -> None:
     digest = hashlib.sha256(GOOD_KEY.encode()).hexdigest()
     settings = config.load(home, environ={"K": GOOD_KEY})
     assert runner.keys_of(settings) == {}
@@ -252,13 +250,13 @@ async def test_a_key_of_which_only_the_hash_is_known_is_a_key(home: Home) -> Non
     assert list(runner.keys_of(config.load(home, environ={"K": GOOD_KEY})).values()) == ["", GOOD_KEY]
 
 
-async def test_a_taken_address_is_named(home: Home) -> None:
+async def test_taken_port_is_named(home: Home) -> None:
     with listening() as port, pytest.raises(HermesError, match=f"http://127.0.0.1:{port} cannot be bound") as refused:
         await GatewayRunner(home, port=port).serve(asyncio.Event())
     assert refused.value.exit_code == 69
 
 
-async def test_a_server_of_another_profile_is_named_as_the_holder(home: Home) -> None:
+async def test_port_of_other_profile_is_named(home: Home) -> None:
     work = Home(home.path / "profiles" / "work", "work")
     work.path.mkdir(parents=True)
     async with serving(work) as (url, _):
@@ -269,7 +267,7 @@ async def test_a_server_of_another_profile_is_named_as_the_holder(home: Home) ->
     assert refused.value.exit_code == 69
 
 
-async def test_a_held_home_stays_as_it_is(home: Home) -> None:
+async def test_held_home_is_unchanged(home: Home) -> None:
     with hold(home):
         with pytest.raises(HomeServed) as refused:
             await GatewayRunner(home, port=0).serve(asyncio.Event())
@@ -278,7 +276,7 @@ async def test_a_held_home_stays_as_it_is(home: Home) -> None:
     assert not home.state_file.exists()
 
 
-async def test_a_damaged_store_and_one_of_a_newer_hermes_are_refused(home: Home) -> None:
+async def test_damaged_or_newer_store_is_rejected(home: Home) -> None:
     home.state_db.write_bytes(b"no database, but long enough to be looked at " * 200)
     with pytest.raises(HermesError) as damaged:
         await GatewayRunner(home, port=0).serve(asyncio.Event())
@@ -292,7 +290,7 @@ async def test_a_damaged_store_and_one_of_a_newer_hermes_are_refused(home: Home)
     assert "newer Hermes" in state(home)["exit_reason"]
 
 
-async def test_a_home_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
+async def test_uncreatable_home_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HermesError, match="The home cannot be written to") as refused:
         await GatewayRunner(Home(tmp_path / "file" / "home"), port=0).serve(asyncio.Event())
@@ -311,7 +309,7 @@ async def begun(home: Home, server: ModelServer) -> str:
     return spec.run_id
 
 
-async def test_reads_go_on_while_running_turns_have_their_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_finishes_turns_while_reads_continue(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "STATE_EVERY_S", 0.01)
     release = asyncio.Event()
 
@@ -333,7 +331,7 @@ async def test_reads_go_on_while_running_turns_have_their_time(home: Home, monke
     assert await status_of(home, run_id) == "completed"
 
 
-async def test_what_has_not_ended_is_left_for_the_next_start(home: Home) -> None:
+async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
     async with ModelServer(Reply(text="x", stall_at=0), Reply(text="done")) as server:
         more = f"api_server: {{drain_seconds: 0}}\n{UNTITLED}"
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
@@ -359,11 +357,11 @@ async def status_of(home: Home, run_id: str) -> str:
     ("host", "only_here"),
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("", False)],
 )
-def test_what_only_this_machine_can_reach(host: str, only_here: bool) -> None:
+def test_loopback_detection(host: str, only_here: bool) -> None:
     assert is_loopback(resolved(host, 0)) is only_here
 
 
-def test_all_addresses_of_a_name_get_one_port(home: Home) -> None:
+def test_all_addresses_of_name_share_one_port(home: Home) -> None:
     addresses = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET, ("127.0.0.2", 0))]
     sockets = bind(home, "localhost", [*addresses, (socket.AF_INET, ("192.0.2.1", 0))])
     ports = {sock.getsockname()[1] for sock in sockets}
@@ -372,7 +370,7 @@ def test_all_addresses_of_a_name_get_one_port(home: Home) -> None:
     assert len(sockets) == 2 and len(ports) == 1
 
 
-def test_the_limit_on_open_files_is_raised_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     for limits in ((1024, 4096), (1024, 1_000_000), (256, resource.RLIM_INFINITY), (65_536, 1_000_000)):
@@ -389,7 +387,7 @@ def lines(home: Home) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o777], ids=oct)
-def test_logs_are_private_sorted_and_without_secrets(home: Home, umask: int) -> None:
+def test_logs_are_private_sorted_and_redacted(home: Home, umask: int) -> None:
     home.env_file.write_text(f"ANY_NAME={GOOD_KEY}")
     before = os.umask(umask)
     try:
@@ -410,7 +408,7 @@ def test_logs_are_private_sorted_and_without_secrets(home: Home, umask: int) -> 
     assert {mode(home.logs), *map(mode, home.logs.iterdir())} == {0o700, 0o600}
 
 
-def test_a_full_log_makes_room(home: Home) -> None:
+def test_log_rotation(home: Home) -> None:
     home.config_file.write_text("logging: {max_size_mb: 0.01, backup_count: 2, level: WARNING}")
     with logging_to(home, config.load(home, environ={}), verbose=False):
         for number in range(600):
@@ -424,14 +422,14 @@ def test_a_full_log_makes_room(home: Home) -> None:
     assert all(mode(path) == 0o600 for path in home.logs.iterdir())
 
 
-def test_a_key_that_is_new_while_it_runs_is_no_more_shown_than_the_others(home: Home) -> None:
+def test_new_key_is_redacted_in_running_logs(home: Home) -> None:
     with logging_to(home, config.load(home, environ={}), verbose=False):
         home.env_file.write_text(f"ANY_NAME={GOOD_KEY}")
         logging.getLogger("hermes").warning("%s", GOOD_KEY)
     assert GOOD_KEY not in lines(home)["agent.log"]
 
 
-def test_logging_ends_with_its_block_and_a_log_that_cannot_be_written_stops_nobody(home: Home) -> None:
+def test_logging_is_restored_and_survives_unwritable_log(home: Home) -> None:
     root = logging.getLogger()
     before = (root.level, list(root.handlers), logging.raiseExceptions)
     home.logs.write_text("in the way")
@@ -443,7 +441,7 @@ def test_logging_ends_with_its_block_and_a_log_that_cannot_be_written_stops_nobo
 # ---- what agents are built from
 
 
-def test_what_is_configured_is_told_without_secrets(home: Home) -> None:
+def test_runtime_configuration_without_secrets(home: Home) -> None:
     home.config_file.write_text(
         "model: {default: m, provider: openai, base_url: 'https://h/v1', api_key: sk-0123456789abcdef}\n"
         "agent: {reasoning_effort: high, reasoning_overrides: {n.1: none}}\n"
@@ -459,12 +457,12 @@ def test_what_is_configured_is_told_without_secrets(home: Home) -> None:
     assert "api_key" not in told["model"] and "0123456789" not in json.dumps(told)
 
 
-def test_nothing_configured_is_nothing_said(home: Home) -> None:
+def test_runtime_configuration_without_settings(home: Home) -> None:
     assert (runner._resolve_runtime_agent_kwargs(), runner._resolve_gateway_model()) == ({}, "")
     assert GatewayRunner._load_reasoning_config() is GatewayRunner._load_fallback_model() is None
 
 
-def test_a_change_of_the_file_is_seen_and_what_was_handed_out_is_nobodys(home: Home) -> None:
+def test_runtime_configuration_follows_file_and_is_copied(home: Home) -> None:
     home.config_file.write_text("model: {default: m}\nagent: {reasoning_effort: none}")
     runner._load_gateway_config()["model"]["default"] = "changed"
     first = runner._load_gateway_config()["model"]["default"], GatewayRunner._load_reasoning_config()

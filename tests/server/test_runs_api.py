@@ -87,7 +87,7 @@ def offer_dangerous(api: Api) -> None:
 # ---- submitting
 
 
-async def test_a_run_is_submitted_and_ends_with_its_answer(api: Api) -> None:
+async def test_run_submit_and_result(api: Api) -> None:
     api.model.script = [Reply(text="Saved.", usage={"input": 900, "output": 40, "cached": 600})]
     body = {"input": "save it", "metadata": {"a": "b"}, "instructions": "In short.", "colour": "red"}
     async with api.post(RUNS, body) as response:
@@ -119,7 +119,7 @@ async def test_a_run_is_submitted_and_ends_with_its_answer(api: Api) -> None:
     assert "In short." in system_of(api.model.requests[0])
 
 
-async def test_a_run_in_a_session_goes_on_from_its_history(api: Api) -> None:
+async def test_run_in_session_uses_history(api: Api) -> None:
     api.model.script = [Reply(text="One."), Reply(text="Two."), Reply(text="Three.")]
     before = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]
     before += [{"role": "assistant", "content": "y"}]
@@ -139,7 +139,7 @@ async def test_a_run_in_a_session_goes_on_from_its_history(api: Api) -> None:
     assert [text for _, text in sent(api.model.requests[2])] == ["a", "b", "c"]
 
 
-async def test_a_run_goes_on_from_a_stored_response(api: Api) -> None:
+async def test_run_continues_stored_response(api: Api) -> None:
     api.model.script = [Reply(text="Blue."), Reply(text="Because.")]
     async with api.post("/v1/responses", {"input": "What colour?"}) as response:
         response_id = (await told(response))["id"]
@@ -152,7 +152,7 @@ async def test_a_run_goes_on_from_a_stored_response(api: Api) -> None:
         await refused(response, 404, "previous_response_not_found", "previous_response_id")
 
 
-async def test_the_tools_of_a_run_can_be_narrowed(api: Api) -> None:
+async def test_run_toolsets_can_be_narrowed(api: Api) -> None:
     api.model.script = [Reply(text="x", continues=False)] * 4
     await ran(api)
     await ran(api, toolsets=["todo", "memory"])
@@ -185,14 +185,14 @@ async def test_the_tools_of_a_run_can_be_narrowed(api: Api) -> None:
         ),
     ],
 )
-async def test_a_run_that_makes_no_sense_is_refused(api: Api, body: Json, status: int, code: str, param: str) -> None:
+async def test_invalid_run_is_rejected(api: Api, body: Json, status: int, code: str, param: str) -> None:
     api.app.store.blocking.sessions.create_session("theirs", "api_server", owner="tablet")
     async with api.post(RUNS, body) as response:
         await refused(response, status, code, param)
     assert (await got(api, RUNS))["total"] == 0
 
 
-async def test_two_names_for_the_session_must_be_the_same(api: Api) -> None:
+async def test_session_id_in_body_and_header_must_agree(api: Api) -> None:
     api.model.script = [Reply(text="x")]
     async with api.post(RUNS, {"input": "x", "session_id": "a"}, headers={"X-Hermes-Session-Id": "b"}) as response:
         await refused(response, 400, "session_conflict", "session_id")
@@ -200,7 +200,7 @@ async def test_two_names_for_the_session_must_be_the_same(api: Api) -> None:
         await ended(api, (await told(response, 202))["run_id"])
 
 
-async def test_a_run_that_failed_tells_why(api: Api) -> None:
+async def test_failed_run_reports_reason(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
     run = await ran(api)
     assert (run["status"], run["error_code"], run["output"]) == ("failed", "provider_auth_failed", None)
@@ -214,7 +214,7 @@ async def test_a_run_that_failed_tells_why(api: Api) -> None:
     assert (failed["output"], failed["partial"]) == ("Half an ans", True)
 
 
-async def test_a_run_waits_for_its_session(start: Start) -> None:
+async def test_run_waits_for_its_session(start: Start) -> None:
     held = HeldModel(Reply(text="One."), Reply(text="Two."))
     await held.start()
     api = await start(settings=held.settings)
@@ -233,7 +233,7 @@ async def test_a_run_waits_for_its_session(start: Start) -> None:
 # ---- following
 
 
-async def test_a_log_is_the_same_live_and_again_for_every_reader(start: Start) -> None:
+async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
     held = HeldModel(
         Reply(text=["Let me", " see."], reasoning=["Hm", "m."], tool_calls=[Call("todo", TODO, id="call_1")]),
         Reply(text=["All", " done."]),
@@ -300,7 +300,7 @@ async def test_a_log_is_the_same_live_and_again_for_every_reader(start: Start) -
     await held.stop()
 
 
-async def test_a_reader_that_leaves_changes_nothing(start: Start) -> None:
+async def test_disconnect_of_events_reader_changes_nothing(start: Start) -> None:
     held = HeldModel(Reply(text=["Hel", "lo", "."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -314,7 +314,7 @@ async def test_a_reader_that_leaves_changes_nothing(start: Start) -> None:
     await held.stop()
 
 
-async def test_the_events_of_every_turn_can_be_followed(api: Api) -> None:
+async def test_events_of_every_turn_can_be_followed(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) as response:
         run_id = response.headers["X-Hermes-Run-Id"]
@@ -324,7 +324,7 @@ async def test_the_events_of_every_turn_can_be_followed(api: Api) -> None:
         assert response.status == 200 and response.headers["Content-Type"] == "text/event-stream"
 
 
-async def test_calls_of_the_clients_end_the_answer(api: Api) -> None:
+async def test_client_tool_calls_end_run(api: Api) -> None:
     api.model.script = [Reply(text="I call.", tool_calls=[Call("lamp", {"on": True}, id="call_9")])]
     lamp = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
     body = {"messages": [{"role": "user", "content": "light"}], "tools": [lamp]}
@@ -337,7 +337,7 @@ async def test_calls_of_the_clients_end_the_answer(api: Api) -> None:
         await refused(response, 400, "tool_output_missing")
 
 
-async def test_events_that_are_kept_no_longer_are_gone(api: Api) -> None:
+async def test_expired_events_are_gone(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     run = await ran(api)
     api.app.store.blocking.runs.sweep({"": 1000.0}, {"run": 0.0}, 1000, now=run["finished_at"] + 10)
@@ -354,7 +354,7 @@ async def test_events_that_are_kept_no_longer_are_gone(api: Api) -> None:
         ("", "x", "Last-Event-ID"),
     ],
 )
-async def test_a_place_that_is_no_number_is_refused(api: Api, query: str, header: str, param: str) -> None:
+async def test_invalid_event_position_is_rejected(api: Api, query: str, header: str, param: str) -> None:
     async with api.get(f"{RUNS}/run_x/events{query}", headers={"Last-Event-ID": header}) as response:
         await refused(response, 400, "invalid_value", param)
 
@@ -362,7 +362,7 @@ async def test_a_place_that_is_no_number_is_refused(api: Api, query: str, header
 # ---- lists
 
 
-async def test_runs_are_listed_page_by_page(api: Api) -> None:
+async def test_run_list_pagination(api: Api) -> None:
     api.model.script = [Reply(text=f"Answer {n}.") for n in range(5)]
     made = [(await ran(api, session_id=f"s{n % 2}"))["run_id"] for n in range(5)]
     seen: list[Json] = []
@@ -383,7 +383,7 @@ async def test_runs_are_listed_page_by_page(api: Api) -> None:
         assert (len(page["data"]), page["total"]) == (count, count)
 
 
-async def test_runs_of_subagents_and_of_others_are_not_in_the_list(api: Api) -> None:
+async def test_runs_of_subagents_and_other_owners_are_not_listed(api: Api) -> None:
     runs = api.app.store.blocking.runs
     for run_id, fields in (("run_sub", {"kind": "subagent"}), ("run_theirs", {"owner": "tablet"}), ("run_left", {})):
         spec = RunSpec("x", "s", run_id=run_id, **fields)  # type: ignore[arg-type]
@@ -401,7 +401,7 @@ async def test_runs_of_subagents_and_of_others_are_not_in_the_list(api: Api) -> 
         await refused(response, 404, "run_not_found")
 
 
-async def test_a_finished_run_can_be_forgotten_and_its_session_stays(start: Start) -> None:
+async def test_finished_run_can_be_deleted_and_session_stays(start: Start) -> None:
     held = HeldModel(Reply(text="Hello."))
     await held.start()
     api = await start(settings=held.settings)
@@ -423,7 +423,7 @@ async def test_a_finished_run_can_be_forgotten_and_its_session_stays(start: Star
 # ---- steering
 
 
-async def test_a_run_is_stopped(start: Start) -> None:
+async def test_run_stop(start: Start) -> None:
     held = HeldModel(Reply(text=["Hel", "lo", "."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -450,7 +450,7 @@ async def test_a_run_is_stopped(start: Start) -> None:
     await held.stop()
 
 
-async def test_a_run_that_waits_is_stopped_before_it_begins(start: Start) -> None:
+async def test_queued_run_stop(start: Start) -> None:
     held = HeldModel(Reply(text="One."))
     await held.start()
     api = await start(settings=held.settings)
@@ -466,7 +466,7 @@ async def test_a_run_that_waits_is_stopped_before_it_begins(start: Start) -> Non
 
 
 @pytest.mark.parametrize("name", ["text", "input"])
-async def test_words_reach_a_run_with_the_next_result(api: Api, name: str) -> None:
+async def test_run_steer(api: Api, name: str) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(ctx: ToolContext, args: Json) -> Json:
@@ -498,7 +498,7 @@ async def test_words_reach_a_run_with_the_next_result(api: Api, name: str) -> No
             await refused(response, 400, code, param)
 
 
-async def test_leave_is_asked_for_and_given(api: Api) -> None:
+async def test_run_approval(api: Api) -> None:
     offer_dangerous(api)
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Gone.")]
     run_id = (await submitted(api))["run_id"]
@@ -530,7 +530,7 @@ async def test_leave_is_asked_for_and_given(api: Api) -> None:
         await refused(response, 409, "approval_not_active")
 
 
-async def test_all_that_is_open_is_refused_at_once(api: Api) -> None:
+async def test_run_approval_deny_all(api: Api) -> None:
     offer_dangerous(api)
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
     run_id = (await submitted(api))["run_id"]
@@ -540,7 +540,7 @@ async def test_all_that_is_open_is_refused_at_once(api: Api) -> None:
     assert (await ended(api, run_id))["output"] == "Well then."
 
 
-async def test_nobody_is_asked_where_nobody_is_to_answer(api: Api) -> None:
+async def test_unattended_run_approval_is_decided_by_rule(api: Api) -> None:
     offer_dangerous(api)
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
     async with api.post(RUNS, {"input": "x"}, headers={"X-Hermes-Approvals": "deny"}) as response:
@@ -549,7 +549,7 @@ async def test_nobody_is_asked_where_nobody_is_to_answer(api: Api) -> None:
     assert one(await events(api, run_id), "approval.responded")["by"] == "rule"
 
 
-async def test_a_question_is_answered_once(api: Api) -> None:
+async def test_run_clarify_is_answered_once(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"}, id="call_1")]), Reply(text="Red.")]
     run_id = (await submitted(api))["run_id"]
     run = await eventually(lambda: got(api, f"{RUNS}/{run_id}"), lambda run: run["pending_question"])

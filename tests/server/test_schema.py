@@ -114,17 +114,17 @@ async def tried(start: Start, requests: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_some_requests_of_every_operation_are_answered_as_described(start: Start) -> None:
+async def test_sample_requests_match_openapi_property(start: Start) -> None:
     await tried(start, 200)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-async def test_many_requests_are_answered_as_described(start: Start) -> None:
+async def test_many_requests_match_openapi_property(start: Start) -> None:
     await tried(start, 5000)
 
 
-async def test_every_route_of_the_index_is_described(api: Api) -> None:
+async def test_openapi_lists_every_route_of_capabilities(api: Api) -> None:
     document = await described(api)
     async with api.get("/v1/capabilities") as response:
         endpoints = (await told(response))["endpoints"]

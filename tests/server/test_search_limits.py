@@ -64,7 +64,7 @@ async def test_other_reads_do_not_wait_for_searches(api: Api, monkeypatch: pytes
         one.cancel()
 
 
-async def test_search_ends_when_its_client_has_gone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_ends_on_disconnect(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = Searches(monkeypatch)
     waiting = [search(api) for _ in range(SLOW_READERS_MAX)]
     await searches.running()
@@ -75,7 +75,7 @@ async def test_search_ends_when_its_client_has_gone(api: Api, monkeypatch: pytes
         assert [match["session_id"] for match in (await told(response))["data"]] == ["s"]
 
 
-async def test_search_that_takes_too_long_is_refused_with_a_retry(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_timeout_is_503_with_retry(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     Searches(monkeypatch)
     monkeypatch.setattr(engine_module, "SLOW_READ_S_MAX", 0.05)
     async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:

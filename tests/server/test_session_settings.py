@@ -101,7 +101,7 @@ async def serving(start: Start, folder: Path, **more: Any) -> Api:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_turns_on_every_route_use_what_their_session_keeps(start: Start, tmp_path: Path, way: str) -> None:
+async def test_turns_on_every_route_use_session_settings(start: Start, tmp_path: Path, way: str) -> None:
     api = await serving(start, tmp_path)
     folder = tmp_path / "garden"
     folder.mkdir()
@@ -116,7 +116,7 @@ async def test_turns_on_every_route_use_what_their_session_keeps(start: Start, t
     assert (len(tools) > 1, steps, str(folder) in told_folder) == (True, 90, False)
 
 
-async def test_what_a_run_says_itself_comes_first(start: Start, tmp_path: Path) -> None:
+async def test_run_settings_override_session_settings(start: Start, tmp_path: Path) -> None:
     api = await serving(start, tmp_path)
     for name in ("garden", "kitchen"):
         (tmp_path / name).mkdir()
@@ -128,7 +128,7 @@ async def test_what_a_run_says_itself_comes_first(start: Start, tmp_path: Path) 
     assert (tools, steps, "garden" in folder) == ({"todo"}, 7, True)
 
 
-async def test_a_header_for_toolsets_comes_before_those_of_the_session(start: Start, tmp_path: Path) -> None:
+async def test_toolsets_header_overrides_session(start: Start, tmp_path: Path) -> None:
     api = await serving(start, tmp_path, toolsets=["todo", "memory"])
     await made(api, id="s", toolsets=["todo", "terminal"])
     await _session_chat(api, "s")
@@ -139,7 +139,7 @@ async def test_a_header_for_toolsets_comes_before_those_of_the_session(start: St
     assert set(offered(api.model.requests[-1])) == {"memory"}
 
 
-async def test_toolsets_of_a_session_stay_within_the_ceiling_of_the_key(start: Start, tmp_path: Path) -> None:
+async def test_session_toolsets_respect_key_ceiling(start: Start, tmp_path: Path) -> None:
     secret = "sk-limited-0123456789abcdef01234567"
     scopes = ["chat", "sessions:read", "sessions:write"]
     keys = [{"name": "limited", "key": secret, "scopes": scopes, "toolsets": ["todo"]}]
@@ -166,7 +166,7 @@ async def test_toolsets_of_a_session_stay_within_the_ceiling_of_the_key(start: S
         ("pinned", "perhaps", "invalid_type"),
     ],
 )
-async def test_settings_that_cannot_be_are_refused(
+async def test_invalid_session_settings_are_rejected(
     start: Start, tmp_path: Path, field: str, value: Any, code: str
 ) -> None:
     api = await serving(start, tmp_path)
@@ -181,7 +181,7 @@ async def test_settings_that_cannot_be_are_refused(
     assert [session["id"] for session in (await got(api, SESSIONS))["data"]] == ["s"]
 
 
-async def test_a_fork_keeps_the_settings_of_its_source(start: Start, tmp_path: Path) -> None:
+async def test_fork_keeps_session_settings(start: Start, tmp_path: Path) -> None:
     api = await serving(start, tmp_path)
     await made(api, id="s", pinned=True, workdir=str(tmp_path), toolsets=[], max_iterations=2)
     async with api.post(f"{SESSIONS}/s/fork", {"id": "f"}) as response:
@@ -193,7 +193,7 @@ async def test_a_fork_keeps_the_settings_of_its_source(start: Start, tmp_path: P
 # ---- pinned
 
 
-async def test_sessions_are_pinned_and_listed_by_it(api: Api) -> None:
+async def test_pinned_sessions_filter(api: Api) -> None:
     assert (await made(api, id="a"))["pinned"] is False
     assert (await made(api, id="b", pinned=True))["pinned"] is True
     await made(api, id="c")
@@ -231,7 +231,7 @@ def talked(api: Api, turns: int) -> list[int]:
     return ids
 
 
-async def test_a_session_is_compacted_when_it_is_asked_for(start: Start) -> None:
+async def test_session_compaction_on_request(start: Start) -> None:
     api = await start(Reply(text="They spoke of foxes."), Reply(text="Yes."))
     await made(api, id="s")
     ids = talked(api, 30)
@@ -255,7 +255,7 @@ async def test_a_session_is_compacted_when_it_is_asked_for(start: Start) -> None
     assert "They spoke of foxes." in asked and "question 12" not in asked and "Foxes?" in asked
 
 
-async def test_a_short_session_is_left_as_it_is(api: Api) -> None:
+async def test_short_session_is_not_compacted(api: Api) -> None:
     await made(api, id="s")
     db_of(api).append_message("s", "user", "hi")
     async with api.post(f"{SESSIONS}/s/compact") as response:
@@ -264,7 +264,7 @@ async def test_a_short_session_is_left_as_it_is(api: Api) -> None:
     assert api.model.requests == []
 
 
-async def test_a_session_at_work_is_not_compacted(start: Start) -> None:
+async def test_busy_session_is_not_compacted(start: Start) -> None:
     held = HeldModel(Reply(text="Slowly."))
     await held.start()
     api = await start(settings=held.settings)
@@ -287,16 +287,14 @@ async def test_a_session_at_work_is_not_compacted(start: Start) -> None:
         ("s", {"instructions": "x" * 101}, 400, "string_above_max_length"),
     ],
 )
-async def test_compactions_that_cannot_be_are_refused(
-    start: Start, path: str, body: Json, status: int, code: str
-) -> None:
+async def test_invalid_compaction_is_rejected(start: Start, path: str, body: Json, status: int, code: str) -> None:
     api = await start(max_text_chars=100)
     await made(api, id="s")
     async with api.post(f"{SESSIONS}/{path}/compact", body) as response:
         await refused(response, status, code)
 
 
-async def test_a_compaction_needs_leave_to_write_and_counts_as_a_turn(start: Start) -> None:
+async def test_compaction_requires_write_scope_and_counts_as_turn(start: Start) -> None:
     reader, writer = "sk-reader-0123456789abcdef01234567", "sk-writer-0123456789abcdef01234567"
     scopes = ["chat", "sessions:read"]
     keys = [

@@ -50,7 +50,7 @@ async def api(start: Start) -> Api:
 
 @pytest.mark.parametrize("by", ["request", "another process"])
 @pytest.mark.parametrize("heir", [ANNA, BEN], ids=["same owner", "other owner"])
-async def test_new_session_of_the_same_id_begins_with_nothing(api: Api, home_folder: Path, by: str, heir: str) -> None:
+async def test_new_session_with_reused_id_has_no_state(api: Api, home_folder: Path, by: str, heir: str) -> None:
     await turn(api, ANNA, PLAIN, command("export MELON=green; cd /tmp"))
     anna = api.app.services.session_states.of("anna", PLAIN)
     assert anna.shell is not None and anna.shell.env["MELON"] == "green"
@@ -72,13 +72,13 @@ async def test_new_session_of_the_same_id_begins_with_nothing(api: Api, home_fol
     assert desk is not anna and not desk.granted and not desk.yolo
 
 
-async def test_state_is_not_shared_between_owners(api: Api) -> None:
+async def test_session_state_is_not_shared_between_owners(api: Api) -> None:
     await turn(api, ANNA, PLAIN, command("export MELON=green"))
     assert api.app.services.session_states.of("ben", PLAIN).shell is None
 
 
 @pytest.mark.parametrize("session_id", [PLAIN, ODD])
-async def test_files_of_a_session_go_with_it(api: Api, home_folder: Path, session_id: str) -> None:
+async def test_session_files_are_deleted_with_session(api: Api, home_folder: Path, session_id: str) -> None:
     await turn(api, ANNA, session_id, command("true"))
     [run] = await api.app.engine.list(session_id=session_id)
     folders = [home_folder / "uploads" / folder_name(session_id), home_folder / "sandbox" / folder_name(session_id)]
@@ -93,7 +93,7 @@ async def test_files_of_a_session_go_with_it(api: Api, home_folder: Path, sessio
         assert list(folder.parent.iterdir()) == []
 
 
-async def test_sessions_of_like_ids_have_uploads_of_their_own(start: Start, home_folder: Path) -> None:
+async def test_sessions_with_similar_ids_have_own_uploads(start: Start, home_folder: Path) -> None:
     api = await start(*[Reply(text="Hi.")] * 2, keys=KEYS)
     part = {"filename": "n.bin", "file_data": "data:application/octet-stream;base64,AAEC/w=="}
     content = [{"type": "text", "text": "look"}, {"type": "file", "file": part}]
@@ -105,7 +105,7 @@ async def test_sessions_of_like_ids_have_uploads_of_their_own(start: Start, home
     assert {folder.name for folder in (home_folder / "uploads").iterdir()} == {folder_name("a b"), "a_b"}
 
 
-async def test_background_processes_end_with_their_session(api: Api) -> None:
+async def test_background_processes_end_with_session(api: Api) -> None:
     begin = command("sleep 600", background=True, notify_on_complete=True)
     [begun] = await turn(api, ANNA, PLAIN, begin)
     [process] = api.app.services.outside.processes.of("anna", PLAIN)
@@ -126,7 +126,7 @@ def _background(owner: str, number: int, *, ended: bool = False) -> Background:
     return made
 
 
-async def test_background_places_are_counted_per_owner() -> None:
+async def test_background_process_limit_is_per_owner() -> None:
     processes = Processes()
     for number in range(BACKGROUND_MAX):
         made = _background("anna", number)
@@ -139,7 +139,7 @@ async def test_background_places_are_counted_per_owner() -> None:
     assert processes.make_room("anna") and "proc_anna3" not in processes._known and over.id in processes._known
 
 
-async def test_unrecorded_session_has_no_files_of_a_recorded_one() -> None:
+async def test_unrecorded_session_has_no_files_of_recorded_one() -> None:
     from hermes.core.spec import RunSpec
 
     specs = [RunSpec("x", "s", owner=owner, persist=persist) for owner in ("anna", "ben") for persist in (True, False)]

@@ -79,7 +79,7 @@ def offer(api: Api, name: str, run: Any, **fields: Any) -> None:
 # ---- one session
 
 
-async def test_a_session_is_made_and_shown_with_every_field(api: Api) -> None:
+async def test_session_create_has_every_field(api: Api) -> None:
     session = await made(api, id="kitchen", title="  A\ttitle ", model="m", system_prompt="Be kind.")
     assert set(session) == FIELDS
     assert {name: session[name] for name in ("id", "title", "source", "model")} == {
@@ -106,14 +106,14 @@ async def test_a_session_is_made_and_shown_with_every_field(api: Api) -> None:
         ({"id": "taken"}, 409, "session_exists"),
     ],
 )
-async def test_a_session_that_cannot_be_made_leaves_nothing(api: Api, fields: Json, status: int, code: str) -> None:
+async def test_rejected_session_create_leaves_nothing(api: Api, fields: Json, status: int, code: str) -> None:
     await made(api, id="taken", title="Taken")
     async with api.post(SESSIONS, fields) as response:
         await refused(response, status, code)
     assert (await got(api, SESSIONS))["total"] == 1
 
 
-async def test_what_is_not_there_or_somebody_elses_is_not_found(api: Api) -> None:
+async def test_missing_or_foreign_session_is_404(api: Api) -> None:
     db_of(api).create_session("theirs", "api_server", owner="tablet", title="Secret")
     for session_id in ("none", "theirs"):
         for method, path, body in (
@@ -129,7 +129,7 @@ async def test_what_is_not_there_or_somebody_elses_is_not_found(api: Api) -> Non
     assert db_of(api).get_session("theirs") is not None
 
 
-async def test_a_change_is_made_wholly_or_not_at_all(api: Api) -> None:
+async def test_session_update_is_atomic(api: Api) -> None:
     await made(api, id="a", title="First", system_prompt="x")
     await made(api, id="b", title="Second")
     for body, code, param in (
@@ -157,7 +157,7 @@ async def test_a_change_is_made_wholly_or_not_at_all(api: Api) -> None:
 # ---- lists
 
 
-async def test_a_list_goes_page_by_page_without_gap_or_repetition(api: Api) -> None:
+async def test_session_list_pagination_has_no_gap_or_repetition(api: Api) -> None:
     ids = [(await made(api, title=f"t{n}"))["id"] for n in range(5)]
     seen: list[str] = []
     cursor = ""
@@ -174,7 +174,7 @@ async def test_a_list_goes_page_by_page_without_gap_or_repetition(api: Api) -> N
     assert [session["id"] for session in page["data"]] == ids[:1] and not page["has_more"]
 
 
-async def test_a_list_is_filtered(api: Api) -> None:
+async def test_session_list_filters(api: Api) -> None:
     db = db_of(api)
     await made(api, id="plain")
     db.create_session("cli", "cli")
@@ -198,7 +198,7 @@ async def test_a_list_is_filtered(api: Api) -> None:
     assert parents == {"plain": None, fork: "plain"}
 
 
-async def test_the_parent_of_another_owner_is_not_told(api: Api) -> None:
+async def test_parent_of_other_owner_is_hidden(api: Api) -> None:
     db_of(api).create_session("theirs", "api_server", owner="tablet")
     db_of(api).create_session("mine", "api_server", parent_session_id="theirs")
     assert (await got(api, f"{SESSIONS}/mine"))["session"]["parent_session_id"] is None
@@ -207,7 +207,7 @@ async def test_the_parent_of_another_owner_is_not_told(api: Api) -> None:
 # ---- messages
 
 
-async def test_the_latest_messages_come_in_order(api: Api) -> None:
+async def test_messages_pagination_latest_first_in_order(api: Api) -> None:
     await made(api, id="s")
     ids = [db_of(api).append_message("s", "user", f"m{n}") for n in range(6)]
     path = f"{SESSIONS}/s/messages"
@@ -242,13 +242,13 @@ async def test_the_latest_messages_come_in_order(api: Api) -> None:
 @pytest.mark.parametrize(
     ("query", "param"), [("order=newest", "order"), ("offset=-1", "offset"), ("offset=x", "offset")]
 )
-async def test_a_page_that_cannot_be_is_refused(api: Api, query: str, param: str) -> None:
+async def test_invalid_messages_page_is_rejected(api: Api, query: str, param: str) -> None:
     await made(api, id="s")
     async with api.get(f"{SESSIONS}/s/messages?{query}") as response:
         assert (response.status, (await response.json())["error"]["param"]) == (400, param)
 
 
-async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api) -> None:
+async def test_messages_show_reasoning_and_hidden_rows_on_request(api: Api) -> None:
     await made(api, id="s")
     db = db_of(api)
     db.append_message("s", "user", "gone")
@@ -268,7 +268,7 @@ async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api)
     ]
 
 
-async def test_a_compaction_does_not_show(api: Api) -> None:
+async def test_messages_hide_compaction(api: Api) -> None:
     await made(api, id="s")
     db = db_of(api)
     ids = [db.append_message("s", "assistant" if n % 2 else "user", f"word{n}") for n in range(6)]
@@ -294,7 +294,7 @@ async def test_a_compaction_does_not_show(api: Api) -> None:
 # ---- search
 
 
-async def test_a_search_finds_messages_and_titles_and_marks_the_words(api: Api) -> None:
+async def test_session_search_messages_and_titles_with_highlights(api: Api) -> None:
     await made(api, id="s", title="Apple pie")
     db_of(api).append_message("s", "user", ">>> print('apple') <<< and an apple")
     page = await got(api, f"{SESSIONS}/search?q=apple")
@@ -306,7 +306,7 @@ async def test_a_search_finds_messages_and_titles_and_marks_the_words(api: Api) 
     assert message["snippet"] == ">>> print('apple') <<< and an apple"
 
 
-async def test_a_search_is_read_page_by_page(api: Api) -> None:
+async def test_session_search_pagination(api: Api) -> None:
     for n in range(3):
         await made(api, id=f"s{n}", title=f"pear {n}")
         for at in range(3):
@@ -340,14 +340,14 @@ async def test_a_search_is_read_page_by_page(api: Api) -> None:
         ('"', set()),
     ],
 )
-async def test_titles_are_found_by_the_same_rules_as_messages(api: Api, query: str, titles: set[str]) -> None:
+async def test_session_search_titles_like_messages(api: Api, query: str, titles: set[str]) -> None:
     for name, title in (("a", "Green tea"), ("b", "Blue tea"), ("c", "tea 100% pure")):
         await made(api, id=name, title=title)
     page = await got(api, f"{SESSIONS}/search?q={query}")
     assert {hit["session_id"] for hit in page["data"]} == titles
 
 
-async def test_a_snippet_is_short_and_shows_the_word(api: Api) -> None:
+async def test_session_search_snippet_is_short(api: Api) -> None:
     await made(api, id="s")
     db_of(api).append_message("s", "user", f"{'x' * 400} needle {'y' * 400} 苹果 is an apple")
     for query, word in (("needle", "needle"), ("苹果", "苹果")):
@@ -359,7 +359,7 @@ async def test_a_snippet_is_short_and_shows_the_word(api: Api) -> None:
 # ---- export, import, files
 
 
-async def test_what_is_exported_can_be_taken_in_again(api: Api) -> None:
+async def test_session_export_import_round_trip(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     await made(api, id="s", title="Greeting", system_prompt="Be kind.")
     await chat(api, "s", "hi")
@@ -383,14 +383,14 @@ async def test_what_is_exported_can_be_taken_in_again(api: Api) -> None:
     assert [(m["role"], m["content"]) for m in messages] == [("user", "hi"), ("assistant", "Hello.")]
 
 
-async def test_sessions_that_are_taken_in_belong_to_whoever_brings_them(api: Api) -> None:
+async def test_imported_sessions_belong_to_importer(api: Api) -> None:
     item = {"format": "hermes.session/1", "id": "s", "owner": "tablet"}
     async with api.post(f"{SESSIONS}/import", {"sessions": [item]}) as response:
         assert (await told(response))["imported"] == 1
     assert (await got(api, f"{SESSIONS}/s"))["session"]["id"] == "s"
 
 
-async def test_files_are_listed_and_downloaded(api: Api, tmp_path: Path) -> None:
+async def test_session_files_list_and_download(api: Api, tmp_path: Path) -> None:
     await made(api, id="s")
     path = tmp_path / "note"
     path.write_bytes(b"\x00milk" * 100_000)
@@ -418,7 +418,7 @@ async def test_files_are_listed_and_downloaded(api: Api, tmp_path: Path) -> None
 # ---- forks
 
 
-async def test_a_fork_begins_like_its_source(api: Api) -> None:
+async def test_session_fork(api: Api) -> None:
     await made(api, id="s", title="Trip", system_prompt="Be kind.")
     ids = [db_of(api).append_message("s", role, text) for role, text in (("user", "a"), ("assistant", "b"))]
     db_of(api).append_message("s", "user", "c")
@@ -439,7 +439,7 @@ async def test_a_fork_begins_like_its_source(api: Api) -> None:
     assert (await got(api, SESSIONS))["total"] == 2
 
 
-async def test_a_fork_copies_finished_turns_only(start: Start) -> None:
+async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
     held = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -464,7 +464,7 @@ async def test_a_fork_copies_finished_turns_only(start: Start) -> None:
 # ---- turns
 
 
-async def test_a_turn_goes_on_from_what_is_stored_and_leaves_its_rows(api: Api) -> None:
+async def test_session_chat_uses_stored_history(api: Api) -> None:
     api.model.script = [Reply(text="One."), Reply(text="Two.")]
     await made(api, id="s", system_prompt="Speak plainly.")
     first = await chat(api, "s", "first")
@@ -484,7 +484,7 @@ async def test_a_turn_goes_on_from_what_is_stored_and_leaves_its_rows(api: Api) 
     assert session["message_count"] == 4 and session["active_run_id"] is None and session["api_call_count"] == 2
 
 
-async def test_a_turn_reopens_its_session(api: Api) -> None:
+async def test_session_chat_reopens_session(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     await made(api, id="s")
     async with api.patch(f"{SESSIONS}/s", {"end_reason": "done"}) as response:
@@ -493,7 +493,7 @@ async def test_a_turn_reopens_its_session(api: Api) -> None:
     assert (await got(api, f"{SESSIONS}/s"))["session"]["ended_at"] is None
 
 
-async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -> None:
+async def test_session_model_is_alias_or_default(start: Start) -> None:
     api = await start(
         *[Reply(text="Hello.", continues=False)] * 4,
         model_routes={"fast": {"model": "small"}, "slow": {"model": "large"}},
@@ -519,7 +519,7 @@ async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -
         ({"message": "x", "temperature": 3}, "invalid_value"),
     ],
 )
-async def test_a_turn_that_makes_no_sense_is_refused_before_it_begins(api: Api, body: Json, code: str) -> None:
+async def test_invalid_session_chat_is_rejected(api: Api, body: Json, code: str) -> None:
     await made(api, id="s")
     for path in ("chat", "chat/stream"):
         async with api.post(f"{SESSIONS}/s/{path}", body) as response:
@@ -527,7 +527,7 @@ async def test_a_turn_that_makes_no_sense_is_refused_before_it_begins(api: Api, 
     assert (await got(api, f"{SESSIONS}/s"))["session"]["message_count"] == 0
 
 
-async def test_a_turn_that_failed_says_so(api: Api) -> None:
+async def test_failed_session_chat_is_reported(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
     await made(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}) as response:
@@ -539,7 +539,7 @@ async def test_a_turn_that_failed_says_so(api: Api) -> None:
     assert (cut["completed"], cut["partial"], cut["interrupted"]) == (False, True, False)
 
 
-async def test_a_session_with_a_running_turn_is_not_deleted_and_takes_no_second_turn(start: Start) -> None:
+async def test_busy_session_is_not_deleted_and_takes_no_second_turn(start: Start) -> None:
     held = HeldModel(Reply(text="Hello."))
     await held.start()
     api = await start(settings=held.settings, session_wait_seconds=0)
@@ -567,7 +567,7 @@ async def test_a_session_with_a_running_turn_is_not_deleted_and_takes_no_second_
 # ---- streams
 
 
-async def test_a_stream_tells_the_turn_in_order(api: Api) -> None:
+async def test_session_stream_event_order(api: Api) -> None:
     todo = {"todos": [{"id": "1", "content": "milk", "status": "pending"}]}
     api.model.script = [
         Reply(text=["Let me", " see."], tool_calls=[Call("todo", todo, id="call_1")]),
@@ -608,7 +608,7 @@ async def test_a_stream_tells_the_turn_in_order(api: Api) -> None:
     assert (run["kind"], run["status"], run["output"]) == ("session", "completed", "All done.")
 
 
-async def test_reasoning_is_in_the_stream_when_it_is_shown(api: Api) -> None:
+async def test_session_stream_reasoning_when_shown(api: Api) -> None:
     api.model.script = [Reply(text="Yes.", reasoning=["Let me ", "think."], continues=False)] * 2
     await made(api, id="s")
     assert "tool.progress" not in names(await streamed(api, "s"))
@@ -616,7 +616,7 @@ async def test_reasoning_is_in_the_stream_when_it_is_shown(api: Api) -> None:
     assert (thought["tool_name"], thought["delta"]) == ("_thinking", "Let me think.")
 
 
-async def test_the_first_two_events_come_at_once(start: Start) -> None:
+async def test_session_stream_first_events_are_immediate(start: Start) -> None:
     held = HeldModel(Reply(text=["He", "llo."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -629,7 +629,7 @@ async def test_the_first_two_events_come_at_once(start: Start) -> None:
     await held.stop()
 
 
-async def test_a_failed_turn_ends_its_stream_with_an_error(api: Api) -> None:
+async def test_session_stream_failure_ends_with_error(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
     await made(api, id="s")
     seen = await streamed(api, "s")
@@ -643,7 +643,7 @@ async def test_a_failed_turn_ends_its_stream_with_an_error(api: Api) -> None:
     assert [m["content"] for m in one(seen, "run.failed")["messages"]] == ["Half an ans"]
 
 
-async def test_a_turn_that_is_stopped_ends_its_stream_as_cancelled(start: Start) -> None:
+async def test_session_stream_interrupt_ends_as_cancelled(start: Start) -> None:
     held = HeldModel(Reply(text=["Hel", "lo", "."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -664,7 +664,7 @@ async def test_a_turn_that_is_stopped_ends_its_stream_as_cancelled(start: Start)
     await held.stop()
 
 
-async def test_a_question_in_a_stream_is_answered_through_the_run(api: Api) -> None:
+async def test_session_stream_clarify_is_answered_through_run(api: Api) -> None:
     ask = Call("clarify", {"question": "Which?", "choices": ["red", "blue"]}, id="call_1")
     api.model.script = [Reply(tool_calls=[ask]), Reply(text="Red it is.")]
     await made(api, id="s")
@@ -685,7 +685,7 @@ async def test_a_question_in_a_stream_is_answered_through_the_run(api: Api) -> N
     assert '"red"' in one(seen, "tool.completed")["result"]
 
 
-async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.tools.result_limits._SHARE_OF_WINDOW", 1.0)
 
     async def work(ctx: ToolContext, args: Json) -> Json:
@@ -702,7 +702,7 @@ async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api, monkeyp
 
 
 @pytest.mark.parametrize("path", ["chat", "chat/stream"])
-async def test_a_turn_goes_on_when_its_client_has_left(start: Start, path: str) -> None:
+async def test_session_chat_continues_after_disconnect(start: Start, path: str) -> None:
     held = HeldModel(Reply(text=["Hel", "lo."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -727,7 +727,7 @@ async def test_a_turn_goes_on_when_its_client_has_left(start: Start, path: str) 
     await held.stop()
 
 
-async def test_the_stream_of_a_turn_that_the_next_server_goes_on_with_has_no_end(start: Start) -> None:
+async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None:
     held = HeldModel(Reply(text=["Hel", "lo", "."]))
     await held.start()
     api = await start(settings=held.settings)
@@ -748,7 +748,7 @@ async def test_the_stream_of_a_turn_that_the_next_server_goes_on_with_has_no_end
     await held.stop()
 
 
-async def test_without_a_database_sessions_are_out_of_reach(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_without_database_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start()
     monkeypatch.setattr(api.adapter, "_session_db", None)
     monkeypatch.setattr("hermes.store.sessions.SessionDB.__init__", lambda *_: (_ for _ in ()).throw(OSError("no")))

@@ -69,7 +69,7 @@ async def api(start: Start, home_folder: Path) -> Api:
 
 @pytest.mark.parametrize("writer", SCOPES)
 @pytest.mark.parametrize("category", ["", "drinks"])
-async def test_skill_is_written_to_its_own_scope(api: Api, home_folder: Path, writer: str, category: str) -> None:
+async def test_skill_is_written_to_own_scope(api: Api, home_folder: Path, writer: str, category: str) -> None:
     given = {"category": category} if category else {}
     made = await use(api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **given)
     place = home_folder / "skills" / SCOPES[writer][2] / category / "written" / "SKILL.md"
@@ -96,18 +96,18 @@ async def test_shared_skill_is_read_only_to_other_owners(api: Api, home_folder: 
 
 
 @pytest.mark.parametrize("given", [{"name": "scopes"}, {"name": "tea", "category": "scopes"}])
-async def test_folder_of_the_scopes_is_no_skill_or_category(api: Api, given: Json) -> None:
+async def test_scopes_folder_is_not_a_skill_or_category(api: Api, given: Json) -> None:
     args = {"action": "create", "content": text_of(given["name"]), **given}
     assert (await use(api, "default", "skill_manage", **args))["code"] == "invalid_arguments"
 
 
-async def test_session_key_of_a_skills_list_needs_a_key(start: Start) -> None:
+async def test_session_key_of_skills_list_requires_key(start: Start) -> None:
     api = await start(key="")
     async with api.get("/v1/skills", headers={"X-Hermes-Session-Key": "k"}) as response:
         assert response.status == 403
 
 
-async def test_command_line_lists_the_skills_of_the_default_owner(
+async def test_cli_lists_skills_of_default_owner(
     api: Api, home_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await use(api, "anna", "skill_manage", action="create", name="written", content=text_of("written"))

@@ -41,14 +41,14 @@ async def api(start: Start) -> Api:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 @pytest.mark.parametrize(("headers", "stays"), [({}, False), (NAMED, True)], ids=["unnamed", "named"])
-async def test_the_session_of_a_call_goes_unless_the_call_names_it(
+async def test_unnamed_session_is_pruned_after_a_month(
     api: Api, path: str, headers: dict[str, str], stays: bool
 ) -> None:
     assert is_left_after_a_month(api, await session_made(api, path, **headers)) is stays
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, "session chat", "run", "title"])
-async def test_a_session_stays_once_it_is_named(api: Api, path: str) -> None:
+async def test_session_is_kept_once_named(api: Api, path: str) -> None:
     session_id = await session_made(api, CHAT)
     if path == "title":
         request = api.patch(f"/api/sessions/{session_id}", {"title": "Mine"})
@@ -66,7 +66,7 @@ async def test_a_session_stays_once_it_is_named(api: Api, path: str) -> None:
     assert is_left_after_a_month(api, session_id)
 
 
-async def test_a_conversation_that_is_found_by_its_content_is_not_named_by_that(api: Api) -> None:
+async def test_binding_by_content_does_not_name_session(api: Api) -> None:
     session_id = await session_made(api, CHAT)
     said = [("user", "Hello."), ("assistant", "One."), ("user", "And?")]
     body = {"messages": [{"role": role, "content": text} for role, text in said]}
@@ -75,7 +75,7 @@ async def test_a_conversation_that_is_found_by_its_content_is_not_named_by_that(
     assert not is_left_after_a_month(api, session_id)
 
 
-async def test_a_branch_of_a_response_goes_as_well(api: Api) -> None:
+async def test_response_branch_is_pruned_as_well(api: Api) -> None:
     async with api.post(RESPONSES, {"input": "Hello."}) as response:
         first = await response.json()
     made = set()

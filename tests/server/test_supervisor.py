@@ -48,7 +48,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield Manager(sock)
 
 
-async def test_ready_is_said_once_it_answers_and_stopping_before_the_drain(home: Home, manager: Manager) -> None:  # noqa: F811
+async def test_systemd_ready_and_stopping_notifications(home: Home, manager: Manager) -> None:  # noqa: F811
     stop = asyncio.Event()
     served = asyncio.create_task(GatewayRunner(home, port=0).serve(stop))
     await until(lambda: manager.hears("READY=1"))
@@ -60,14 +60,14 @@ async def test_ready_is_said_once_it_answers_and_stopping_before_the_drain(home:
     assert manager.hears("STOPPING=1") and len(manager.heard) == 2, "without a watchdog there is nothing else to say"
 
 
-async def test_a_server_that_cannot_start_is_not_ready(home: Home, manager: Manager) -> None:  # noqa: F811
+async def test_failed_start_is_not_notified_ready(home: Home, manager: Manager) -> None:  # noqa: F811
     home.config_file.write_text("api_server: {enabled: false}")
     with pytest.raises(Exception, match="nothing to run"):
         await GatewayRunner(home, port=0).serve(asyncio.Event())
     assert not manager.hears("READY=1")
 
 
-async def test_signs_of_life_while_the_writer_of_the_store_answers(
+async def test_systemd_watchdog_depends_on_store_writer(
     home: Home,  # noqa: F811
     manager: Manager,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,12 +93,12 @@ async def test_signs_of_life_while_the_writer_of_the_store_answers(
         await until(lambda: manager.hears("WATCHDOG=1"))
 
 
-async def test_a_damaged_store_is_still_alive(
+async def test_damaged_store_keeps_watchdog(
     home: Home,  # noqa: F811
     manager: Manager,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A restart would not mend it: readiness tells of it."""
+    """A restart would not repair it; readiness reports it."""
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
     async with serving(home):
         home.state_db.rename(home.path / "kept")
@@ -119,16 +119,17 @@ PERIODS = [
 
 
 @pytest.mark.parametrize(("environ", "period_s"), PERIODS)
-def test_half_of_the_time_that_is_given(environ: dict[str, str], period_s: float | None) -> None:
+def test_watchdog_period_is_half_of_given(environ: dict[str, str], period_s: float | None) -> None:
     assert Supervisor({"NOTIFY_SOCKET": "/nowhere", **environ}).period_s == period_s
     assert Supervisor(environ).period_s is None, "there is nobody to tell"
 
 
 @pytest.mark.parametrize("name", ["", "/nowhere/at/all", "relative", "vsock:2:1234", "/" + "x" * 200, "@\0"])
-def test_nobody_to_tell_is_no_failure(name: str) -> None:
+def test_missing_notify_socket_is_ignored(name: str, caplog: pytest.LogCaptureFixture) -> None:
     Supervisor({"NOTIFY_SOCKET": name}).tell("READY=1", "STATUS=Listening")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_status_is_one_line(manager: Manager) -> None:
+def test_systemd_status_is_one_line(manager: Manager) -> None:
     Supervisor(os.environ).tell("STATUS=one\nREADY=1")
     assert manager.hears("STATUS=one READY=1")

@@ -177,7 +177,7 @@ def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
 # ---- stopped
 
 
-async def test_a_stop_ends_a_command_and_all_it_has_started(scene: Scene) -> None:
+async def test_interrupt_ends_command_and_children(scene: Scene) -> None:
     scene.plant("echo ready; sleep {mark}")
     run_id = await scene.submit(terminal())
     await scene.grown(TREE_SIZE + 1)
@@ -186,7 +186,7 @@ async def test_a_stop_ends_a_command_and_all_it_has_started(scene: Scene) -> Non
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_command_that_takes_no_signal_is_killed(scene: Scene) -> None:
+async def test_interrupt_kills_unresponsive_command(scene: Scene) -> None:
     scene.plant(STUBBORN)
     run_id = await scene.submit(terminal())
     await scene.grown(TREE_SIZE + 1)
@@ -196,7 +196,7 @@ async def test_a_command_that_takes_no_signal_is_killed(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("own", SCRIPTS)
-async def test_a_stop_ends_a_script_and_all_it_has_started(scene: Scene, own: str) -> None:
+async def test_interrupt_ends_script_and_children(scene: Scene, own: str) -> None:
     scene.plant("sleep {mark}")
     run_id = await scene.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
     await scene.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
@@ -208,7 +208,7 @@ async def test_a_stop_ends_a_script_and_all_it_has_started(scene: Scene, own: st
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_ends_a_command_and_all_it_has_started(scene: Scene, stream: bool) -> None:
+async def test_disconnect_ends_command_and_children(scene: Scene, stream: bool) -> None:
     scene.plant("sleep {mark}")
     scene.api.model.script = [Reply(tool_calls=[terminal()])]
     wire = await Wire.open(scene.api.url)
@@ -225,7 +225,7 @@ async def test_a_client_that_leaves_ends_a_command_and_all_it_has_started(scene:
     assert told_of(seen, "call_t")[0] == "interrupted"
 
 
-async def test_a_stop_reaches_what_a_subagent_has_started(scene: Scene) -> None:
+async def test_interrupt_reaches_processes_of_subagent(scene: Scene) -> None:
     scene.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
@@ -245,20 +245,20 @@ async def test_a_stop_reaches_what_a_subagent_has_started(scene: Scene) -> None:
 # ---- other ends
 
 
-async def test_a_command_that_ends_leaves_nothing(scene: Scene) -> None:
+async def test_finished_command_leaves_no_process(scene: Scene) -> None:
     scene.plant("echo over")
     seen = await scene.ended(await scene.submit(terminal()))
     status, answer = told_of(seen, "call_t")
     assert (seen[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
 
 
-async def test_a_run_that_fails_leaves_nothing(scene: Scene) -> None:
+async def test_failed_run_leaves_no_process(scene: Scene) -> None:
     scene.plant("echo over")
     seen = await scene.ended(await scene.submit(terminal(), Reply(status=401, error="no")))
     assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
 
 
-async def test_a_command_past_its_time_leaves_nothing(scene: Scene) -> None:
+async def test_command_timeout_leaves_no_process(scene: Scene) -> None:
     scene.plant(STUBBORN)
     seen = await scene.ended(await scene.submit(terminal(timeout=1)))
     status, answer = told_of(seen, "call_t")
@@ -267,7 +267,7 @@ async def test_a_command_past_its_time_leaves_nothing(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("tool", ["terminal", "execute_code"])
-async def test_a_turn_past_its_time_leaves_nothing(scene: Scene, tool: str) -> None:
+async def test_turn_timeout_leaves_no_process(scene: Scene, tool: str) -> None:
     scene.plant(STUBBORN)
     call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
     seen = await scene.ended(await scene.submit(call, **{"X-Hermes-Timeout": "1"}))
@@ -284,7 +284,7 @@ def stalled(*calls: Call) -> list[Reply]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["stop", "timeout", "plain disconnect", "stream disconnect"])
-async def test_an_ended_turn_ends_its_background_processes(scene: Scene, way: str) -> None:
+async def test_ended_turn_ends_its_background_processes(scene: Scene, way: str) -> None:
     scene.plant("sleep {mark}")
     scene.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
     if "disconnect" in way:
@@ -309,7 +309,7 @@ async def test_an_ended_turn_ends_its_background_processes(scene: Scene, way: st
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_stop_ends_background_processes_of_a_subagent_that_is_done(scene: Scene) -> None:
+async def test_interrupt_ends_background_processes_of_finished_subagent(scene: Scene) -> None:
     scene.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
@@ -329,7 +329,7 @@ async def test_a_stop_ends_background_processes_of_a_subagent_that_is_done(scene
     await scene.stop(run_id)
 
 
-async def test_a_process_that_is_to_be_kept_outlives_a_stop(scene: Scene) -> None:
+async def test_kept_background_process_survives_interrupt(scene: Scene) -> None:
     scene.api.model.script = stalled(terminal(f"sleep {scene.mark}", background=True, keep=True))
     async with scene.api.post("/v1/runs", {"input": "Go."}) as response:
         run_id = (await told(response, 202))["run_id"]
@@ -342,7 +342,7 @@ async def test_a_process_that_is_to_be_kept_outlives_a_stop(scene: Scene) -> Non
     assert running(scene.mark) == []
 
 
-async def test_a_stop_leaves_background_processes_of_earlier_turns_which_end_with_the_server(scene: Scene) -> None:
+async def test_interrupt_keeps_background_processes_of_earlier_turns(scene: Scene) -> None:
     scene.plant("sleep {mark}")
     scene.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
     await scene.api.ask("Begin.")
@@ -363,7 +363,7 @@ async def test_a_stop_leaves_background_processes_of_earlier_turns_which_end_wit
 
 
 @pytest.mark.parametrize("tool", ["terminal", "background", "execute_code"])
-async def test_a_stop_before_a_command_is_there_waits_for_it_and_ends_it(
+async def test_interrupt_before_command_starts_ends_it(
     scene: Scene, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.plant("sleep {mark}")
@@ -391,9 +391,7 @@ async def test_a_stop_before_a_command_is_there_waits_for_it_and_ends_it(
 
 @pytest.mark.parametrize("argv", [["sleep", "1000"], ["/bin/sh", "-c", "sleep 1000"]], ids=["bare", "shell"])
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_a_signal_that_comes_before_the_command_is_not_lost(
-    tmp_path: Path, backend: str, argv: list[str]
-) -> None:
+async def test_signal_before_command_starts_is_not_lost(tmp_path: Path, backend: str, argv: list[str]) -> None:
     if backend == "bubblewrap" and (failure := bubblewrap.probe()):
         pytest.skip(f"bubblewrap does not work here: {failure}")
     (tmp_path / "work").mkdir()
@@ -413,7 +411,7 @@ async def test_a_signal_that_comes_before_the_command_is_not_lost(
     await sandbox.stop()
 
 
-async def test_signals_that_the_server_ignores_are_not_ignored_by_commands(tmp_path: Path) -> None:
+async def test_ignored_signals_of_server_are_not_inherited(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     place = Place(Home(tmp_path / "home"), tmp_path / "work", tmp_path / "private", env={"PATH": "/usr/bin:/bin"})
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -74,7 +74,7 @@ def put(talk: Talk, name: str, content: str) -> Path:
 # ---- which tools there are
 
 
-async def test_every_tool_is_offered_as_it_comes(talk: Talk) -> None:
+async def test_every_builtin_tool_is_offered(talk: Talk) -> None:
     await talk.turn()
     unanswerable = {"clarify"} if talk.surface == "plain" else set()
     assert offered(talk.api.model.requests[0]) == [name for name in BUILTIN if name not in unanswerable]
@@ -86,7 +86,7 @@ async def test_every_tool_is_offered_as_it_comes(talk: Talk) -> None:
     assert available >= set(BUILTIN)
 
 
-async def test_a_search_is_offered_where_there_is_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_web_search_is_offered_if_configured(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://127.0.0.1:1")
     api = await start(Reply(text="Hello."))
     await api.ask("hi")
@@ -125,7 +125,7 @@ async def test_terminal(talk: Talk) -> None:
         assert {one["stream"] for one in shown} == {"stdout"}
 
 
-async def test_output_is_shown_to_whoever_follows_the_run_while_it_comes(start: Start, home_folder: Path) -> None:
+async def test_terminal_output_is_streamed_to_run_events(start: Start, home_folder: Path) -> None:
     api = await start(
         Reply(tool_calls=[Call("terminal", {"command": "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two"})]),
         Reply(text="Done."),
@@ -188,7 +188,7 @@ async def test_background_processes(talk: Talk) -> None:
     assert lost["state"] == "lost" and lost["note"]
 
 
-async def test_a_process_outlives_its_turn_and_its_end_is_told(talk: Talk) -> None:
+async def test_background_process_outlives_turn_and_completion_is_reported(talk: Talk) -> None:
     command = "while [ ! -e go ]; do sleep 0.02; done; echo bye"
     first = await talk.turn([Call("terminal", {"command": command, "background": True, "notify_on_complete": True})])
     [began] = first.answers
@@ -266,7 +266,7 @@ async def test_write_file(talk: Talk) -> None:
     assert (talk.workspace / "old.txt").read_text() == "new\n"
 
 
-async def test_commands_and_files_have_one_home(talk: Talk) -> None:
+async def test_commands_and_files_share_home(talk: Talk) -> None:
     isolated()
     turn = await talk.turn(
         [Call("terminal", {"command": "echo hi > ~/note.txt; echo $HOME"})],
@@ -517,7 +517,7 @@ async def test_web_extract(start: Start, surface: str, home_folder: Path, site: 
     framed(turn)
 
 
-async def test_a_private_address_is_not_read(start: Start, surface: str, home_folder: Path, site: str) -> None:
+async def test_web_extract_rejects_private_address(start: Start, surface: str, home_folder: Path, site: str) -> None:
     talk = await Talk(await start(settings={"web": {"ask_hosts": False}}), surface, home_folder).begin()
     turn = await talk.turn([Call("web_extract", {"urls": [f"{site}/page"]})])
     [page] = turn.answers[0]["pages"]
@@ -604,7 +604,7 @@ async def test_delegate_task(talk: Talk) -> None:
         assert any("terminal: echo 4" in one["text"] for one in turn.told("tool.output")), "what it does is shown"
 
 
-async def test_a_subagent_can_be_stopped_on_its_own(talk: Talk) -> None:
+async def test_subagent_can_be_interrupted_alone(talk: Talk) -> None:
     mark = new_mark()
 
     def child(request: Request) -> Reply | None:
@@ -635,7 +635,7 @@ async def test_a_subagent_can_be_stopped_on_its_own(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("way", ["pipes", "http"])
-async def test_a_tool_of_an_mcp_server(start: Start, surface: str, home_folder: Path, website: str, way: str) -> None:
+async def test_mcp_tool_over_http(start: Start, surface: str, home_folder: Path, website: str, way: str) -> None:
     server = over_pipes("plain", "stdio") if way == "pipes" else {"url": website}
     api = await start(settings={"mcp_servers": {"plain": server}, "mcp_discovery_timeout": 30})
     talk = await Talk(api, surface, home_folder).begin()
@@ -653,7 +653,7 @@ async def test_a_tool_of_an_mcp_server(start: Start, surface: str, home_folder: 
 # ---- answers that are no success
 
 
-async def test_what_is_not_a_call_is_told_with_what_to_do(talk: Talk) -> None:
+async def test_invalid_tool_calls_get_hints(talk: Talk) -> None:
     turn = await talk.turn(
         [
             Call("terminal_run", {"command": "ls"}),
@@ -710,7 +710,7 @@ async def asked_and_answered(talk: Talk, choice: str) -> tuple[Turn, Json | None
 
 @pytest.mark.parametrize("choice", ["once", "session", "deny"])
 @pytest.mark.parametrize("surface", ANNOUNCED)
-async def test_a_flagged_command_is_announced_and_answered_through_the_run(talk: Talk, choice: str) -> None:
+async def test_approval_is_announced_and_answered_through_run(talk: Talk, choice: str) -> None:
     turn, request = await asked_and_answered(talk, choice)
     assert request is not None
     assert (request["kind"], request["command"], request["tool_call_id"]) == ("command", DELETE["command"], "call_1")
@@ -748,9 +748,7 @@ UNANSWERABLE: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("why", UNANSWERABLE)
-async def test_where_nobody_can_answer_a_flagged_command_is_blocked_at_once(
-    start: Start, home_folder: Path, why: str
-) -> None:
+async def test_unanswerable_approval_is_blocked_immediately(start: Start, home_folder: Path, why: str) -> None:
     surface, headers = UNANSWERABLE[why]
     talk = await Talk(await start(), surface, home_folder).begin()
     talk.headers |= headers
@@ -766,7 +764,7 @@ async def test_where_nobody_can_answer_a_flagged_command_is_blocked_at_once(
     assert [event["by"] for event in turn.of("approval.responded")] == ["rule"]
 
 
-async def test_a_plain_request_may_wait_for_leave(start: Start, home_folder: Path) -> None:
+async def test_approval_on_plain_request_can_wait(start: Start, home_folder: Path) -> None:
     talk = await Talk(await start(), "plain", home_folder).begin()
     talk.headers["X-Hermes-Approvals"] = "wait"
     put(talk, "build/x", "x")
@@ -787,7 +785,7 @@ async def test_a_plain_request_may_wait_for_leave(start: Start, home_folder: Pat
 
 
 @pytest.mark.parametrize("surface", ANNOUNCED)
-async def test_leave_that_nobody_gives_in_time_is_refused(start: Start, home_folder: Path, surface: str) -> None:
+async def test_approval_timeout_is_denied(start: Start, home_folder: Path, surface: str) -> None:
     talk = await Talk(await start(approval_timeout_seconds=0.2), surface, home_folder).begin()
     put(talk, "build/x", "x")
     turn = await talk.turn([Call("terminal", DELETE)])
@@ -796,7 +794,7 @@ async def test_leave_that_nobody_gives_in_time_is_refused(start: Start, home_fol
 
 
 @pytest.mark.parametrize("surface", ANNOUNCED)
-async def test_what_is_never_done_is_not_asked_about(talk: Talk) -> None:
+async def test_hard_denied_command_is_not_asked_about(talk: Talk) -> None:
     turn = await talk.turn([Call("terminal", {"command": "rm -rf /"})])
     [answer] = turn.answers
     assert (answer["status"], answer["by"], answer["rules"]) == ("blocked", "rule", ["hard"])
@@ -804,7 +802,7 @@ async def test_what_is_never_done_is_not_asked_about(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("surface", ANNOUNCED)
-async def test_a_subagents_question_is_asked_in_its_parents_run(talk: Talk) -> None:
+async def test_subagent_approval_is_asked_in_parent_run(talk: Talk) -> None:
     put(talk, "build/x", "x")
     steps = [Reply(tool_calls=[Call("terminal", DELETE)]), Reply(text="Cleaned.")]
 

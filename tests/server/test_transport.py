@@ -92,7 +92,7 @@ ANSWERS: list[tuple[str, str, str, Any, dict[str, str], int, str | None]] = [
     ids=[row[0] for row in ANSWERS],
 )
 @pytest.mark.parametrize("own_id", [None, "my.id-1_A"])
-async def test_every_answer_has_the_headers_of_every_answer(
+async def test_common_headers_are_on_every_answer(
     start: Start, method: str, path: str, body: Any, headers: dict[str, str], status: int, code: str | None, own_id: str
 ) -> None:
     api = await start(max_body_bytes=2000)
@@ -105,7 +105,7 @@ async def test_every_answer_has_the_headers_of_every_answer(
             assert check_envelope(status, await response.json())["code"] == code
 
 
-async def test_a_stream_has_the_headers_of_every_answer(api: Api) -> None:
+async def test_common_headers_are_on_streams(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, user(stream=True)) as response:
         assert response.status == 200
@@ -119,13 +119,13 @@ async def test_a_stream_has_the_headers_of_every_answer(api: Api) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "with space", "ä", "x" * 129, "semi;colon", "<script>"])
-async def test_a_request_id_that_is_none_is_replaced(api: Api, given: str) -> None:
+async def test_invalid_request_id_is_replaced(api: Api, given: str) -> None:
     async with api.get("/health", headers={"X-Request-Id": given}) as response:
         check_headers(response.headers)
 
 
 @pytest.mark.parametrize("given", ["a", "x" * 128, "req_7", "A.b_c-9"])
-async def test_a_request_id_comes_back(api: Api, given: str) -> None:
+async def test_request_id_is_echoed(api: Api, given: str) -> None:
     async with api.get("/health", headers={"X-Request-Id": given}) as response:
         check_headers(response.headers, given)
 
@@ -177,9 +177,7 @@ PARSER = [
 
 
 @pytest.mark.parametrize(("data", "status", "code"), [row[1:] for row in PARSER], ids=[row[0] for row in PARSER])
-async def test_what_the_parser_refuses_is_told_in_the_envelope(
-    api: Api, data: bytes, status: int, code: str | None
-) -> None:
+async def test_parser_errors_have_envelope(api: Api, data: bytes, status: int, code: str | None) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.send(data)
         answer = await wire.answer()
@@ -190,7 +188,7 @@ async def test_what_the_parser_refuses_is_told_in_the_envelope(
         assert error["code"] == code
 
 
-async def test_a_head_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.05)
     async with await Wire.open(api.url) as wire:
         await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
@@ -200,9 +198,7 @@ async def test_a_head_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pyt
     assert check_envelope(408, answer.json)["code"] == "request_timeout"
 
 
-async def test_a_second_head_on_a_connection_must_come_in_time_as_well(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_second_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.request("GET", "/health")
         assert (await wire.answer()).status == 200
@@ -212,7 +208,7 @@ async def test_a_second_head_on_a_connection_must_come_in_time_as_well(
     assert answer.status == 408
 
 
-async def test_an_idle_connection_serves_one_request_after_another(api: Api) -> None:
+async def test_keep_alive_connection_serves_several_requests(api: Api) -> None:
     async with await Wire.open(api.url) as wire:
         for _ in range(3):
             await wire.request("GET", "/health")
@@ -224,7 +220,7 @@ async def test_an_idle_connection_serves_one_request_after_another(api: Api) -> 
 
 
 @pytest.mark.parametrize("path", PLAIN_GETS)
-async def test_head_works_wherever_get_does(api: Api, path: str) -> None:
+async def test_head_method_matches_get(api: Api, path: str) -> None:
     async with api.get(path) as got:
         status, headers = got.status, dict(got.headers)
         body = await got.read()
@@ -247,7 +243,7 @@ async def test_head_works_wherever_get_does(api: Api, path: str) -> None:
         ("PUT", "/v1/runs/x", {"GET", "HEAD", "DELETE"}),
     ],
 )
-async def test_a_wrong_method_names_the_right_ones(api: Api, method: str, path: str, allowed: set[str]) -> None:
+async def test_wrong_method_is_405_with_allow(api: Api, method: str, path: str, allowed: set[str]) -> None:
     async with api.client.request(method, api.url + path) as response:
         await refused(response, 405, "method_not_allowed")
         assert {name.strip() for name in response.headers["Allow"].split(",")} - {"OPTIONS"} == allowed
@@ -269,7 +265,7 @@ async def test_a_wrong_method_names_the_right_ones(api: Api, method: str, path: 
         "/p/other/health",
     ],
 )
-async def test_an_unknown_path_is_not_found_without_a_key(api: Api, path: str) -> None:
+async def test_unknown_path_is_404_without_key(api: Api, path: str) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.request("GET", path)
         answer = await wire.answer()
@@ -279,7 +275,7 @@ async def test_an_unknown_path_is_not_found_without_a_key(api: Api, path: str) -
     assert error["code"] == ("profile_not_found" if path.startswith("/p/") else "not_found")
 
 
-async def test_a_defect_names_only_the_request(
+async def test_internal_error_names_only_request_id(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -317,7 +313,7 @@ async def test_a_defect_names_only_the_request(
         f"Token {KEY}",
     ],
 )
-async def test_a_key_that_is_not_the_key_is_refused(api: Api, value: str | None) -> None:
+async def test_invalid_key_is_401(api: Api, value: str | None) -> None:
     headers = {} if value is None else {"Authorization": value}
     async with bare(api, "GET", "/v1/models", headers=headers) as response:
         error = await refused(response, 401, "invalid_api_key")
@@ -326,12 +322,12 @@ async def test_a_key_that_is_not_the_key_is_refused(api: Api, value: str | None)
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_the_scheme_has_no_case(api: Api, scheme: str) -> None:
+async def test_auth_scheme_is_case_insensitive(api: Api, scheme: str) -> None:
     async with bare(api, "GET", "/v1/models", headers={"Authorization": f"{scheme} {KEY}"}) as response:
         await told(response)
 
 
-async def test_a_key_in_bytes_that_are_no_text_is_refused(api: Api) -> None:
+async def test_non_text_key_is_rejected(api: Api) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\x80\r\n\r\n")
         answer = await wire.answer()
@@ -340,7 +336,7 @@ async def test_a_key_in_bytes_that_are_no_text_is_refused(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", OPEN_PATHS)
-async def test_some_paths_need_no_key(api: Api, path: str) -> None:
+async def test_public_routes_need_no_key(api: Api, path: str) -> None:
     async with bare(api, "GET", path) as response:
         assert response.status == 200, await response.text()
 
@@ -361,12 +357,12 @@ async def test_some_paths_need_no_key(api: Api, path: str) -> None:
         ("GET", "/v1/skills"),
     ],
 )
-async def test_all_else_needs_one(api: Api, method: str, path: str) -> None:
+async def test_protected_routes_require_key(api: Api, method: str, path: str) -> None:
     async with bare(api, method, path) as response:
         await refused(response, 401, "invalid_api_key")
 
 
-async def test_the_key_is_looked_at_before_the_body(api: Api) -> None:
+async def test_key_is_checked_before_body(api: Api) -> None:
     async with bare(api, "POST", CHAT, data=b"not json") as response:
         await refused(response, 401, "invalid_api_key")
 
@@ -396,7 +392,7 @@ def check_cors(headers: Any, origin: str = ORIGIN) -> None:
         ("OPTIONS", CHAT, "no", 200),
     ],
 )
-async def test_an_allowed_origin_is_told_so_on_every_answer(
+async def test_cors_allowed_origin_on_every_answer(
     start: Start, listed: list[str], method: str, path: str, key: str, status: int
 ) -> None:
     api = await start(cors_origins=listed)
@@ -410,7 +406,7 @@ async def test_an_allowed_origin_is_told_so_on_every_answer(
         assert response.headers.get("Access-Control-Max-Age") == ("600" if method == "OPTIONS" else None)
 
 
-async def test_an_allowed_origin_is_told_so_on_streams(start: Start) -> None:
+async def test_cors_allowed_origin_on_streams(start: Start) -> None:
     api = await start(Reply(text="Hello."), cors_origins=[ORIGIN])
     async with api.post(CHAT, user(stream=True), headers={"Origin": ORIGIN}) as response:
         check_stream_headers(response.headers)
@@ -429,7 +425,7 @@ async def test_an_allowed_origin_is_told_so_on_streams(start: Start) -> None:
         "garbage",
     ],
 )
-async def test_a_foreign_origin_is_refused_whatever_it_asks(start: Start, method: str, origin: str) -> None:
+async def test_cors_foreign_origin_is_403(start: Start, method: str, origin: str) -> None:
     api = await start(cors_origins=[ORIGIN])
     async with api.client.request(method, api.url + "/health", headers={"Origin": origin}) as response:
         assert response.status == 403
@@ -439,14 +435,14 @@ async def test_a_foreign_origin_is_refused_whatever_it_asks(start: Start, method
             assert check_envelope(403, await response.json())["code"] == "origin_not_allowed"
 
 
-async def test_without_an_origin_nothing_is_said_of_origins(start: Start) -> None:
+async def test_no_cors_headers_without_origin(start: Start) -> None:
     api = await start(cors_origins=[ORIGIN])
     async with api.get("/health") as response:
         assert [name for name in response.headers if name.startswith("Access-Control")] == []
 
 
 @pytest.mark.parametrize("key", [KEY, ""], ids=["with key", "open"])
-async def test_a_page_of_the_server_itself_passes(start: Start, key: str) -> None:
+async def test_cors_same_origin_page_is_allowed(start: Start, key: str) -> None:
     api = await start(key=key)
     async with api.get("/v1/models", headers={"Origin": api.url}) as response:
         await told(response)
@@ -472,7 +468,7 @@ async def test_a_page_of_the_server_itself_passes(start: Start, key: str) -> Non
         ("", 403),
     ],
 )
-async def test_an_open_server_answers_to_its_own_names_only(start: Start, host: str, status: int) -> None:
+async def test_open_server_checks_host_header(start: Start, host: str, status: int) -> None:
     api = await start(key="", allowed_hosts=["named.lan"])
     async with await Wire.open(api.url) as wire:
         await wire.send(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")
@@ -483,13 +479,13 @@ async def test_an_open_server_answers_to_its_own_names_only(start: Start, host: 
         assert check_envelope(403, answer.json)["code"] == "host_not_allowed"
 
 
-async def test_a_rebound_page_does_not_pass_as_the_servers_own(start: Start) -> None:
+async def test_dns_rebinding_page_is_rejected(start: Start) -> None:
     api = await start(key="")
     async with api.get("/v1/models", headers={"Host": "evil.example", "Origin": "http://evil.example"}) as response:
         assert response.status == 403
 
 
-async def test_a_server_with_a_key_may_have_any_name(api: Api) -> None:
+async def test_server_with_key_accepts_any_host(api: Api) -> None:
     async with api.get("/v1/models", headers={"Host": "hermes.example"}) as response:
         await told(response)
 
@@ -497,12 +493,12 @@ async def test_a_server_with_a_key_may_have_any_name(api: Api) -> None:
 # ---- streams and silence
 
 
-async def test_what_can_be_refused_is_refused_before_the_first_byte(api: Api) -> None:
+async def test_stream_request_errors_precede_first_byte(api: Api) -> None:
     async with api.post(CHAT, {"messages": [], "stream": True}) as response:
         await refused(response, 400, "invalid_value", "messages")
 
 
-async def test_a_silent_stream_is_kept_alive(start: Start) -> None:
+async def test_stream_keepalive(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, keepalive_seconds=0.05)
         async with api.post(CHAT, user(stream=True)) as response:
@@ -528,7 +524,7 @@ async def test_health_answers_while_turns_run(start: Start) -> None:
 # ---- secrets
 
 
-async def test_a_providers_words_are_redacted_everywhere(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_provider_error_text_is_redacted_everywhere(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     for stream in (False, True):
         api.model.script = [Reply(status=401, error="bad key", quote_key=True)]
         async with api.post(CHAT, user(f"hi {stream}", stream=stream)) as response:
@@ -539,7 +535,7 @@ async def test_a_providers_words_are_redacted_everywhere(api: Api, caplog: pytes
 
 
 @pytest.mark.parametrize("secret", [KEY, PROVIDER_KEY], ids=["server key", "provider key"])
-async def test_the_servers_own_keys_never_leave_it(api: Api, secret: str) -> None:
+async def test_server_keys_are_redacted_in_answers(api: Api, secret: str) -> None:
     text = ["It is ", secret[:9], secret[9:20], secret[20:], " indeed, ", secret[:5], "."]
     api.model.script = [Reply(text=text), Reply(text=text, continues=False)]
     async with api.post(CHAT, user(stream=True)) as response:
@@ -549,5 +545,5 @@ async def test_the_servers_own_keys_never_leave_it(api: Api, secret: str) -> Non
     assert answer["choices"][0]["message"]["content"] == f"It is [redacted] indeed, {secret[:5]}."
 
 
-def test_the_table_of_headers_is_the_contracts() -> None:
+def test_security_header_table_is_complete() -> None:
     assert len(SECURITY) == 8

@@ -44,7 +44,7 @@ async def finished(api: Api) -> Json:
 
 
 @pytest.mark.parametrize(("path", "body"), TURNS)
-async def test_an_alias_runs_its_route_on_every_route(start: Start, path: str, body: Json) -> None:
+async def test_model_alias_on_every_route(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello."), model_routes={"fast": {"model": "small"}})
     await made(api)
     async with api.post(path, {**body, "model": "fast"}) as response:
@@ -55,7 +55,7 @@ async def test_an_alias_runs_its_route_on_every_route(start: Start, path: str, b
 
 
 @pytest.mark.parametrize(("path", "body"), TURNS)
-async def test_a_key_of_memory_is_accepted_and_echoed_everywhere(start: Start, path: str, body: Json) -> None:
+async def test_session_key_is_echoed_on_every_route(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello."))
     await made(api)
     async with api.post(path, body, headers={"X-Hermes-Session-Key": "kitchen"}) as response:
@@ -68,7 +68,7 @@ async def test_a_key_of_memory_is_accepted_and_echoed_everywhere(start: Start, p
 
 
 @pytest.mark.parametrize(("path", "body"), TURNS)
-async def test_every_turn_is_a_run_that_tells_its_kind(start: Start, path: str, body: Json) -> None:
+async def test_every_turn_is_a_run_with_kind(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello.", usage={"input": 30, "output": 4, "cached": 20}))
     await made(api)
     named = {**body, "metadata": {"room": "hall"}} if "/api/" not in path else body
@@ -84,7 +84,7 @@ async def test_every_turn_is_a_run_that_tells_its_kind(start: Start, path: str, 
     assert (run["response_id"] is not None) == (path == RESPONSES)
 
 
-async def test_only_so_many_turns_wait_for_a_session(start: Start) -> None:
+async def test_waiting_turns_per_session_are_limited(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 3) as model:
         api = await start(settings={**model.settings, "sessions": {"turn_queue": 2}})
         turns = [asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))]
@@ -99,7 +99,7 @@ async def test_only_so_many_turns_wait_for_a_session(start: Start) -> None:
             await told(answer)
 
 
-async def test_a_session_in_use_can_be_renamed_and_forked_but_not_deleted(start: Start) -> None:
+async def test_busy_session_can_be_renamed_and_forked_but_not_deleted(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         turn = asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))
@@ -119,7 +119,7 @@ async def test_a_session_in_use_can_be_renamed_and_forked_but_not_deleted(start:
             await told(response)
 
 
-async def test_a_waiting_run_is_queued_and_fails_when_it_waited_too_long(start: Start) -> None:
+async def test_queued_run_fails_after_session_wait(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, run_queue_seconds=0.3)
         turn = asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))
@@ -141,7 +141,7 @@ async def test_a_waiting_run_is_queued_and_fails_when_it_waited_too_long(start: 
 # ---- readers that stall
 
 
-async def test_a_reader_that_takes_nothing_is_let_go(start: Start) -> None:
+async def test_stalled_stream_reader_is_disconnected(start: Start) -> None:
     async with Flood(40_000, ends=False) as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings, write_stall_seconds=0.3)
@@ -155,7 +155,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(start: Start) -> None:
     assert model.requests[0].closed_early
 
 
-async def test_a_websocket_that_takes_nothing_is_closed(start: Start) -> None:
+async def test_stalled_websocket_is_closed(start: Start) -> None:
     async with Flood(40_000, ends=False) as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings, write_stall_seconds=0.3)
@@ -177,7 +177,7 @@ async def test_a_websocket_that_takes_nothing_is_closed(start: Start) -> None:
                         pass
 
 
-async def test_a_socket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_websocket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 0.05)
     async with api.client.ws_connect(f"{api.url}{RESPONSES}", autoping=False) as socket:
         seen = await socket.receive(timeout=5)

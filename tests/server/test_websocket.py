@@ -63,14 +63,14 @@ async def refusal(api: Api, **options: Any) -> int:
     return caught.value.status
 
 
-async def test_the_key_and_the_origin_are_looked_at(api: Api) -> None:
+async def test_websocket_checks_key_and_origin(api: Api) -> None:
     assert await refusal(api) == 401
     assert await refusal(api, headers={"Authorization": "Bearer wrong"}) == 401
     key = {"Authorization": api.client.headers["Authorization"]}
     assert await refusal(api, headers=key, origin="https://evil.example") == 403
 
 
-async def test_an_allowed_origin_and_the_servers_own_page_pass(start: Start) -> None:
+async def test_websocket_allows_listed_and_own_origin(start: Start) -> None:
     api = await start(*[Reply(text="Hello.", continues=False)] * 2, cors_origins=["https://app.example"])
     for origin in ("https://app.example", api.url):
         async with connect(api, origin=origin) as socket:
@@ -80,7 +80,7 @@ async def test_an_allowed_origin_and_the_servers_own_page_pass(start: Start) -> 
 # ---- turns
 
 
-async def test_a_turn_is_a_stream_of_events_without_an_end_mark(api: Api) -> None:
+async def test_websocket_turn_events(api: Api) -> None:
     api.model.script = [Reply(text=["Do", "ne."], continues=False)] * 2
     async with connect(api) as socket:
         await ask(socket)
@@ -94,7 +94,7 @@ async def test_a_turn_is_a_stream_of_events_without_an_end_mark(api: Api) -> Non
         assert await told(response) == events[-1]["response"]
 
 
-async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
+async def test_websocket_turn_is_incremental(start: Start) -> None:
     async with HeldModel(Reply(text=["Hello", " there"])) as model:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
@@ -109,7 +109,7 @@ async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
             await answer(socket)
 
 
-async def test_headers_of_the_handshake_hold_for_its_turns(api: Api) -> None:
+async def test_websocket_handshake_headers_apply_to_turns(api: Api) -> None:
     todo = Call("todo", {}, id="call_todo")
     api.model.script = [Reply(tool_calls=[todo]), Reply(text="Done.")]
     async with connect(api, headers={"X-Hermes-Tool-Items": "mcp", "X-Hermes-Session-Id": "hall"}) as socket:
@@ -119,7 +119,7 @@ async def test_headers_of_the_handshake_hold_for_its_turns(api: Api) -> None:
         await told(response)
 
 
-async def test_requests_wait_in_order_and_not_too_many(start: Start) -> None:
+async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) -> None:
     async with HeldModel(*[Reply(text=f"answer {n}", continues=False) for n in range(9)]) as model:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
@@ -140,7 +140,7 @@ async def test_requests_wait_in_order_and_not_too_many(start: Start) -> None:
     assert [sent(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
 
 
-async def test_chains_need_no_storing(api: Api) -> None:
+async def test_websocket_unstored_chains(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {n}", continues=False) for n in range(10)]
     async with connect(api) as socket:
         previous: Json = {}
@@ -152,7 +152,7 @@ async def test_chains_need_no_storing(api: Api) -> None:
         assert response.status == 404
 
 
-async def test_a_client_tool_goes_round_on_one_socket(api: Api) -> None:
+async def test_websocket_client_tool_round_trip(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
     tools = [flat(function("lamp", room={"type": "string"}))]
     async with connect(api) as socket:
@@ -163,7 +163,7 @@ async def test_a_client_tool_goes_round_on_one_socket(api: Api) -> None:
     assert again["output"][-1]["content"][0]["text"] == "It is on."
 
 
-async def test_stream_options_have_no_effect(api: Api) -> None:
+async def test_websocket_ignores_stream_options(api: Api) -> None:
     api.model.script = [Reply(text="Hello.", continues=False)] * 2
     async with connect(api) as socket:
         for stream in (True, False):
@@ -181,9 +181,7 @@ WARM_UPS: list[tuple[Json, list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("fields", "before"), WARM_UPS)
-async def test_a_warm_up_runs_no_turn_and_can_be_continued(
-    api: Api, fields: Json, before: list[tuple[str, str]]
-) -> None:
+async def test_websocket_warm_up_runs_no_turn(api: Api, fields: Json, before: list[tuple[str, str]]) -> None:
     api.model.script = [Reply(text="Hello.", continues=False), Reply(text="Again.", continues=False)]
     async with connect(api) as socket:
         await socket.send_json({"type": "response.create", "generate": False, "store": False, **fields})
@@ -204,7 +202,7 @@ async def test_a_warm_up_runs_no_turn_and_can_be_continued(
         assert all("Be brief." in system_of(request) for request in (first, second))
 
 
-async def test_a_warm_up_continues_a_stored_response(api: Api) -> None:
+async def test_websocket_warm_up_continues_stored_response(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abc"]
     async with connect(api) as socket:
         first = await turn(socket, "one")
@@ -219,7 +217,7 @@ async def test_a_warm_up_continues_a_stored_response(api: Api) -> None:
     assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "and", "three"]
 
 
-async def test_a_stored_response_may_be_continued_from_anywhere(api: Api) -> None:
+async def test_websocket_continues_any_stored_response(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abc"]
     async with api.post(PATH, {"input": "one"}) as response:
         first = (await told(response))["id"]
@@ -230,7 +228,7 @@ async def test_a_stored_response_may_be_continued_from_anywhere(api: Api) -> Non
     assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
 
 
-async def test_a_large_request_is_no_trouble(api: Api) -> None:
+async def test_websocket_large_request(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     async with connect(api) as socket:
         made = await turn(socket, "short", padding="x" * 6_000_000)
@@ -261,7 +259,7 @@ WRONG: list[tuple[str | bytes, str, str | None]] = [
 ]  # fmt: skip
 
 
-async def test_an_error_leaves_the_socket_open(api: Api) -> None:
+async def test_websocket_error_leaves_socket_open(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with connect(api) as socket:
         for data, code, param in WRONG:
@@ -274,8 +272,8 @@ async def test_an_error_leaves_the_socket_open(api: Api) -> None:
         assert (await turn(socket))["status"] == "completed"
 
 
-async def test_every_frame_is_charged_before_it_is_read(start: Start) -> None:
-    """The handshake is one request; of the frames, valid or not, only as many as are left are looked at."""
+async def test_websocket_every_frame_counts_against_rate_limit(start: Start) -> None:
+    """The handshake counts as one request; each frame, valid or not, as another."""
     limited = {"name": "carol", "key": "sk-carol-0123456789abcdef", "scopes": ["chat"], "requests_per_minute": 4}
     api = await start(keys=[limited])
     async with connect(api, headers={"Authorization": f"Bearer {limited['key']}"}) as socket:
@@ -286,12 +284,12 @@ async def test_every_frame_is_charged_before_it_is_read(start: Start) -> None:
     assert codes == ["invalid_body", "invalid_body", "invalid_json", *["rate_limit_exceeded"] * 3]
 
 
-async def test_frames_are_not_compressed(api: Api) -> None:
+async def test_websocket_frames_are_not_compressed(api: Api) -> None:
     async with connect(api, compress=15) as socket:
         assert not socket.compress
 
 
-async def test_a_failed_turn_is_told_and_evicts_what_it_continued(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_websocket_failed_turn_evicts_continued_response(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.agent.decisions.RETRY_WAIT_S_MAX", 0.01)
     api.model.script = [Reply(text="Hello."), Reply(status=401, error="no")]
     async with connect(api) as socket:
@@ -304,7 +302,7 @@ async def test_a_failed_turn_is_told_and_evicts_what_it_continued(api: Api, monk
         assert (await error(socket))["code"] == "previous_response_not_found"
 
 
-async def test_the_cap_holds_on_sockets(start: Start) -> None:
+async def test_websocket_concurrency_cap(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Hello.", continues=False)) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         first = asyncio.create_task(api.ask("first"))
@@ -321,7 +319,7 @@ async def test_the_cap_holds_on_sockets(start: Start) -> None:
 # ---- the end of a socket
 
 
-async def test_a_lost_socket_ends_its_turn(start: Start) -> None:
+async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
@@ -343,7 +341,7 @@ async def test_a_lost_socket_ends_its_turn(start: Start) -> None:
     assert made["output"][0]["content"][0]["text"] == "Half"
 
 
-async def test_a_draining_server_closes_its_sockets(api: Api) -> None:
+async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
         api.adapter.drain()
         seen = await socket.receive(timeout=5)
@@ -351,7 +349,7 @@ async def test_a_draining_server_closes_its_sockets(api: Api) -> None:
         assert seen.data == 1012
 
 
-async def test_a_socket_has_its_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_websocket_maximum_lifetime(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
     async with connect(api) as socket:
         assert (await error(socket))["code"] == "websocket_connection_limit_reached"

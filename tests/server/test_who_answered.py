@@ -49,7 +49,7 @@ async def resolved(api: Api, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("by", ANSWERS)
-async def test_approval_records_the_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
+async def test_approval_records_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
     api = await start(Reply(tool_calls=[RISKY]), Reply(text="Done."), keys=KEYS, settings=SETTINGS)
     api.adapter.door = "the-token-of-this-home"
     run_id = await asked(api, ANNA, "pending_approvals")
@@ -65,7 +65,7 @@ async def test_approval_records_the_credential(start: Start, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("by", ANSWERS)
-async def test_answer_records_the_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
+async def test_clarify_answer_records_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
     api = await start(Reply(tool_calls=[QUESTION]), Reply(text="Done."), keys=KEYS, toolsets=["clarify"])
     api.adapter.door = "the-token-of-this-home"
     run_id = await asked(api, ANNA, "pending_question")
@@ -78,7 +78,7 @@ async def test_answer_records_the_credential(start: Start, caplog: pytest.LogCap
     assert f"answer of run {run_id} with the credential '{expected[0]}'" in caplog.text
 
 
-async def test_answer_left_by_another_process_records_its_credential(start: Start) -> None:
+async def test_answer_of_other_process_records_its_credential(start: Start) -> None:
     api = await start(Reply(tool_calls=[RISKY]), Reply(text="Done."), settings=SETTINGS)
     run_id = await asked(api, KEY, "pending_approvals")
     control = Control("approve", {"choice": "deny"}, surface="cli", credential="default")
@@ -87,9 +87,7 @@ async def test_answer_left_by_another_process_records_its_credential(start: Star
     assert (found["credential"], found["surface"]) == ("default", "cli")
 
 
-async def test_approval_for_ever_logs_whose_key_changed_the_setting(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_always_approval_logs_credential(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     api = await start(Reply(tool_calls=[RISKY]), Reply(text="Done."), keys=KEYS, settings=SETTINGS)
     run_id = await asked(api, KEY, "pending_approvals")
     with caplog.at_level(logging.INFO, "hermes"):
@@ -100,7 +98,7 @@ async def test_approval_for_ever_logs_whose_key_changed_the_setting(
     assert "the setting command_allowlist is changed by 'default'" in caplog.text
 
 
-async def test_changed_settings_are_logged_without_their_values(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_settings_are_logged_without_values(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hermes"):
         set_value(api.app.home, "api_server.key", "sk-a-new-key-0123456789")
         unset_value(api.app.home, "timezone", by="anna")

@@ -21,7 +21,7 @@ async def broken(start: Start, home_folder: Path) -> Api:
     return await start(handler=lambda _: Reply(text="Hello.", continues=False))
 
 
-async def test_chat_goes_on_unrecorded(broken: Api) -> None:
+async def test_chat_without_store_is_unrecorded(broken: Api) -> None:
     async with broken.post(CHAT, user("hi")) as response:
         answer = await told(response)
     assert answer["choices"][0]["message"]["content"] == "Hello."
@@ -33,7 +33,7 @@ async def test_chat_goes_on_unrecorded(broken: Api) -> None:
     assert sent(broken.model.requests[-1]) == [("user", "hi")]
 
 
-async def test_responses_that_end_with_their_client_go_on(broken: Api) -> None:
+async def test_unstored_responses_without_store(broken: Api) -> None:
     for body in ({"input": "hi", "store": False}, {"input": "hi", "store": False, "stream": True}):
         async with broken.post(RESPONSES, body) as response:
             assert response.status == 200
@@ -52,12 +52,12 @@ REFUSED: list[tuple[str, str, Json | None]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REFUSED)
-async def test_all_else_is_refused(broken: Api, method: str, path: str, body: Json | None) -> None:
+async def test_other_routes_without_store_are_503(broken: Api, method: str, path: str, body: Json | None) -> None:
     async with broken.client.request(method, broken.url + path, json=body) as response:
         await refused(response, 503, "session_db_unavailable")
 
 
-async def test_health_tells_it(broken: Api) -> None:
+async def test_readiness_without_store_is_503(broken: Api) -> None:
     async with broken.get("/health") as response:
         await told(response)
     async with broken.get("/health/ready") as response:

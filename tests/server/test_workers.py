@@ -51,7 +51,7 @@ async def has_status(client: aiohttp.ClientSession, run_id: str, *wanted: str) -
     return run
 
 
-async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
+async def test_both_workers_serve(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         await server.both()
         state = read_runtime_status(server.home)
@@ -71,7 +71,7 @@ async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
         assert not list(server.home.run_folder.glob("peer-*")) and not server.home.door_file.exists()
 
 
-async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
+async def test_worker_sockets_are_private(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         sockets = list(server.home.run_folder.glob("peer-*.sock"))
         assert len(sockets) == 2
@@ -79,7 +79,7 @@ async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
         assert stat.S_IMODE(server.home.run_folder.stat().st_mode) == 0o700
 
 
-async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> None:
+async def test_events_are_same_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         run_id = await submitted(one, "one: c/w")
@@ -98,7 +98,7 @@ async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> Non
             assert await stream(other, f"{path}?starting_after={seq}") == b"\n\n".join(frames[at + 1 :])
 
 
-async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> None:
+async def test_response_is_same_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         body = {"input": "Turn one: c/w.", "background": True}
@@ -117,7 +117,7 @@ async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> 
         assert rest == [b"\n\n".join(frames[1:]), b"\n\n".join(frames[5:])]
 
 
-async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -> None:
+async def test_run_control_through_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         one, other = await server.both()
         run_id = await submitted(one, "ask: a/q/w")
@@ -142,7 +142,7 @@ async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -
         assert [event["event"] for event in events].count("run.cancelled") == 1
 
 
-async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Path) -> None:
+async def test_response_cancel_through_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         one, other = await server.both()
         made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
@@ -152,7 +152,7 @@ async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Pat
         assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
 
 
-async def test_a_run_that_keeps_nothing_is_known_at_the_other_worker(home_folder: Path) -> None:
+async def test_unstored_run_is_known_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         other_pid, other = await server.client(other_than=pid)
@@ -169,7 +169,7 @@ async def test_a_run_that_keeps_nothing_is_known_at_the_other_worker(home_folder
             await response.read()
 
 
-async def test_outputs_of_client_tools_are_taken_by_the_other_worker(home_folder: Path) -> None:
+async def test_client_tool_outputs_at_other_worker(home_folder: Path) -> None:
     script = [Reply(tool_calls=[Call("weather", {"city": "Oslo"}, id="call-1")]), Reply(text="Rain.")]
     async with two_workers(home_folder, lambda _: script.pop(0)) as server:
         one, other = await server.both()
@@ -181,7 +181,7 @@ async def test_outputs_of_client_tools_are_taken_by_the_other_worker(home_folder
         assert "Rain." in json.dumps(await post(other, "/v1/responses", body))
 
 
-async def test_a_job_is_run_once(home_folder: Path) -> None:
+async def test_job_runs_once_with_two_workers(home_folder: Path) -> None:
     async with two_workers(home_folder, answer, cron={"enabled": True}) as server:
         one, other = await server.both()
         at = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
@@ -201,7 +201,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_key_is_worked_on_once_by_both_workers(home_folder: Path, way: str) -> None:
+async def test_idempotency_key_is_shared_by_workers(home_folder: Path, way: str) -> None:
     path, body = WAYS[way]
     async with two_workers(home_folder, answer) as server:
 
@@ -222,7 +222,7 @@ async def test_a_key_is_worked_on_once_by_both_workers(home_folder: Path, way: s
 KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 
 
-async def test_rates_and_bounds_of_a_key_are_those_of_all_workers(home_folder: Path) -> None:
+async def test_rate_limits_are_shared_by_workers(home_folder: Path) -> None:
     entry = {"name": "alice", "key": KEY, "scopes": ["runs"], "requests_per_minute": 6, "max_concurrent": 2}
     async with two_workers(
         home_folder, lambda _: Reply(text="Hi.", stall_at=1), api_server={"keys": [entry]}
@@ -247,7 +247,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 
 
 @pytest.mark.parametrize(("_", "settings", "code", "words"), REFUSED)
-async def test_what_cannot_be_served_is_told_by_the_parent(
+async def test_startup_failure_is_reported_by_parent(
     home_folder: Path, _: str, settings: Json, code: int, words: str
 ) -> None:
     gateway = Gateway(home_folder, **settings)
@@ -257,7 +257,7 @@ async def test_what_cannot_be_served_is_told_by_the_parent(
     assert not is_served(Home(home_folder))
 
 
-async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home_folder: Path, tmp_path: Path) -> None:
+async def test_port_shared_by_workers_of_other_server_is_taken(home_folder: Path, tmp_path: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         port = int(server.gateway.url.rpartition(":")[2])
         env = {**os.environ, "HERMES_HOME": str(tmp_path / "other")}
@@ -267,7 +267,7 @@ async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home
         assert other.returncode == 69 and b"cannot be bound" in said
 
 
-async def test_processes_of_a_deleted_session_end_at_every_worker(home_folder: Path) -> None:
+async def test_processes_of_deleted_session_end_at_every_worker(home_folder: Path) -> None:
     command = {"command": "echo $$ > pid; until [ -e go ]; do sleep 0.02; done", "background": True}
     script = [Reply(tool_calls=[Call("terminal", command, id="call-1")]), Reply(text="Begun.")]
     async with two_workers(home_folder, lambda _: script.pop(0)) as server:
@@ -281,7 +281,7 @@ async def test_processes_of_a_deleted_session_end_at_every_worker(home_folder: P
         await until(lambda: not is_alive(int(file.read_text()), None))
 
 
-async def test_metrics_are_those_of_all_workers(home_folder: Path) -> None:
+async def test_metrics_are_summed_over_workers(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         one, other = await server.both()
         for client in (one, other):
@@ -292,7 +292,7 @@ async def test_metrics_are_those_of_all_workers(home_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("manager", ["file"], indirect=True)
-async def test_the_parent_speaks_to_the_service_manager_for_all(
+async def test_parent_notifies_systemd_for_all_workers(
     home_folder: Path,
     manager: Manager,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -49,17 +49,17 @@ def only(settings: Settings) -> Problem:
 # ---- the table
 
 
-def test_no_setting_is_in_the_table_twice() -> None:
+def test_setting_names_are_unique() -> None:
     assert len({key.name for key in KEYS}) == len(KEYS)
 
 
-def test_no_variable_stands_for_two_settings() -> None:
+def test_setting_variables_are_unique() -> None:
     variables = [key.env for key in KEYS if key.env]
     assert len(set(variables)) == len(variables)
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.default is not None], ids=lambda key: key.name)
-def test_every_default_fits_its_own_setting(key: Any, home: Home) -> None:
+def test_every_default_is_valid(key: Any, home: Home) -> None:
     from hermes.settings.check import coerce
 
     assert coerce(key, key.default) == key.default
@@ -88,17 +88,17 @@ def test_every_default_fits_its_own_setting(key: Any, home: Home) -> None:
         ("api_server.drain_seconds", 30),
     ],
 )
-def test_a_home_without_files_has_the_defaults(tmp_path: Path, name: str, value: Any) -> None:
+def test_empty_home_has_defaults(tmp_path: Path, name: str, value: Any) -> None:
     home = Home(tmp_path / "none")
     settings = config.load(home, environ={})
     assert (reached(settings, name), settings.problems, home.path.exists()) == (value, (), False)
 
 
-def test_the_store_is_by_default_in_the_home(home: Home) -> None:
+def test_store_default_is_in_home(home: Home) -> None:
     assert config.load(home, environ={}).storage.url == f"sqlite:///{home.path}/state.db"
 
 
-def test_an_open_setting_follows_the_one_it_is_taken_from(home: Home) -> None:
+def test_unset_setting_follows_another(home: Home) -> None:
     settings = load(home, "approvals: {timeout: 5}\nplatform_toolsets: {api_server: [web]}")
     assert settings.api_server.approval_timeout_seconds == 5
     assert settings.api_server.toolsets == ["web"]
@@ -117,7 +117,7 @@ def test_an_open_setting_follows_the_one_it_is_taken_from(home: Home) -> None:
         ("", 8642, "default"),
     ],
 )
-def test_flags_beat_the_environment_beats_env_file_beats_config_beats_default(
+def test_source_precedence_flag_environment_env_file_config_default(
     home: Home, sources: str, value: int, source: str
 ) -> None:
     settings = load(
@@ -130,7 +130,7 @@ def test_flags_beat_the_environment_beats_env_file_beats_config_beats_default(
     assert (settings.api_server.port, settings.source("api_server.port")) == (value, source)
 
 
-def test_an_origin_names_the_line_or_the_variable(home: Home) -> None:
+def test_origin_names_line_or_variable(home: Home) -> None:
     settings = load(
         home, "\ntimezone: UTC", "# comment\nAPI_SERVER_HOST=::", {"HERMES_DATABASE_URL": "postgresql://db/x"}
     )
@@ -143,37 +143,37 @@ def test_an_origin_names_the_line_or_the_variable(home: Home) -> None:
     ]
 
 
-def test_an_empty_variable_is_one_that_is_not_set(home: Home) -> None:
+def test_empty_variable_is_unset(home: Home) -> None:
     settings = load(home, "", "API_SERVER_KEY=abc", {"API_SERVER_KEY": "", "API_SERVER_PORT": ""})
     assert (settings.api_server.key, settings.api_server.port) == ("abc", 8642)
 
 
-def test_the_env_file_is_never_put_into_the_environment(home: Home) -> None:
+def test_env_file_is_not_put_into_environment(home: Home) -> None:
     home.env_file.write_text("HERMES_TEST_ONLY_HERE=1")
     settings = config.load(home)
     assert ("HERMES_TEST_ONLY_HERE" in os.environ, settings.variable("HERMES_TEST_ONLY_HERE")) == (False, "1")
 
 
-def test_a_variable_of_the_process_beats_the_env_file(home: Home) -> None:
+def test_process_variable_overrides_env_file(home: Home) -> None:
     assert load(home, "", "X=file", {"X": "process"}).variable("X") == "process"
 
 
-def test_a_flag_that_was_not_given_says_nothing(home: Home) -> None:
+def test_flag_none_is_ignored(home: Home) -> None:
     assert load(home, "model: a", model=None).model.default == "a"
 
 
-def test_safe_mode_leaves_the_file_out_even_if_it_is_broken(home: Home) -> None:
+def test_safe_mode_ignores_config_file(home: Home) -> None:
     home.config_file.write_text("a: [")
     home.env_file.write_text("API_SERVER_PORT=9")
     assert config.load(home, environ={}, safe_mode=True).api_server.port == 9
 
 
-def test_lists_in_variables_are_separated_by_commas_and_trimmed(home: Home) -> None:
+def test_list_variables_are_comma_separated(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_CORS_ORIGINS": "http://a:1, http://b:2,"})
     assert settings.api_server.cors_origins == ["http://a:1", "http://b:2"]
 
 
-def test_every_scalar_of_the_server_has_a_variable(home: Home) -> None:
+def test_every_server_scalar_has_a_variable(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_RESPONSES_MAX_STORED": "5", "API_SERVER_METRICS_PUBLIC": "yes"})
     assert settings.api_server.responses.max_stored == 5
     assert settings.api_server.metrics_public is True
@@ -182,56 +182,56 @@ def test_every_scalar_of_the_server_has_a_variable(home: Home) -> None:
 # ---- shapes
 
 
-def test_the_model_may_be_a_name(home: Home) -> None:
+def test_model_as_string(home: Home) -> None:
     assert load(home, "model: gpt").model.default == "gpt"
 
 
-def test_the_model_may_be_a_mapping(home: Home) -> None:
+def test_model_as_mapping(home: Home) -> None:
     settings = load(home, "model: {default: gpt, provider: openai}")
     assert (settings.model.default, settings.model.provider) == ("gpt", "openai")
 
 
-def test_a_bare_off_is_the_word(home: Home) -> None:
+def test_bare_off_is_string(home: Home) -> None:
     settings = load(home, "approvals: {mode: off}\napi_server: {tool_progress: off}")
     assert (settings.approvals.mode, settings.api_server.tool_progress) == ("off", "off")
 
 
-def test_free_names_may_hold_dots(home: Home) -> None:
+def test_free_names_may_contain_dots(home: Home) -> None:
     settings = load(home, "agent: {reasoning_overrides: {gpt-5.5: high}}\nproviders: {api.x.com: {base_url: u}}")
     assert settings.agent.reasoning_overrides == {"gpt-5.5": "high"}
     assert settings.providers["api.x.com"].base_url == "u"
 
 
-def test_a_used_free_name_has_all_its_settings(home: Home) -> None:
+def test_named_entry_has_all_defaults(home: Home) -> None:
     server = load(home, "mcp_servers: {files: {command: x}}").mcp_servers["files"]
     assert (server.command, server.timeout, server.approval) == ("x", 60, "destructive")
 
 
-def test_a_section_that_is_left_empty_says_nothing(home: Home) -> None:
+def test_empty_section_is_no_problem(home: Home) -> None:
     assert load(home, "agent:\nmodel:\napi_server:\n  port:\n").problems == ()
 
 
-def test_anchors_and_merges_are_read(home: Home) -> None:
+def test_yaml_anchors_and_merges(home: Home) -> None:
     text = "providers:\n  a: &a {base_url: u, api_mode: local}\n  b:\n    <<: *a\n    base_url: v\n"
     settings = load(home, text)
     assert settings.providers["b"] == msgspec.structs.replace(settings.providers["a"], base_url="v")
     assert settings.problems == ()
 
 
-def test_what_is_handed_out_cannot_change_the_settings(home: Home) -> None:
+def test_returned_values_are_copies(home: Home) -> None:
     settings = load(home)
     settings.as_dict()["terminal"]["workspaces"].append("/")
     assert settings.terminal.workspaces == []
 
 
-def test_a_section_cannot_be_changed_and_does_not_show_its_values(home: Home) -> None:
+def test_settings_section_is_immutable_and_hides_values(home: Home) -> None:
     settings = load(home, f"model: {{api_key: {SECRET}}}")
     with pytest.raises(AttributeError):
         settings.model.api_key = "other"  # type: ignore[misc]
     assert (settings.model.api_key, SECRET in repr(settings.model)) == (SECRET, False)
 
 
-def test_the_origin_of_an_unknown_name_names_the_nearest(home: Home) -> None:
+def test_origin_of_unknown_name_suggests_nearest(home: Home) -> None:
     with pytest.raises(config.UnknownKey, match=r"Did you mean agent\.max_turns\?"):
         load(home).origin("agent.max_turn")
 
@@ -248,24 +248,24 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_works(home: Home, spelling: str) -> None:
+def test_every_spelling_of_port(home: Home, spelling: str) -> None:
     settings = load(home, spelling % 77)
     assert (settings.api_server.port, settings.problems) == (77, ())
 
 
 @pytest.mark.parametrize("weaker", SPELLINGS[1:])
-def test_the_first_spelling_wins_and_a_differing_second_is_a_warning(home: Home, weaker: str) -> None:
+def test_conflicting_spellings_warn_and_first_wins(home: Home, weaker: str) -> None:
     settings = load(home, f"{weaker % 2}\n{SPELLINGS[0] % 1}")
     problem = only(settings)
     assert (settings.api_server.port, problem.severity, problem.line) == (1, "warn", 1)
     assert problem.message.endswith("is not used: api_server.port (line 2) comes first.")
 
 
-def test_an_equal_second_spelling_is_no_problem(home: Home) -> None:
+def test_equal_spellings_are_no_problem(home: Home) -> None:
     assert load(home, f"{SPELLINGS[0] % 1}\n{SPELLINGS[1] % 1}").problems == ()
 
 
-def test_a_secret_in_two_spellings_is_not_shown(home: Home) -> None:
+def test_secret_in_two_spellings_is_not_shown(home: Home) -> None:
     settings = load(home, f"api_server: {{key: {SECRET}}}\ngateway: {{api_server: {{key: {SECRET}2}}}}")
     assert SECRET not in str(only(settings))
 
@@ -273,17 +273,17 @@ def test_a_secret_in_two_spellings_is_not_shown(home: Home) -> None:
 # ---- references
 
 
-def test_references_are_replaced_from_the_process_then_the_env_file(home: Home) -> None:
+def test_references_from_process_then_env_file(home: Home) -> None:
     settings = load(home, "network: {proxy: 'http://${A}:${B}/'}", "A=file\nB=file", {"A": "process"})
     assert settings.network.proxy == "http://process:file/"
 
 
-def test_references_work_inside_lists_and_for_numbers(home: Home) -> None:
+def test_references_in_lists_and_numbers(home: Home) -> None:
     settings = load(home, "terminal: {workspaces: ['${A}/x']}\nagent: {max_turns: '${N}'}", "A=/a\nN=7")
     assert (settings.terminal.workspaces, settings.agent.max_turns) == (["/a/x"], 7)
 
 
-def test_an_unknown_reference_is_an_error_that_names_the_setting(home: Home) -> None:
+def test_unknown_reference_is_an_error(home: Home) -> None:
     settings = load(home, "\nnetwork: {proxy: '${NOPE}'}")
     problem = only(settings)
     assert (problem.severity, problem.key, problem.line) == ("error", "network.proxy", 2)
@@ -291,7 +291,7 @@ def test_an_unknown_reference_is_an_error_that_names_the_setting(home: Home) -> 
     assert settings.network.proxy == ""
 
 
-def test_a_referenced_secret_is_not_shown_when_it_does_not_fit(home: Home) -> None:
+def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
     assert SECRET not in str(only(load(home, "agent: {max_turns: '${KEY}'}", f"KEY={SECRET}")))
 
 
@@ -319,9 +319,7 @@ def test_a_referenced_secret_is_not_shown_when_it_does_not_fit(home: Home) -> No
         ("fallback_providers: {a: b}", "fallback_providers", [], "a list, not a mapping"),
     ],
 )
-def test_a_value_that_does_not_fit_is_an_error_and_the_default_is_used(
-    home: Home, yaml: str, name: str, value: Any, words: str
-) -> None:
+def test_invalid_value_is_an_error_with_default(home: Home, yaml: str, name: str, value: Any, words: str) -> None:
     settings = load(home, yaml)
     problem = only(settings)
     assert (problem.severity, problem.key, problem.line, reached(settings, name)) == ("error", name, 1, value)
@@ -341,17 +339,17 @@ def test_a_value_that_does_not_fit_is_an_error_and_the_default_is_used(
         ("fallback_providers: [a, {provider: b}]", "fallback_providers", ["a", {"provider": "b"}]),
     ],
 )
-def test_a_value_in_another_guise_is_taken_for_what_it_is(home: Home, yaml: str, name: str, value: Any) -> None:
+def test_coercible_value_is_accepted(home: Home, yaml: str, name: str, value: Any) -> None:
     settings = load(home, yaml)
     assert (settings.origin(name).value, settings.problems) == (value, ())
 
 
-def test_a_bad_variable_is_an_error_and_the_default_is_used(home: Home) -> None:
+def test_invalid_variable_is_an_error_with_default(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_PORT": "not-a-port"})
     assert (settings.api_server.port, only(settings).where) == (8642, "API_SERVER_PORT")
 
 
-def test_the_sentence_says_where_what_and_what_to_try(home: Home) -> None:
+def test_error_names_place_value_and_fix(home: Home) -> None:
     settings = load(home, "# 1\n# 2\n# 3\n# 4\n# 5\nagent:\n  max_turns: many\n")
     with pytest.raises(ConfigError) as caught:
         settings.require_valid()
@@ -369,12 +367,12 @@ def test_warnings_alone_are_valid(home: Home) -> None:
 
 
 @pytest.mark.parametrize("yaml", ["api_server: {key: [a]}", "api_server: 5", "gateway: {api_server: {keys: x}}"])
-def test_a_bad_server_key_is_refused_even_where_other_errors_are_let_pass(home: Home, yaml: str) -> None:
+def test_invalid_server_key_is_always_rejected(home: Home, yaml: str) -> None:
     with pytest.raises(ConfigError):
         load(home, yaml).require_valid(*config.REFUSED_WHEN_BAD)
 
 
-def test_other_errors_pass_when_only_the_server_key_matters(home: Home) -> None:
+def test_other_errors_are_tolerated_with_valid_server_key(home: Home) -> None:
     settings = load(home, "agent: {max_turns: many}")
     settings.require_valid(*config.REFUSED_WHEN_BAD)
     assert settings.errors
@@ -391,22 +389,22 @@ def test_other_errors_pass_when_only_the_server_key_matters(home: Home) -> None:
         ("zzzzzzzzzzzz: 1", "zzzzzzzzzzzz", ""),
     ],
 )
-def test_an_unknown_name_is_a_warning_with_the_nearest_known_one(home: Home, yaml: str, key: str, nearest: str) -> None:
+def test_unknown_name_warns_with_nearest(home: Home, yaml: str, key: str, nearest: str) -> None:
     problem = only(load(home, yaml))
     assert (problem.severity, problem.key, problem.nearest, problem.line) == ("warn", key, nearest, 1)
 
 
-def test_an_unknown_variable_of_the_server_is_a_warning(home: Home) -> None:
+def test_unknown_server_variable_warns(home: Home) -> None:
     problem = only(load(home, environ={"API_SERVER_PROT": "1"}))
     assert (problem.severity, problem.nearest) == ("warn", "API_SERVER_PORT")
 
 
-def test_a_name_that_is_there_twice_is_a_warning_with_its_line(home: Home) -> None:
+def test_duplicate_name_warns_with_line(home: Home) -> None:
     settings = load(home, "timezone: UTC\nagent:\n  max_turns: 1\n  max_turns: 2\n")
     assert (only(settings).key, only(settings).line, settings.agent.max_turns) == ("agent.max_turns", 4, 2)
 
 
-def test_a_section_that_is_no_mapping_is_an_error(home: Home) -> None:
+def test_non_mapping_section_is_an_error(home: Home) -> None:
     assert only(load(home, "agent: 5")).message == "agent must be a mapping of settings."
 
 
@@ -421,7 +419,7 @@ def test_a_section_that_is_no_mapping_is_an_error(home: Home) -> None:
         (b"agent: *nowhere\n", "line 1, column 8"),
     ],
 )
-def test_a_file_that_cannot_be_read_names_file_line_and_column(home: Home, yaml: bytes, place: str) -> None:
+def test_unparsable_file_names_line_and_column(home: Home, yaml: bytes, place: str) -> None:
     home.config_file.write_bytes(yaml)
     with pytest.raises(ConfigError) as caught:
         config.load(home, environ={})
@@ -431,7 +429,7 @@ def test_a_file_that_cannot_be_read_names_file_line_and_column(home: Home, yaml:
 
 
 @pytest.mark.parametrize("sign", ["*", "!", "&a *", "%", "@", "`"])
-def test_a_password_that_begins_like_yaml_is_not_in_the_error(home: Home, sign: str) -> None:
+def test_secret_is_not_in_yaml_error(home: Home, sign: str) -> None:
     home.config_file.write_text(f"api_server:\n  key: {sign}{SECRET}\n  x: [\n")
     with pytest.raises(ConfigError) as caught:
         config.load(home, environ={})
@@ -449,13 +447,13 @@ def test_a_password_that_begins_like_yaml_is_not_in_the_error(home: Home, sign: 
     ],
     ids=["circle", "bomb", "depth", "size"],
 )
-def test_a_file_without_measure_is_refused(home: Home, yaml: str) -> None:
+def test_oversized_yaml_is_rejected(home: Home, yaml: str) -> None:
     home.config_file.write_text(yaml)
     with pytest.raises(ConfigError):
         config.load(home, environ={})
 
 
-def test_a_file_that_may_not_be_read_is_an_error_not_an_empty_one(home: Home) -> None:
+def test_unreadable_file_is_an_error(home: Home) -> None:
     home.config_file.mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         config.load(home, environ={})
@@ -483,30 +481,30 @@ def test_a_file_that_may_not_be_read_is_an_error_not_an_empty_one(home: Home) ->
         ("\ufeffA=b", "b"),
     ],
 )
-def test_a_line_of_env_gives_its_value(line: str, value: str) -> None:
+def test_env_line_parsing(line: str, value: str) -> None:
     assert parse_env(line.encode()).values == {"A": value}
 
 
-def test_the_later_line_of_env_counts() -> None:
+def test_later_env_line_wins() -> None:
     assert parse_env(b"A=1\nA=2\n").values == {"A": "2"}
 
 
 @pytest.mark.parametrize("line", ["just words", "1A=b", "A B=c", "A='b", 'A="b', "=b", "A='b' c"])
-def test_a_line_of_env_that_says_nothing_is_a_problem_with_its_number(home: Home, line: str) -> None:
+def test_invalid_env_line_warns_with_number(home: Home, line: str) -> None:
     settings = load(home, env=f"# comment\n\n{line}\nB=2\n")
     problem = only(settings)
     assert (problem.severity, problem.line, problem.where) == ("warn", 3, ".env line 3")
     assert settings.variable("B") == "2"
 
 
-def test_a_bad_line_of_env_is_not_shown(home: Home) -> None:
+def test_invalid_env_line_is_not_shown(home: Home) -> None:
     assert SECRET not in str(only(load(home, env=f"API_SERVER_KEY {SECRET}")))
 
 
 # ---- secrets
 
 
-def test_secrets_are_in_no_representation(home: Home) -> None:
+def test_secrets_are_not_in_repr(home: Home) -> None:
     settings = load(home, f"model: {{api_key: {SECRET}}}", f"API_SERVER_KEY={SECRET}", {"X": SECRET})
     assert SECRET not in repr(settings) + repr(settings.problems) + repr(settings.origin("model.api_key"))
 
@@ -523,7 +521,7 @@ def test_secrets_are_in_no_representation(home: Home) -> None:
         f"bus: {{max_inflight: 'nats://u:{SECRET}@h'}}",
     ],
 )
-def test_a_secret_that_does_not_fit_is_not_in_the_problem(home: Home, yaml: str) -> None:
+def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
     settings = load(home, yaml)
     assert settings.errors
     assert SECRET not in str(settings.problems)
@@ -555,12 +553,12 @@ def test_a_secret_that_does_not_fit_is_not_in_the_problem(home: Home, yaml: str)
         ("model.max_tokens", "model: {max_tokens: 5}", 5),
     ],
 )
-def test_what_is_shown_is_masked(home: Home, name: str, yaml: str, shown: Any) -> None:
+def test_shown_values_are_masked(home: Home, name: str, yaml: str, shown: Any) -> None:
     settings = load(home, yaml)
     assert (settings.shown(name), settings.problems) == (shown, ())
 
 
-def test_the_known_secrets_are_those_of_env_of_secret_settings_and_of_named_variables(home: Home) -> None:
+def test_secret_values_come_from_env_settings_and_named_variables(home: Home) -> None:
     settings = load(
         home,
         "model: {api_key: from-the-file}\nproviders: {x: {key_env: NAMED}}",
@@ -580,32 +578,32 @@ def changed(home: Home, yaml: str) -> None:
     os.utime(home.config_file, ns=(before + 1_000_000_000, before + 1_000_000_000))
 
 
-def test_settings_whose_files_did_not_change_are_the_same_object(home: Home) -> None:
+def test_reload_without_change_returns_same_object(home: Home) -> None:
     settings = load(home, "timezone: UTC")
     assert config.reload_if_changed(settings) == (settings, None)
 
 
-def test_a_changed_file_is_read_again(home: Home) -> None:
+def test_reload_reads_changed_file(home: Home) -> None:
     settings = load(home, "timezone: UTC", agent__max_turns=3)
     changed(home, "timezone: CET")
     fresh, notice = config.reload_if_changed(settings)
     assert (fresh.timezone, fresh.agent.max_turns, notice) == ("CET", 3, None)
 
 
-def test_a_changed_env_file_is_read_again(home: Home) -> None:
+def test_reload_reads_changed_env_file(home: Home) -> None:
     settings = load(home, "", "API_SERVER_PORT=1")
     home.env_file.write_text("API_SERVER_PORT=22")
     assert config.reload_if_changed(settings)[0].api_server.port == 22
 
 
-def test_a_file_that_goes_away_leaves_the_defaults(home: Home) -> None:
+def test_reload_of_deleted_file_gives_defaults(home: Home) -> None:
     settings = load(home, "timezone: UTC")
     home.config_file.unlink()
     assert config.reload_if_changed(settings)[0].timezone == ""
 
 
 @pytest.mark.parametrize("yaml", ["approvals: [", "approvals: {deny: {a: b}}"], ids=["unreadable", "wrong type"])
-def test_a_broken_file_keeps_the_last_good_settings_and_says_so_once(home: Home, yaml: str) -> None:
+def test_reload_of_broken_file_keeps_settings_with_one_notice(home: Home, yaml: str) -> None:
     settings = load(home, "approvals: {deny: [rm]}")
     changed(home, yaml)
     kept, notice = config.reload_if_changed(settings)
@@ -615,13 +613,13 @@ def test_a_broken_file_keeps_the_last_good_settings_and_says_so_once(home: Home,
     assert config.reload_if_changed(kept) == (kept, None)
 
 
-def test_an_error_that_was_there_before_does_not_stop_other_changes(home: Home) -> None:
+def test_reload_with_existing_error_applies_other_changes(home: Home) -> None:
     settings = load(home, "agent: {max_turns: many}")
     changed(home, "agent: {max_turns: many}\ntimezone: CET")
     assert config.reload_if_changed(settings)[0].timezone == "CET"
 
 
-def test_a_file_that_was_put_right_is_taken_again(home: Home) -> None:
+def test_reload_of_fixed_file(home: Home) -> None:
     settings = load(home, "timezone: UTC")
     changed(home, "timezone: [")
     broken, _ = config.reload_if_changed(settings)
@@ -682,7 +680,7 @@ def comments(text: str) -> list[str]:
         ("platform_toolsets.cli", ["web"]),
     ],
 )
-def test_setting_a_value_keeps_all_comments_in_order_and_all_other_values(home: Home, name: str, value: Any) -> None:
+def test_set_keeps_comments_and_other_values(home: Home, name: str, value: Any) -> None:
     before = load(home, COMMENTED)
     config.set_value(home, name, value, {})
     after = config.load(home, environ={})
@@ -695,7 +693,7 @@ def test_setting_a_value_keeps_all_comments_in_order_and_all_other_values(home: 
     assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == kept
 
 
-def test_setting_a_value_changes_its_own_line_only(home: Home) -> None:
+def test_set_changes_only_its_line(home: Home) -> None:
     load(home, COMMENTED)
     config.set_value(home, "agent.max_turns", "7")
     old, new = COMMENTED.splitlines(), home.config_file.read_text().splitlines()
@@ -703,14 +701,14 @@ def test_setting_a_value_changes_its_own_line_only(home: Home) -> None:
     assert differing == [("    max_turns: 5   # five", "    max_turns: 7   # five")]
 
 
-def test_a_list_that_is_replaced_keeps_the_comment_beside_its_name(home: Home) -> None:
+def test_set_list_keeps_comment_beside_name(home: Home) -> None:
     load(home, "terminal:\n  workspaces:  # mine\n  - /a\n  - /b\n  # next\n  cwd: .\n")
     config.set_value(home, "terminal.workspaces", ["/c"])
     expected = "terminal:\n  workspaces:  # mine\n    - /c\n  # next\n  cwd: .\n"
     assert home.config_file.read_text() == expected
 
 
-def test_a_new_setting_stands_in_its_section_before_the_blank_line(home: Home) -> None:
+def test_set_new_value_is_placed_in_its_section(home: Home) -> None:
     load(home, "agent:\n  max_turns: 5\n\n# next\nterminal:\n  cwd: .\n")
     config.set_value(home, "agent.api_max_retries", 4)
     expected = "agent:\n  max_turns: 5\n  api_max_retries: 4\n\n# next\nterminal:\n  cwd: .\n"
@@ -718,20 +716,20 @@ def test_a_new_setting_stands_in_its_section_before_the_blank_line(home: Home) -
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "{}\n", "---\n", "agent:\n", "agent: {}", "timezone: UTC"])
-def test_a_value_can_be_set_in_a_file_that_has_next_to_nothing(home: Home, text: str) -> None:
+def test_set_in_nearly_empty_file(home: Home, text: str) -> None:
     load(home, text)
     config.set_value(home, "agent.max_turns", 7)
     assert config.load(home, environ={}).agent.max_turns == 7
 
 
-def test_a_first_value_makes_the_home_and_a_private_file(tmp_path: Path) -> None:
+def test_first_set_creates_home_and_private_file(tmp_path: Path) -> None:
     home = Home(tmp_path / "new")
     written = config.set_value(home, "model", "gpt")
     assert (written.file, home.config_file.read_text()) == (home.config_file, "model: gpt\n")
     assert stat.S_IMODE(home.config_file.stat().st_mode) == 0o600
 
 
-def test_a_value_is_written_where_its_spelling_stands(home: Home) -> None:
+def test_set_writes_to_existing_spelling(home: Home) -> None:
     load(home, "platforms:\n  api_server:\n    extra:\n      port: 1\n")
     config.set_value(home, "api_server.port", 2)
     assert home.config_file.read_text() == "platforms:\n  api_server:\n    extra:\n      port: 2\n"
@@ -740,14 +738,14 @@ def test_a_value_is_written_where_its_spelling_stands(home: Home) -> None:
 @pytest.mark.parametrize(
     "text", ["off", "yes", "012", "1e3", "2024-01-01", "12:30", "null", "~", "#x", "a: b", "", " x ", "*a"]
 )
-def test_a_text_that_looks_like_something_else_stays_a_text(home: Home, text: str) -> None:
+def test_set_text_that_looks_like_other_type(home: Home, text: str) -> None:
     config.set_value(home, "timezone", text)
     settings = config.load(home, environ={})
     assert (settings.timezone, settings.problems) == (text, ())
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
-def test_any_text_comes_back_as_it_was_set(text: str) -> None:
+def test_set_text_round_trip_property(text: str) -> None:
     with TemporaryDirectory() as folder:
         home = Home(Path(folder))
         if "${" in text or "://" in text:
@@ -768,9 +766,7 @@ def test_any_text_comes_back_as_it_was_set(text: str) -> None:
         ("gateway.api_server.port", "5", 5),
     ],
 )
-def test_a_text_from_the_command_line_gets_the_type_of_its_setting(
-    home: Home, name: str, given: str, value: Any
-) -> None:
+def test_set_converts_text_to_setting_type(home: Home, name: str, given: str, value: Any) -> None:
     config.set_value(home, name, given)
     assert config.load(home, environ={}).origin(name).value == value
 
@@ -789,9 +785,7 @@ def test_a_text_from_the_command_line_gets_the_type_of_its_setting(
         ("agent", "1", config.UnknownKey),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_written(
-    tmp_path: Path, name: str, value: str, error: type[ConfigError]
-) -> None:
+def test_set_invalid_value_writes_nothing(tmp_path: Path, name: str, value: str, error: type[ConfigError]) -> None:
     home = Home(tmp_path / "new")
     with pytest.raises(error) as caught:
         config.set_value(home, name, value)
@@ -800,20 +794,20 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     assert not home.env_file.exists()
 
 
-def test_a_broken_file_is_not_written_to(home: Home) -> None:
+def test_set_in_broken_file_is_rejected(home: Home) -> None:
     home.config_file.write_text("a: [")
     with pytest.raises(ConfigError, match="line 2"):
         config.set_value(home, "timezone", "UTC")
     assert home.config_file.read_text() == "a: ["
 
 
-def test_a_file_with_a_name_twice_is_not_written_to(home: Home) -> None:
+def test_set_in_file_with_duplicate_name_is_rejected(home: Home) -> None:
     home.config_file.write_text("timezone: a\ntimezone: b\n")
     with pytest.raises(ConfigError, match=r"line 2: timezone is there twice"):
         config.set_value(home, "agent.max_turns", 1)
 
 
-def test_a_change_that_would_change_other_values_is_refused(home: Home) -> None:
+def test_set_that_would_change_anchor_is_rejected(home: Home) -> None:
     text = "providers:\n  a: &a\n    base_url: u\n  b: *a\n"
     home.config_file.write_text(text)
     with pytest.raises(ConfigError, match="without touching other lines"):
@@ -821,14 +815,14 @@ def test_a_change_that_would_change_other_values_is_refused(home: Home) -> None:
     assert home.config_file.read_text() == text
 
 
-def test_an_entry_that_only_refers_to_another_gets_lines_of_its_own(home: Home) -> None:
+def test_set_on_alias_entry_gets_own_lines(home: Home) -> None:
     home.config_file.write_text("providers:\n  a: &a\n    base_url: u\n  b: *a   # like a\n")
     config.set_value(home, "providers.b.base_url", "v")
     settings = config.load(home, environ={})
     assert (settings.providers["a"].base_url, settings.providers["b"].base_url) == ("u", "v")
 
 
-def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
+def test_concurrent_sets_lose_nothing(home: Home) -> None:
     load(home, COMMENTED)
     program = (
         "import sys; from pathlib import Path; from hermes.settings import config; from hermes.core.home import Home\n"
@@ -849,7 +843,7 @@ def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
 # ---- writing secrets
 
 
-def test_a_secret_goes_to_the_env_file_and_not_to_config(home: Home) -> None:
+def test_set_secret_goes_to_env_file(home: Home) -> None:
     load(home, COMMENTED)
     written = config.set_value(home, "api_server.key", SECRET)
     assert (written.file, written.variable) == (home.env_file, "API_SERVER_KEY")
@@ -868,7 +862,7 @@ def test_a_secret_goes_to_the_env_file_and_not_to_config(home: Home) -> None:
         ("network.proxy", f"http://u:{SECRET}@h", "HERMES_NETWORK_PROXY"),
     ],
 )
-def test_every_secret_comes_back_from_the_env_file(home: Home, name: str, value: Any, variable: str) -> None:
+def test_every_secret_round_trip(home: Home, name: str, value: Any, variable: str) -> None:
     assert config.set_value(home, name, value, {}).variable == variable
     settings = config.load(home, environ={})
     assert (settings.origin(name).value, settings.problems) == (value, ())
@@ -876,7 +870,7 @@ def test_every_secret_comes_back_from_the_env_file(home: Home, name: str, value:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1))
-def test_any_secret_comes_back_as_it_was_set(secret: str) -> None:
+def test_any_secret_round_trip_property(secret: str) -> None:
     with TemporaryDirectory() as folder:
         home = Home(Path(folder))
         if "${" in secret:
@@ -887,25 +881,25 @@ def test_any_secret_comes_back_as_it_was_set(secret: str) -> None:
         assert (settings.model.api_key, settings.api_server.key) == (secret, secret)
 
 
-def test_the_other_lines_of_the_env_file_stay(home: Home) -> None:
+def test_set_secret_keeps_other_env_lines(home: Home) -> None:
     home.env_file.write_text("# keys\nexport API_SERVER_KEY=old # mine\n\nnot a line\nB='x'")
     config.set_value(home, "api_server.key", "new")
     assert home.env_file.read_text() == "# keys\nexport API_SERVER_KEY=new\n\nnot a line\nB='x'\n"
 
 
-def test_a_secret_that_stood_in_config_is_taken_out_there(home: Home) -> None:
+def test_set_secret_removes_it_from_config(home: Home) -> None:
     load(home, f"api_server:\n  key: {SECRET}  # old\n  port: 1\n")
     config.set_value(home, "api_server.key", "new")
     assert home.config_file.read_text() == "api_server:\n  port: 1\n"
 
 
-def test_a_reference_is_no_secret_and_goes_to_config(home: Home) -> None:
+def test_reference_to_secret_goes_to_config(home: Home) -> None:
     config.set_value(home, "model.api_key", "${MY_KEY}")
     assert home.config_file.read_text() == "model:\n  api_key: ${MY_KEY}\n"
     assert not home.env_file.exists()
 
 
-def test_two_names_that_look_alike_in_capitals_keep_their_secrets_apart(home: Home) -> None:
+def test_similar_provider_names_keep_separate_secrets(home: Home) -> None:
     config.set_value(home, "providers.a-b.api_key", "first")
     config.set_value(home, "providers.a_b.api_key", "second")
     settings = config.load(home, environ={})
@@ -919,7 +913,7 @@ def test_two_names_that_look_alike_in_capitals_keep_their_secrets_apart(home: Ho
     "name",
     ["model", "agent.max_turns", "terminal.cwd", "approvals.timeout", "providers.api.x.com.base_url", "timezone"],
 )
-def test_unset_gives_the_default_back_and_keeps_the_comments_of_others(home: Home, name: str) -> None:
+def test_unset_restores_default_and_keeps_comments(home: Home, name: str) -> None:
     load(home, COMMENTED)
     gone = config.unset_value(home, name)
     own = next(
@@ -931,34 +925,34 @@ def test_unset_gives_the_default_back_and_keeps_the_comments_of_others(home: Hom
     assert left in (comments(COMMENTED), [comment for comment in comments(COMMENTED) if comment != own])
 
 
-def test_unset_of_a_list_takes_its_lines_and_no_others(home: Home) -> None:
+def test_unset_of_list_removes_its_lines_only(home: Home) -> None:
     load(home, COMMENTED)
     config.unset_value(home, "agent.disabled_toolsets")
     lines = COMMENTED.splitlines(keepends=True)
     assert home.config_file.read_text() == "".join(lines[:7] + lines[10:])
 
 
-def test_unset_takes_out_all_spellings(home: Home) -> None:
+def test_unset_removes_all_spellings(home: Home) -> None:
     load(home, "gateway: {api_server: {port: 1}}\napi_server: {port: 2}\n")
     config.unset_value(home, "api_server.port")
     assert config.load(home, environ={}).source("api_server.port") == "default"
 
 
 @pytest.mark.parametrize("name", ["api_server.key", "model.api_key"])
-def test_unset_takes_a_secret_out_of_the_env_file(home: Home, name: str) -> None:
+def test_unset_removes_secret_from_env_file(home: Home, name: str) -> None:
     home.env_file.write_text("# keys\nB=1\n")
     config.set_value(home, name, SECRET)
     config.unset_value(home, name)
     assert home.env_file.read_text() == "# keys\nB=1\n"
 
 
-def test_unset_leaves_a_variable_that_the_user_named_alone(home: Home) -> None:
+def test_unset_keeps_referenced_variable(home: Home) -> None:
     load(home, "model: {api_key: '${MY_KEY}'}", "MY_KEY=x\n")
     config.unset_value(home, "model.api_key")
     assert home.env_file.read_text() == "MY_KEY=x\n"
 
 
-def test_unset_of_what_is_not_set_creates_nothing(tmp_path: Path) -> None:
+def test_unset_of_unset_value_creates_nothing(tmp_path: Path) -> None:
     home = Home(tmp_path / "new")
     assert (config.unset_value(home, "timezone"), home.path.exists()) == ([], False)
 
@@ -966,7 +960,7 @@ def test_unset_of_what_is_not_set_creates_nothing(tmp_path: Path) -> None:
 # ---- a copy without secrets
 
 
-def test_a_copy_without_secrets_keeps_the_rest() -> None:
+def test_copy_without_secrets_keeps_rest() -> None:
     text = f"""\
 # mine
 model: {{default: gpt, api_key: {SECRET}}}

@@ -33,7 +33,7 @@ def by_model(db: SessionDB, session_id: str = "s") -> dict[tuple[str, str, str],
     return {(r["model"], r["provider"], r["task"]): [r["calls"], r["input_tokens"], r["output_tokens"]] for r in rows}
 
 
-def test_a_call_is_added_to_the_totals_of_its_session(db: SessionDB) -> None:
+def test_usage_is_added_to_session_totals(db: SessionDB) -> None:
     talk(db, "s", "hi")
     talk(db, "other", "hi")
     db.add_usage("s", USAGE, "m", "p")
@@ -44,14 +44,14 @@ def test_a_call_is_added_to_the_totals_of_its_session(db: SessionDB) -> None:
     assert totals(db, "other") == [0] * 6
 
 
-def test_input_counts_every_prompt_token_cached_ones_included(db: SessionDB) -> None:
+def test_input_tokens_include_cached_tokens(db: SessionDB) -> None:
     talk(db, "s", "hi")
     db.add_usage("s", {"input_tokens": 100, "cache_read_tokens": 90, "cache_write_tokens": 10}, "m", "p")
     row = db.get_session("s")
     assert [row[name] for name in TOKENS] == [100, 0, 90, 10, 0]
 
 
-def test_the_price_of_calls_is_added_up(db: SessionDB) -> None:
+def test_cost_of_calls_is_summed(db: SessionDB) -> None:
     talk(db, "s", "hi")
     for _ in range(2):
         db.add_usage("s", USAGE, "m", "p")
@@ -61,13 +61,13 @@ def test_the_price_of_calls_is_added_up(db: SessionDB) -> None:
 @pytest.mark.parametrize(
     "usage", [{}, {"input_tokens": None}, {"input_tokens": 0, "cost_usd": None, "measured": "estimate", "task": ""}]
 )
-def test_what_a_provider_does_not_say_counts_nothing(db: SessionDB, usage: dict[str, Any]) -> None:
+def test_missing_usage_fields_count_as_zero(db: SessionDB, usage: dict[str, Any]) -> None:
     talk(db, "s", "hi")
     db.add_usage("s", usage, "m", "p")
     assert totals(db) == [1, 0, 0, 0, 0, 0]
 
 
-def test_models_providers_and_tasks_are_kept_apart(db: SessionDB) -> None:
+def test_usage_is_separated_by_model_provider_and_task(db: SessionDB) -> None:
     talk(db, "s", "hi")
     for model, provider, task in [("m", "p", ""), ("m", "p", ""), ("m", "q", ""), ("n", "p", ""), ("m", "p", "vision")]:
         db.add_usage("s", USAGE, model, provider, task)
@@ -79,7 +79,7 @@ def test_models_providers_and_tasks_are_kept_apart(db: SessionDB) -> None:
     }
 
 
-def test_a_task_beside_the_conversation_is_not_in_the_totals(db: SessionDB) -> None:
+def test_auxiliary_task_usage_is_not_in_session_totals(db: SessionDB) -> None:
     talk(db, "s", "hi")
     db.add_usage("s", USAGE, "m", "p")
     db.add_usage("s", USAGE, "small", "p", task="compression")
@@ -88,7 +88,7 @@ def test_a_task_beside_the_conversation_is_not_in_the_totals(db: SessionDB) -> N
     assert by_model(db)[("small", "p", "compression")] == [1, 100, 20]
 
 
-def test_calls_counted_at_the_same_time_are_all_counted(db: SessionDB) -> None:
+def test_concurrent_usage_updates_are_all_counted(db: SessionDB) -> None:
     talk(db, "s", "hi")
 
     def count() -> None:

@@ -61,11 +61,11 @@ def run(path: Path, sql: str) -> list[dict[str, Any]]:
 # ---- queries
 
 
-def test_there_are_five_queries() -> None:
+def test_document_has_five_example_queries() -> None:
     assert len(QUERIES) == 5
 
 
-def test_the_latest_sessions_are_shown_with_their_tokens(folder: Path) -> None:
+def test_query_latest_sessions_with_tokens(folder: Path) -> None:
     found = run(folder / "state.db", QUERIES[0])
     assert {row["id"]: (row["about"], row["input_tokens"], row["output_tokens"]) for row in found} == {
         "a": ("Shopping", 1800, 80),
@@ -74,30 +74,30 @@ def test_the_latest_sessions_are_shown_with_their_tokens(folder: Path) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", row["active"]) for row in found)
 
 
-def test_words_are_found_with_the_title_of_their_session(folder: Path) -> None:
+def test_query_full_text_search_with_session_title(folder: Path) -> None:
     [found] = run(folder / "state.db", QUERIES[1])
     assert (found["title"], found["role"]) == ("Shopping", "user")
     assert "[kitchen]" in found["found"]
 
 
-def test_tokens_are_summed_by_model(folder: Path) -> None:
+def test_query_token_sums_by_model(folder: Path) -> None:
     large, small = run(folder / "state.db", QUERIES[2])
     assert tuple(large.values()) == ("large", "p", 3, 2700, 1800, 120, 0.75)
     assert (small["model"], small["input"], small["usd"]) == ("small", 5, None)
 
 
-def test_runs_that_failed_are_shown_with_the_reason(folder: Path) -> None:
+def test_query_failed_runs_with_reason(folder: Path) -> None:
     [found] = run(folder / "state.db", QUERIES[3])
     assert (found["failure"], found["error"], found["model"]) == ("timeout", "The model took too long.", "m")
 
 
-def test_the_latest_run_is_shown_in_order(folder: Path) -> None:
+def test_query_events_of_latest_run_in_order(folder: Path) -> None:
     found = run(folder / "state.db", QUERIES[4])
     assert [row["type"] for row in found] == ["run.started", "message.completed", "run.completed"]
     assert [row["seconds"] for row in found] == [0.0, 1.0, 2.0]
 
 
-def test_words_without_spaces_are_found_as_it_is_said(folder: Path) -> None:
+def test_documented_match_finds_text_without_spaces(folder: Path) -> None:
     said = re.search(r"`MATCH ('[^`]+')`", DOCUMENT)
     assert said is not None
     rows = run(folder / "state.db", f"SELECT rowid FROM messages_fts WHERE messages_fts MATCH {said[1]}")
@@ -138,23 +138,23 @@ def existing(folder: Path) -> dict[str, set[str]]:
     }
 
 
-def test_every_table_is_in_the_document_and_no_other(folder: Path) -> None:
+def test_document_lists_every_table(folder: Path) -> None:
     assert set(described()) == set(existing(folder))
 
 
-def test_every_column_in_the_document_exists(folder: Path) -> None:
+def test_documented_columns_exist(folder: Path) -> None:
     there = existing(folder)
     assert {table: columns - there[table] for table, columns in described().items() if columns - there[table]} == {}
     assert all(described().values())
 
 
-def test_no_column_is_described_twice() -> None:
+def test_no_column_is_documented_twice() -> None:
     rows = [cells(line) for line in DOCUMENT.splitlines() if line.startswith("| `")]
     named = [(row[0], column) for row in rows if len(row) == 3 for column in re.findall(r"`([^`]+)`", row[1])]
     assert len(named) == len(set(named))
 
 
-def test_the_tables_that_sqlite_makes_are_named(folder: Path) -> None:
+def test_fts_shadow_tables_are_documented(folder: Path) -> None:
     made = [name for (name,) in look(folder / "state.db", "SELECT name FROM sqlite_master WHERE name GLOB '*_fts_*'")]
     assert made
     assert all(name in DOCUMENT or f"`{name.removeprefix('messages_fts')}`" in DOCUMENT for name in made)
@@ -163,14 +163,14 @@ def test_the_tables_that_sqlite_makes_are_named(folder: Path) -> None:
 # ---- numbers
 
 
-def test_the_versions_are_those_of_the_files(folder: Path) -> None:
+def test_documented_schema_versions_match_files(folder: Path) -> None:
     versions = [look(folder / file, "PRAGMA user_version")[0][0] for file in FILES]
     assert versions == [STATE.version, RESPONSES.version]
     words = " ".join(DOCUMENT.split())
     assert f"{versions[0]} in `state.db`, {versions[1]} in `response_store.db`" in words
 
 
-def test_the_limits_are_those_that_hold() -> None:
+def test_documented_limits_match_code() -> None:
     words = " ".join(DOCUMENT.split())
     assert f"first {SEARCHED_CHARS_MAX:,} characters" in words
     assert f"more than {DATA_URL_CHARS_MAX:,} characters" in words

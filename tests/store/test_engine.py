@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes.core.errors import HermesError
+from hermes.core.errors import ConfigError, HermesError
 from hermes.core.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
 from hermes.store.sessions import SessionDB
-from hermes.store.stores import Async, open_store
+from hermes.store.stores import Async, open_store, store_at
 
 from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
 
@@ -67,7 +70,7 @@ def descriptors(path: Path) -> int:
 # ---- one engine per file
 
 
-def test_what_one_object_writes_all_others_on_that_file_see(db: SessionDB, path: Path) -> None:
+def test_writes_are_visible_to_all_objects_on_same_file(db: SessionDB, path: Path) -> None:
     others = [SessionDB(path), SessionDB(str(path)), SessionDB(path.parent / ".." / path.parent.name / path.name)]
     db.append_message("s", "user", "hello")
     assert [texts(other, "s") for other in others] == [["hello"]] * 3
@@ -75,7 +78,7 @@ def test_what_one_object_writes_all_others_on_that_file_see(db: SessionDB, path:
         other.close()
 
 
-def test_a_file_is_open_for_one_writer_and_four_readers_however_many_objects_use_it(path: Path) -> None:
+def test_one_writer_and_four_reader_connections_per_file(path: Path) -> None:
     objects = [SessionDB(path) for _ in range(10)]
     link = path.with_name("link.db")
     link.symlink_to(path)
@@ -90,7 +93,7 @@ def test_a_file_is_open_for_one_writer_and_four_readers_however_many_objects_use
     assert descriptors(path) == 0
 
 
-def test_objects_on_one_file_share_their_threads(path: Path) -> None:
+def test_objects_on_same_file_share_threads(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as first:
         first.create_session("s", "cli")
         at_once(8, lambda _: first.get_messages("s"))
@@ -104,7 +107,7 @@ def test_objects_on_one_file_share_their_threads(path: Path) -> None:
             other.close()
 
 
-def test_an_object_that_closes_takes_nothing_from_the_others(db: SessionDB, path: Path) -> None:
+def test_closing_one_object_keeps_others_open(db: SessionDB, path: Path) -> None:
     other = SessionDB(path)
     other.close()
     other.close()
@@ -112,7 +115,7 @@ def test_an_object_that_closes_takes_nothing_from_the_others(db: SessionDB, path
     assert texts(db, "s") == ["still here"]
 
 
-def test_a_closed_object_says_so(path: Path) -> None:
+def test_closed_store_raises_store_error(path: Path) -> None:
     db = SessionDB(path)
     db.close()
     with pytest.raises(StoreError):
@@ -121,7 +124,7 @@ def test_a_closed_object_says_so(path: Path) -> None:
         db.create_session("s", "cli")
 
 
-def test_closing_under_load_hangs_nobody_and_loses_nothing(path: Path) -> None:
+def test_close_under_load_neither_hangs_nor_loses_writes(path: Path) -> None:
     db = SessionDB(path)
     db.create_session("s", "cli")
     written: list[int] = []
@@ -140,7 +143,7 @@ def test_closing_under_load_hangs_nobody_and_loses_nothing(path: Path) -> None:
     assert set(written) <= kept
 
 
-def test_a_file_can_be_opened_again_after_its_last_object_has_closed(path: Path) -> None:
+def test_file_can_be_reopened_after_last_close(path: Path) -> None:
     for number in range(3):
         with contextlib.closing(SessionDB(path)) as db:
             db.create_session("s", "cli")
@@ -150,7 +153,7 @@ def test_a_file_can_be_opened_again_after_its_last_object_has_closed(path: Path)
 
 
 @pytest.mark.parametrize("turn", range(10))
-def test_closing_the_last_object_leaves_one_file_with_everything_in_it(path: Path, turn: int) -> None:
+def test_last_close_checkpoints_wal_into_single_file(path: Path, turn: int) -> None:
     db = SessionDB(path)
     db.create_session("s", "cli")
     db.append_message("s", "user", "kept")
@@ -160,7 +163,7 @@ def test_closing_the_last_object_leaves_one_file_with_everything_in_it(path: Pat
     assert look(path, "SELECT content FROM messages") == [("kept",)]
 
 
-def test_a_store_and_the_sessions_of_the_same_file_share_it(store: Any, path: Path) -> None:
+def test_store_and_session_db_share_engine_of_same_file(store: Any, path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.append_message("s", "user", "by the object")
         store.sessions.append_message("s", "user", "by the store")
@@ -169,7 +172,7 @@ def test_a_store_and_the_sessions_of_the_same_file_share_it(store: Any, path: Pa
         assert descriptors(path) <= 5
 
 
-def test_stores_in_memory_know_nothing_of_each_other() -> None:
+def test_in_memory_stores_are_independent() -> None:
     first, second = open_store("sqlite://"), open_store("sqlite://")
     first.sessions.create_session("s", "cli")
     assert second.sessions.get_session("s") is None
@@ -177,7 +180,7 @@ def test_stores_in_memory_know_nothing_of_each_other() -> None:
     second.close()
 
 
-def test_a_store_in_memory_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_store_creates_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite://")
     store.sessions.create_session("s", "cli")
@@ -187,7 +190,7 @@ def test_a_store_in_memory_touches_no_file(tmp_path: Path, monkeypatch: pytest.M
     assert contents(tmp_path) == {}
 
 
-def test_without_a_path_the_file_is_the_one_of_the_home(home_folder: Path) -> None:
+def test_default_path_is_state_db_in_home(home_folder: Path) -> None:
     with contextlib.closing(SessionDB()) as db:
         db.create_session("s", "cli")
         assert db.path == home_folder / "state.db"
@@ -195,14 +198,14 @@ def test_without_a_path_the_file_is_the_one_of_the_home(home_folder: Path) -> No
 
 
 @pytest.mark.parametrize("spelling", ["sqlite://{}", "sqlite:///{}"])
-def test_a_url_names_an_absolute_path(path: Path, spelling: str) -> None:
+def test_url_names_absolute_path(path: Path, spelling: str) -> None:
     with contextlib.closing(open_store(spelling.format(path))) as store:
         store.sessions.create_session("s", "cli")
     assert look(path, "SELECT id FROM sessions") == [("s",)]
 
 
 @pytest.mark.parametrize("spelling", ["mysql://here/it", "state.db", ""])
-def test_a_url_of_an_unknown_kind_is_refused(spelling: str) -> None:
+def test_unknown_url_scheme_is_rejected(spelling: str) -> None:
     with pytest.raises(HermesError):
         open_store(spelling)
 
@@ -210,7 +213,7 @@ def test_a_url_of_an_unknown_kind_is_refused(spelling: str) -> None:
 # ---- commits
 
 
-def test_a_caller_returns_after_the_commit_that_holds_its_work(db: SessionDB, path: Path) -> None:
+def test_write_returns_after_commit(db: SessionDB, path: Path) -> None:
     def write(number: int) -> list[bool]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             seen = []
@@ -222,7 +225,7 @@ def test_a_caller_returns_after_the_commit_that_holds_its_work(db: SessionDB, pa
     assert at_once(8, write) == [[True] * 20] * 8
 
 
-def test_one_failure_hurts_nobody_who_is_committed_with_it(store: Any, path: Path) -> None:
+def test_failed_operation_does_not_affect_others_in_group_commit(store: Any, path: Path) -> None:
     current = store.leases.acquire("session:s", "me", 60)
     failing: list[Callable[[], Any]] = [
         lambda: store.sessions.append_message("nobody", "user", "x"),
@@ -243,7 +246,7 @@ def test_one_failure_hurts_nobody_who_is_committed_with_it(store: Any, path: Pat
     assert store.sessions.get_session("s")["message_count"] == 18
 
 
-def test_a_refused_operation_leaves_nothing_behind(store: Any, path: Path) -> None:
+def test_rejected_operation_leaves_no_changes(store: Any, path: Path) -> None:
     before = look(path, "SELECT message_count, last_active FROM sessions")
     with pytest.raises(LeaseLost):
         store.sessions.append_message("s", "user", "fenced", lease_token=12345)
@@ -251,7 +254,7 @@ def test_a_refused_operation_leaves_nothing_behind(store: Any, path: Path) -> No
     assert look(path, "SELECT count(*) FROM messages") == [(0,)]
 
 
-def test_a_lock_of_somebody_else_is_waited_for(db: SessionDB, path: Path) -> None:
+def test_write_waits_for_lock_of_other_process(db: SessionDB, path: Path) -> None:
     done = threading.Event()
     with held(path) as release:
         writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), done.set()))
@@ -264,9 +267,7 @@ def test_a_lock_of_somebody_else_is_waited_for(db: SessionDB, path: Path) -> Non
     assert texts(db, "s") == ["late"]
 
 
-def test_a_lock_held_too_long_is_told_as_such_and_trying_again_helps(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BUSY_S_MAX", "BUSY_TIMEOUT_S"):
         monkeypatch.setattr(connections, name, 0.01)
     with contextlib.closing(SessionDB(path)) as db:
@@ -280,7 +281,7 @@ def test_a_lock_held_too_long_is_told_as_such_and_trying_again_helps(
         assert texts(db, "s") == ["x"]
 
 
-def test_readers_do_not_wait_for_the_writer(db: SessionDB, path: Path) -> None:
+def test_readers_do_not_wait_for_writer(db: SessionDB, path: Path) -> None:
     db.append_message("s", "user", "early")
     with held(path) as release:
         writers = [threading.Thread(target=db.append_message, args=("s", "user", "late")) for _ in range(8)]
@@ -296,7 +297,7 @@ def test_readers_do_not_wait_for_the_writer(db: SessionDB, path: Path) -> None:
 # ---- the same as coroutines
 
 
-async def test_every_part_is_offered_as_coroutines(store: Any) -> None:
+async def test_async_wraps_every_part_of_store(store: Any) -> None:
     async_class = Async(store)
     assert await async_class.sessions.append_message("s", "user", "hello") >= 1
     assert await async_class.leases.acquire("session:s", "me", 60) == 1
@@ -307,18 +308,18 @@ async def test_every_part_is_offered_as_coroutines(store: Any) -> None:
     assert [m["content"] for m in await async_class.sessions.get_messages("s")] == ["hello"]
 
 
-async def test_a_single_part_can_be_wrapped(db: SessionDB) -> None:
+async def test_async_wraps_single_part(db: SessionDB) -> None:
     async_class = Async(db)
     await async_class.append_message("s", "user", content="hello")
     assert [m["content"] for m in await async_class.get_messages("s", limit=1)] == ["hello"]
 
 
-async def test_an_error_reaches_whoever_awaits(db: SessionDB) -> None:
+async def test_async_error_reaches_awaiter(db: SessionDB) -> None:
     with pytest.raises(KeyError):
         await Async(db).append_message("nobody", "user", "x")
 
 
-async def test_the_loop_goes_on_while_a_write_waits(db: SessionDB, path: Path) -> None:
+async def test_event_loop_is_not_blocked_by_waiting_write(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
@@ -331,7 +332,7 @@ async def test_the_loop_goes_on_while_a_write_waits(db: SessionDB, path: Path) -
     assert sorted(texts(db, "s"), key=int) == [str(n) for n in range(50)]
 
 
-async def test_leaving_an_awaited_write_breaks_nothing(db: SessionDB, path: Path) -> None:
+async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
@@ -346,7 +347,7 @@ async def test_leaving_an_awaited_write_breaks_nothing(db: SessionDB, path: Path
     assert db.get_session("s")["message_count"] == len(texts(db, "s"))
 
 
-async def test_more_may_wait_at_once_than_one_commit_takes(db: SessionDB, path: Path) -> None:
+async def test_more_concurrent_writes_than_one_commit_group(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
@@ -358,7 +359,7 @@ async def test_more_may_wait_at_once_than_one_commit_takes(db: SessionDB, path: 
     assert db.get_session("s")["message_count"] == 600
 
 
-async def test_a_closed_store_refuses_coroutines_too(path: Path) -> None:
+async def test_closed_store_rejects_async_calls(path: Path) -> None:
     store = open_store(url(path))
     async_class = Async(store)
     await async_class.sessions.create_session("s", "cli")
@@ -395,7 +396,7 @@ def counts(path: Path) -> dict[str, int]:
     return {table: look(path, f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
 
 
-def test_a_transaction_commits_all_of_its_work_and_gives_its_result(store: Any, path: Path) -> None:
+def test_transaction_commits_all_and_returns_result(store: Any, path: Path) -> None:
     token = store.leases.acquire("session:s", "me", 60)
     run_id = store.transaction(lambda: everything(store, token))
     assert counts(path) == {
@@ -411,7 +412,7 @@ def test_a_transaction_commits_all_of_its_work_and_gives_its_result(store: Any, 
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyError, OSError, ConnectionResetError, TimeoutError])
-def test_an_exception_undoes_the_whole_transaction(store: Any, path: Path, kind: type[Exception]) -> None:
+def test_exception_rolls_back_whole_transaction(store: Any, path: Path, kind: type[Exception]) -> None:
     token = store.leases.acquire("session:s", "me", 60)
     before = counts(path)
     raised = kind("on purpose")
@@ -427,7 +428,7 @@ def test_an_exception_undoes_the_whole_transaction(store: Any, path: Path, kind:
     assert store.sessions.get_session("s")["message_count"] == 0
 
 
-def test_a_lease_lost_in_the_middle_undoes_the_whole_transaction(store: Any, path: Path) -> None:
+def test_lease_lost_rolls_back_whole_transaction(store: Any, path: Path) -> None:
     token = store.leases.acquire("session:s", "me", 60)
     before = counts(path)
 
@@ -440,7 +441,7 @@ def test_a_lease_lost_in_the_middle_undoes_the_whole_transaction(store: Any, pat
     assert counts(path) == before
 
 
-def test_an_operation_refused_inside_a_transaction_leaves_nothing_of_itself(store: Any) -> None:
+def test_rejected_operation_inside_transaction_is_rolled_back_alone(store: Any) -> None:
     turn = Turn(store, "s", token=store.leases.acquire("session:s", "me", 60))
     turn.begin()
 
@@ -456,7 +457,7 @@ def test_an_operation_refused_inside_a_transaction_leaves_nothing_of_itself(stor
     assert [event.type for event in store.runs.read(turn.run_id, 0, 100)] == ["run.started"]
 
 
-def test_a_deletion_that_is_undone_leaves_the_files_of_the_session(store: Any, path: Path) -> None:
+def test_rolled_back_delete_keeps_session_files(store: Any, path: Path) -> None:
     file = path.parent / "uploads" / "s" / "picture.png"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
@@ -471,7 +472,7 @@ def test_a_deletion_that_is_undone_leaves_the_files_of_the_session(store: Any, p
     assert file.exists()
 
 
-def test_nobody_sees_half_of_a_transaction(store: Any, path: Path) -> None:
+def test_transaction_is_isolated_from_readers(store: Any, path: Path) -> None:
     seen = []
 
     def work() -> None:
@@ -484,7 +485,7 @@ def test_nobody_sees_half_of_a_transaction(store: Any, path: Path) -> None:
     assert texts(store.sessions, "s") == ["one", "two"]
 
 
-def test_a_transaction_reads_what_it_has_written(store: Any) -> None:
+def test_transaction_reads_its_own_writes(store: Any) -> None:
     def work() -> list[str]:
         store.sessions.append_message("s", "user", "one")
         return texts(store.sessions, "s")
@@ -492,7 +493,7 @@ def test_a_transaction_reads_what_it_has_written(store: Any) -> None:
     assert store.transaction(work) == ["one"]
 
 
-def test_a_failed_transaction_takes_nothing_from_others_that_write_beside_it(store: Any) -> None:
+def test_failed_transaction_does_not_affect_concurrent_ones(store: Any) -> None:
     def work(number: int) -> None:
         def unit() -> None:
             store.sessions.append_message("s", "user", f"{number}a")
@@ -511,7 +512,7 @@ def test_a_failed_transaction_takes_nothing_from_others_that_write_beside_it(sto
         assert found.index(f"{number}b") == found.index(f"{number}a") + 1, "somebody wrote into a transaction"
 
 
-def test_a_transaction_within_a_transaction_is_part_of_it(store: Any) -> None:
+def test_nested_transaction_joins_outer(store: Any) -> None:
     def inner() -> None:
         store.sessions.append_message("s", "user", "inner")
 
@@ -528,7 +529,7 @@ def test_a_transaction_within_a_transaction_is_part_of_it(store: Any) -> None:
     assert texts(store.sessions, "s") == ["outer", "inner"]
 
 
-async def test_a_transaction_can_be_awaited(store: Any) -> None:
+async def test_transaction_can_be_awaited(store: Any) -> None:
     def work() -> str:
         store.sessions.append_message("s", "user", "one")
         return "done"
@@ -583,7 +584,7 @@ FORKED = """
 
 @pytest.mark.parametrize("leaving", ["at once", "in an orderly way"])
 @pytest.mark.parametrize("kind", ["file", "memory"])
-def test_the_child_of_a_fork_is_refused_and_the_parent_goes_on(path: Path, kind: str, leaving: str) -> None:
+def test_forked_child_is_rejected_and_parent_continues(path: Path, kind: str, leaving: str) -> None:
     said, found = run(FORKED, path if kind == "file" else ":memory:", leaving)
     assert len(said) == 2
     for sentence in said:
@@ -598,7 +599,7 @@ def test_the_child_of_a_fork_is_refused_and_the_parent_goes_on(path: Path, kind:
 
 
 @pytest.mark.parametrize("value", [0o000, 0o022, 0o077, 0o777], ids=oct)
-def test_the_files_and_their_folder_are_private_whatever_the_umask(path: Path, value: int) -> None:
+def test_database_files_and_folder_are_private_with_any_umask(path: Path, value: int) -> None:
     with umask(value):
         db = SessionDB(path)
         db.create_session("s", "cli")
@@ -610,7 +611,7 @@ def test_the_files_and_their_folder_are_private_whatever_the_umask(path: Path, v
         assert mode(path) == 0o600
 
 
-def test_a_store_is_private_too(path: Path) -> None:
+def test_open_store_creates_private_files(path: Path) -> None:
     with umask(0), contextlib.closing(open_store(url(path))) as store:
         store.sessions.create_session("s", "cli")
         assert {mode(side(path, suffix)) for suffix in ("", "-wal", "-shm")} == {0o600}
@@ -639,11 +640,11 @@ def said_about(statements: list[str], pragma: str) -> list[str]:
     return [match[1].upper() for match in found if match]
 
 
-def test_the_file_is_in_wal_mode(db: SessionDB, path: Path) -> None:
+def test_database_is_in_wal_mode(db: SessionDB, path: Path) -> None:
     assert look(path, "PRAGMA journal_mode") == [("wal",)]
 
 
-def test_connections_check_foreign_keys_and_sync_as_documented(statements: list[str], path: Path) -> None:
+def test_connections_set_foreign_keys_and_synchronous_pragmas(statements: list[str], path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         assert set(said_about(statements, "foreign_keys")) & {"ON", "1", "TRUE"}
@@ -653,7 +654,7 @@ def test_connections_check_foreign_keys_and_sync_as_documented(statements: list[
     assert not set(said_about(statements[opened:], "synchronous")) & {"FULL", "2", "EXTRA", "3", "OFF", "0"}
 
 
-def test_only_what_asks_for_it_is_synced_to_the_disk(statements: list[str], path: Path) -> None:
+def test_only_synced_writes_use_full_synchronous(statements: list[str], path: Path) -> None:
     with contextlib.closing(open_store(url(path))) as store:
         token = store.leases.acquire("session:s", "me", 60)
         turn = Turn(store, "s", token=token)
@@ -671,7 +672,7 @@ def test_only_what_asks_for_it_is_synced_to_the_disk(statements: list[str], path
         assert (synced + after)[-1] in ("NORMAL", "1")
 
 
-def test_every_write_takes_the_lock_at_its_beginning(statements: list[str], path: Path) -> None:
+def test_writes_begin_immediate(statements: list[str], path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         statements.clear()
@@ -680,7 +681,7 @@ def test_every_write_takes_the_lock_at_its_beginning(statements: list[str], path
     assert begun and all(words[1:2] == ["IMMEDIATE"] for words in begun)
 
 
-def test_rows_that_refer_to_each_other_are_bound_by_foreign_keys(store: Any, path: Path) -> None:
+def test_foreign_keys_bind_related_rows(store: Any, path: Path) -> None:
     referred = {row[2] for row in look(path, "PRAGMA foreign_key_list(messages)")}
     assert "sessions" in referred
     token = store.leases.acquire("session:s", "me", 60)
@@ -691,7 +692,7 @@ def test_rows_that_refer_to_each_other_are_bound_by_foreign_keys(store: Any, pat
 
 
 @pytest.mark.parametrize("content", ["a\x00b", "a\ud800b", "\udfff", "\x00"])
-def test_a_write_never_fails_on_its_content(db: SessionDB, path: Path, content: str) -> None:
+def test_append_accepts_any_text_content(db: SessionDB, path: Path, content: str) -> None:
     db.append_message("s", "user", content)
     [(stored,)] = look(path, "SELECT content FROM messages")
     assert "\x00" not in stored
@@ -699,7 +700,7 @@ def test_a_write_never_fails_on_its_content(db: SessionDB, path: Path, content: 
     stored.encode()
 
 
-def test_what_was_deleted_is_not_in_the_file_any_more(path: Path) -> None:
+def test_deleted_text_is_erased_from_file(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         for session in ("gone", "kept"):
             db.create_session(session, "cli", title=f"title {session}")
@@ -720,9 +721,7 @@ def test_what_was_deleted_is_not_in_the_file_any_more(path: Path) -> None:
 # ---- the log of changes
 
 
-def test_the_log_of_changes_is_folded_into_the_file_while_it_is_written(
-    db: SessionDB, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wal_is_checkpointed_while_writing(db: SessionDB, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "WAL_ROWS", 50)
     empty = path.stat().st_size
     for number in range(400):
@@ -742,7 +741,7 @@ def test_the_log_of_changes_is_folded_into_the_file_while_it_is_written(
     assert len(db.get_messages("s")) == 400 + 3 * (len(sizes) - 1)
 
 
-def test_closing_waits_for_the_folding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "WAL_ROWS", 1)
     for number in range(30):
         db = SessionDB(path)
@@ -767,7 +766,7 @@ def endless(began: threading.Event) -> Callable[[Any], Any]:
     return work
 
 
-async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
+async def test_quick_reads_do_not_wait_for_slow_reads(path: Path) -> None:
     release = threading.Event()
     with contextlib.closing(open_store(url(path), read_threads=1)) as store:
         async_class = Async(store)
@@ -787,7 +786,7 @@ async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_slow_reads_do_not_wait_for_quick_ones(path: Path) -> None:
+async def test_slow_reads_do_not_wait_for_quick_reads(path: Path) -> None:
     release = threading.Event()
     with contextlib.closing(open_store(url(path), read_threads=1)) as store:
         quick = [asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S))) for _ in range(4)]
@@ -800,7 +799,7 @@ async def test_slow_reads_do_not_wait_for_quick_ones(path: Path) -> None:
         await asyncio.gather(*quick)
 
 
-async def test_reads_do_not_wait_for_callers_that_wait_for_the_writer(store: Any, path: Path) -> None:
+async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) -> None:
     async_class = Async(store)
     await async_class.sessions.get_session("s")
     async with asyncio.timeout(PATIENCE_S):
@@ -812,7 +811,7 @@ async def test_reads_do_not_wait_for_callers_that_wait_for_the_writer(store: Any
             await asyncio.gather(*gone)
 
 
-async def test_slow_read_is_interrupted_when_nobody_waits_for_it(store: Any) -> None:
+async def test_slow_read_is_interrupted_when_cancelled(store: Any) -> None:
     began = [threading.Event() for _ in range(SLOW_READERS_MAX)]
     reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in began]
     for event in began:
@@ -823,7 +822,7 @@ async def test_slow_read_is_interrupted_when_nobody_waits_for_it(store: Any) -> 
         assert await Async(store).sessions.search_messages("hi") == []
 
 
-async def test_slow_read_has_a_time_limit_that_includes_waiting(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_read_time_limit_includes_queueing(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await Async(store).sessions.search_messages("hi")
     monkeypatch.setattr(engine_module, "SLOW_READ_S_MAX", 0.05)
     reads = [store.engine.read_soon(endless(threading.Event()), slow=True) for _ in range(SLOW_READERS_MAX + 1)]
@@ -834,7 +833,7 @@ async def test_slow_read_has_a_time_limit_that_includes_waiting(store: Any, monk
         assert await Async(store).sessions.search_messages("hi") == []
 
 
-async def test_a_connection_forgets_the_time_limit_of_the_read_before(store: Any) -> None:
+async def test_read_time_limit_is_reset_between_reads(store: Any) -> None:
     def limited(tx: Any) -> None:
         with pytest.raises(connections.TimeUp), tx.within(0.0):
             tx.value(ENDLESS)
@@ -845,7 +844,7 @@ async def test_a_connection_forgets_the_time_limit_of_the_read_before(store: Any
         assert await store.engine.read_soon(lambda tx: tx.value(steps), slow=slow) == 200_000
 
 
-def test_a_read_inside_a_read_sees_the_same_view(store: Any, path: Path) -> None:
+def test_nested_read_sees_same_snapshot(store: Any, path: Path) -> None:
     def work(_: Any) -> list[Any]:
         before = store.sessions.count_sessions()
         with raw(path) as db:
@@ -857,10 +856,107 @@ def test_a_read_inside_a_read_sees_the_same_view(store: Any, path: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
-async def test_slow_reads_run_at_a_lower_priority_than_the_rest(store: Any) -> None:
+async def test_slow_reads_run_at_lower_priority(store: Any) -> None:
     def niceness(_: Any) -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     own = niceness(None)
     assert await store.engine.read_soon(niceness) == own
     assert await store.engine.read_soon(niceness, slow=True) == min(19, own + SLOW_READERS_NICENESS)
+
+
+def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
+    program = """
+        import gc, sys
+        from pathlib import Path
+        from hermes.store.sessions import SessionDB
+        folder = Path(sys.argv[1])
+        gc.set_threshold(30)
+        for number in range(60):
+            db = SessionDB(folder / f"{number % 5}.db")
+            db.itself = db
+            del db
+            SessionDB(folder / f"{number % 7 + 10}.db").close()
+        print("done")
+    """
+    lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_unreferenced_database_is_closed_by_gc(tmp_path: Path) -> None:
+    SessionDB(tmp_path / "state.db").create_session("s", "cli")
+    gc.collect()
+    SessionDB(tmp_path / "other.db").close()
+    assert [path.name for path in tmp_path.glob("state.db*")] == ["state.db"]
+
+
+async def test_async_read_of_closed_store_raises(tmp_path: Path) -> None:
+    for number in range(20):
+        store = Async(open_store(f"sqlite://{tmp_path}/{number}.db"))
+        await asyncio.gather(*(store.sessions.get_session("a") for _ in range(4)))
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            async with asyncio.timeout(5):
+                await store.sessions.get_session("a")
+
+
+async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Path) -> None:
+    store = Async(open_store(f"sqlite://{tmp_path}/state.db"))
+    await store.sessions.create_session("s", "cli")
+    odd = store.transaction(lambda: next(iter(())))
+    async with asyncio.timeout(5):
+        told = await asyncio.gather(
+            odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
+        )
+    assert isinstance(told[0], RuntimeError) and all(isinstance(one, int) for one in told[1:])
+    store.close()
+
+
+def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BUSY_S_MAX", 0.3)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    db = SessionDB(tmp_path / "state.db")
+    db.create_session("s", "cli")
+    tries: list[int] = []
+    patiently = connections.patiently
+    monkeypatch.setattr(engine_module, "patiently", lambda *args: tries.append(1) or patiently(*args))
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(db.append_message, "s", "user", "x") for _ in range(8)]
+        told = [one.exception() for one in waiting]
+    other.close()
+    assert all(isinstance(one, StoreBusy) for one in told)
+    assert len(tries) <= 4
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://host/db?user=u&password=hunter2", "postgres:u:hunter2", "mysql://u:hunter2@h"]
+)
+def test_store_url_error_does_not_leak_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        store_at(url)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from hermes.store.stores import Store
+        from hermes.store.sessions import SessionDB
+        named = Store(Path(sys.argv[1]) / "state.db")
+        if os.fork() == 0:
+            db = SessionDB(Path(sys.argv[1]) / "state.db")
+            db.create_session("s", "cli")
+            db.close()
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
+    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()

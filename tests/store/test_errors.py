@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes.store import connections
-from hermes.store.base import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
+from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.maintenance import repair
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import open_store
@@ -74,7 +75,7 @@ def spoil(path: Path, first: int, last: int) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 9000])
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
-def test_a_file_of_a_newer_hermes_is_refused_and_not_touched(path: Path, ahead: int, read_only: bool) -> None:
+def test_newer_schema_version_is_rejected_unchanged(path: Path, ahead: int, read_only: bool) -> None:
     with raw(path) as other:
         known = other.execute("PRAGMA user_version").fetchone()[0]
         other.execute(f"PRAGMA user_version = {known + ahead}")
@@ -88,7 +89,7 @@ def test_a_file_of_a_newer_hermes_is_refused_and_not_touched(path: Path, ahead: 
     assert path.read_bytes() == before
 
 
-def test_after_a_refusal_the_file_can_be_opened_when_it_fits_again(path: Path) -> None:
+def test_file_opens_again_after_version_rejection(path: Path) -> None:
     [(known,)] = look(path, "PRAGMA user_version")
     with raw(path) as other:
         other.execute(f"PRAGMA user_version = {known + 1}")
@@ -99,7 +100,7 @@ def test_after_a_refusal_the_file_can_be_opened_when_it_fits_again(path: Path) -
     use(path)
 
 
-def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_foreign_database_is_rejected_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with raw(path) as other:
         other.execute("CREATE TABLE sessions (id INTEGER, whatever TEXT)")
@@ -155,7 +156,7 @@ def index_is_consistent(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
-def test_a_damaged_search_index_is_made_anew_by_itself(path: Path, damage: str) -> None:
+def test_damaged_search_index_is_rebuilt(path: Path, damage: str) -> None:
     before = rows(path)
     damage_index(path, damage)
     with contextlib.closing(SessionDB(path)) as db:
@@ -172,7 +173,7 @@ def test_a_damaged_search_index_is_made_anew_by_itself(path: Path, damage: str) 
 
 
 @pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
-def test_writing_goes_on_over_a_damaged_search_index(path: Path, damage: str) -> None:
+def test_writes_continue_with_damaged_search_index(path: Path, damage: str) -> None:
     before = rows(path)
     damage_index(path, damage)
     with contextlib.closing(SessionDB(path)) as db:
@@ -194,7 +195,7 @@ IN_USE = [how for how in INDEX_DAMAGE.values() if " " in how and "config" not in
 
 
 @pytest.mark.parametrize("damage", IN_USE)
-def test_an_index_that_is_damaged_while_it_is_in_use_is_made_anew(path: Path, damage: str) -> None:
+def test_search_index_damaged_while_open_is_rebuilt(path: Path, damage: str) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         assert db.search_messages("fox")
         damage_index(path, damage)
@@ -241,7 +242,9 @@ DAMAGE: tuple[Callable[[Path], None], ...] = (
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_a_damaged_file_is_told_and_left_as_it_is(path: Path, damage: Callable[[Path], None], read_only: bool) -> None:
+def test_damaged_file_raises_store_damaged_unchanged(
+    path: Path, damage: Callable[[Path], None], read_only: bool
+) -> None:
     damage(path)
     before = path.read_bytes()
     with pytest.raises(StoreDamaged) as refusal:
@@ -255,7 +258,7 @@ def test_a_damaged_file_is_told_and_left_as_it_is(path: Path, damage: Callable[[
 
 
 @pytest.mark.parametrize("text", [b"hello\n" * 2000, b"\x00" * 8192, b"SQLite format 3\x00" + b"\xff" * 4080])
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, text: bytes) -> None:
+def test_non_database_file_is_rejected_unchanged(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(text)
     with pytest.raises(StoreError) as refusal:
@@ -265,7 +268,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path,
     assert path.read_bytes() == text
 
 
-def test_an_empty_file_is_a_new_database(tmp_path: Path) -> None:
+def test_empty_file_becomes_new_database(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.touch()
     with contextlib.closing(SessionDB(path)) as db:
@@ -273,7 +276,7 @@ def test_an_empty_file_is_a_new_database(tmp_path: Path) -> None:
     assert look(path, "SELECT id FROM sessions") == [("s",)]
 
 
-def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_folder_at_database_path_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.mkdir()
     with pytest.raises(StoreError) as refusal:
@@ -282,7 +285,7 @@ def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
     assert str(path) in str(refusal.value)
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_file_at_folder_path_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("not a folder")
     with pytest.raises(StoreError) as refusal:
         use(tmp_path / "folder" / "state.db")
@@ -293,7 +296,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
-def test_repair_of_an_index_keeps_every_row(path: Path, damage: str) -> None:
+def test_repair_of_index_keeps_every_row(path: Path, damage: str) -> None:
     before = rows(path)
     damage_index(path, damage)
     spoiled = path.read_bytes()
@@ -316,7 +319,7 @@ def one_page_of_messages(path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0o000, 0o022], ids=oct)
-def test_repair_saves_the_rows_that_can_be_read(path: Path, value: int) -> None:
+def test_repair_saves_readable_rows(path: Path, value: int) -> None:
     before = {row[0]: row for row in rows(path)}
     one_page_of_messages(path)
     spoiled = path.read_bytes()
@@ -336,7 +339,7 @@ def test_repair_saves_the_rows_that_can_be_read(path: Path, value: int) -> None:
         db.append_message("a", "user", "goes on")
 
 
-def test_repair_of_a_sound_file_loses_nothing(path: Path) -> None:
+def test_repair_of_healthy_file_loses_nothing(path: Path) -> None:
     before = rows(path)
     report = repair(path)
     assert report["error"] is None
@@ -344,7 +347,7 @@ def test_repair_of_a_sound_file_loses_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [head, table_of_contents], ids=lambda damage: damage.__name__)
-def test_repair_tells_the_truth_about_what_it_could_not_do(path: Path, damage: Callable[[Path], None]) -> None:
+def test_repair_reports_failure_truthfully(path: Path, damage: Callable[[Path], None]) -> None:
     damage(path)
     spoiled = path.read_bytes()
     report = repair(path)
@@ -357,7 +360,7 @@ def test_repair_tells_the_truth_about_what_it_could_not_do(path: Path, damage: C
         assert path.read_bytes() == spoiled
 
 
-def test_repair_of_what_is_no_database_changes_nothing(tmp_path: Path) -> None:
+def test_repair_of_non_database_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"hello\n" * 2000)
     report = repair(path)
@@ -366,13 +369,13 @@ def test_repair_of_what_is_no_database_changes_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b"hello\n" * 2000
 
 
-def test_a_sound_database_has_nothing_to_say(path: Path) -> None:
+def test_check_of_healthy_database_is_empty(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         assert db.check() == []
         assert db.check(deep=True) == []
 
 
-def test_a_check_names_what_is_damaged(path: Path) -> None:
+def test_check_reports_damage(path: Path) -> None:
     one_page_of_messages(path)
     with contextlib.closing(SessionDB(path)) as db:
         assert db.check(deep=True) != []
@@ -448,7 +451,7 @@ FULL = """
 """
 
 
-def test_a_full_disk_refuses_writes_and_keeps_what_there_is(tmp_path: Path) -> None:
+def test_full_disk_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
     said = run(FULL, tmp_path, prefix=private_mounts())
     assert said["unexpected"] == []
     assert len(said["refusals"]) == 3
@@ -490,7 +493,7 @@ LIMITED = """
 """
 
 
-def test_a_file_that_may_not_grow_refuses_writes_and_keeps_what_there_is(tmp_path: Path) -> None:
+def test_file_size_limit_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
     refusals, written, found, last, sound = run(LIMITED, tmp_path / "state.db")
     assert len(refusals) == 1
     assert refusals[0].endswith(".")
@@ -538,7 +541,7 @@ UNWRITABLE = """
 """
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_and_can_be_read(tmp_path: Path) -> None:
+def test_read_only_folder_is_reported_and_readable(tmp_path: Path) -> None:
     try:
         refusals, found, hits = run(UNWRITABLE, tmp_path, prefix=() if os.geteuid() else private_mounts())
     finally:
@@ -556,9 +559,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_and_can_be_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p"])
-def test_on_a_network_file_system_it_works_without_a_write_ahead_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_network_file_system_disables_wal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(connections, "file_system_of", lambda path: kind)
     path = tmp_path / "state.db"
     with contextlib.closing(SessionDB(path)) as db, contextlib.closing(SessionDB(path)) as other:
@@ -571,7 +572,7 @@ def test_on_a_network_file_system_it_works_without_a_write_ahead_log(
         assert kind in notice
 
 
-def test_a_file_moved_to_a_network_file_system_is_changed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_moved_to_network_file_system_leaves_wal_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(path, "PRAGMA journal_mode") == [("wal",)]
     monkeypatch.setattr(connections, "file_system_of", lambda path: "nfs")
     use(path)
@@ -582,9 +583,7 @@ def test_a_file_moved_to_a_network_file_system_is_changed_over(path: Path, monke
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay", ""])
-def test_on_other_file_systems_there_is_nothing_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_local_file_systems_give_no_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(connections, "file_system_of", lambda path: kind)
     with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
         db.create_session("s", "cli")
@@ -592,7 +591,7 @@ def test_on_other_file_systems_there_is_nothing_to_say(
         assert db.notices == []
 
 
-def test_the_type_of_a_file_system_is_known(tmp_path: Path) -> None:
+def test_file_system_type_is_detected(tmp_path: Path) -> None:
     assert connections.file_system_of(Path("/proc/self/status")) == "proc"
     assert connections.file_system_of(tmp_path / "not" / "yet" / "there") == connections.file_system_of(tmp_path) != ""
 
@@ -600,7 +599,7 @@ def test_the_type_of_a_file_system_is_known(tmp_path: Path) -> None:
 # ---- a SQLite that cannot search
 
 
-def test_a_sqlite_without_full_text_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_without_fts5_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "has_fts5", lambda: False)
     with pytest.raises(StoreError) as refusal:
         SessionDB(tmp_path / "new" / "state.db")
@@ -612,7 +611,7 @@ def test_a_sqlite_without_full_text_search_is_refused(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
-def test_it_is_refused_before_an_existing_file_is_touched(
+def test_sqlite_without_fts5_leaves_existing_file_unchanged(
     path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
     monkeypatch.setattr(connections, "has_fts5", lambda: False)
@@ -622,11 +621,43 @@ def test_it_is_refused_before_an_existing_file_is_touched(
     assert contents(path.parent) == before
 
 
-def test_this_sqlite_can_search() -> None:
+def test_installed_sqlite_has_fts5() -> None:
     assert connections.has_fts5()
 
 
-def test_a_store_is_told_of_damage_at_the_latest_when_it_is_used(path: Path) -> None:
+def test_damage_is_reported_on_first_use_of_store(path: Path) -> None:
     head(path)
     with pytest.raises(StoreDamaged):
         open_store(url(path)).leases.acquire("session:a", "me", 60)
+
+
+@pytest.mark.parametrize("text", ["Über", "été", "École normale", "naïve", "x-ray", "日本", "", "…", "don't"])
+def test_healthy_index_is_not_rebuilt(tmp_path: Path, text: str) -> None:
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        db.create_session("s", "cli")
+        db.append_message("s", "user", text)
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        assert db.notices == []
+
+
+def test_deep_check_finds_index_mismatch(file_db: SessionDB) -> None:
+    file_db.create_session("s", "cli")
+    row = file_db.append_message("s", "user", "apple pie")
+    sql = "INSERT INTO messages_fts(messages_fts, rowid, body, tool) VALUES ('delete', ?, 'apple pie', NULL)"
+    file_db.engine.write(lambda tx: tx.execute(sql, (row,)))
+    assert file_db.check(deep=True) != []
+
+
+def test_repair_of_open_file_raises_busy(file_db: SessionDB) -> None:
+    assert file_db.path is not None
+    with pytest.raises(StoreBusy):
+        repair(file_db.path)
+    program = "import sys; from hermes.store.sessions import SessionDB; db = SessionDB(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
+    path = file_db.path.with_name("other.db")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "up\n"
+        with pytest.raises(StoreBusy):
+            repair(path)
+        other.communicate("")

@@ -13,7 +13,7 @@ def add(db: SessionDB, session_id: str = "s", name: str = "a.txt") -> str:
     return db.add_file(session_id, name, bytes=3, mime="text/plain", direction="upload", path=f"/somewhere/{name}")
 
 
-def test_files_of_a_session_are_listed_in_order_and_found_by_id(db: SessionDB) -> None:
+def test_session_files_are_listed_in_order_and_found_by_id(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.create_session("t", "cli")
     first, second = add(db), add(db, name="b\x00\ud800.txt")
@@ -26,12 +26,12 @@ def test_files_of_a_session_are_listed_in_order_and_found_by_id(db: SessionDB) -
     assert db.get_file("s", first) is None
 
 
-def test_a_file_of_no_session_is_refused(db: SessionDB) -> None:
+def test_file_of_unknown_session_is_rejected(db: SessionDB) -> None:
     with pytest.raises(KeyError):
         add(db)
 
 
-def test_a_call_that_waits_is_known_to_its_owner(db: SessionDB) -> None:
+def test_pending_calls_are_scoped_to_owner(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.put_pending_calls("s", "run_1", ["c1", "c2"], owner="ada")
     assert db.pending_calls(["c1"]) == []
@@ -41,7 +41,7 @@ def test_a_call_that_waits_is_known_to_its_owner(db: SessionDB) -> None:
     assert [call["call_id"] for call in db.pending_calls(["c2"], owner="ada")] == ["c2"]
 
 
-def test_a_call_waits_until_its_time_is_up_or_its_session_is_gone(db: SessionDB) -> None:
+def test_pending_calls_expire_or_end_with_session(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.put_pending_calls("s", "run_1", ["late"], expires_at=time.time() - 1)
     db.put_pending_calls("s", "run_1", ["c1"])
@@ -52,7 +52,7 @@ def test_a_call_waits_until_its_time_is_up_or_its_session_is_gone(db: SessionDB)
         db.put_pending_calls("s", "run_1", ["c1"])
 
 
-def test_small_things_are_kept_under_a_name(db: SessionDB) -> None:
+def test_meta_values_are_stored_and_overwritten(db: SessionDB) -> None:
     assert db.get_meta("seal") is None
     db.set_meta("seal", "one")
     db.set_meta("seal", "two")

@@ -28,7 +28,7 @@ def everything(db: SessionDB) -> list[Any]:
     return [(db.get_session(id), db.get_messages(id, include_inactive=True)) for id in sessions]
 
 
-def test_a_fork_has_the_same_conversation_in_its_own_rows(db: SessionDB) -> None:
+def test_fork_copies_conversation_into_own_rows(db: SessionDB) -> None:
     ids = with_tools(db)
     fork = db.fork_session("s")
     assert db.get_messages_as_conversation(fork) == db.get_messages_as_conversation("s")
@@ -36,7 +36,7 @@ def test_a_fork_has_the_same_conversation_in_its_own_rows(db: SessionDB) -> None
     assert {row["session_id"] for row in db.get_messages(fork)} == {fork}
 
 
-def test_a_fork_knows_where_it_comes_from(db: SessionDB) -> None:
+def test_fork_records_parent_and_message(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d")
     assert db.fork_session("s", "f", at_message_id=ids[1]) == "f"
     row = db.get_session("f")
@@ -44,7 +44,7 @@ def test_a_fork_knows_where_it_comes_from(db: SessionDB) -> None:
     assert row["message_count"] == 2
 
 
-def test_a_fork_takes_instructions_prompt_and_model_along(db: SessionDB) -> None:
+def test_fork_inherits_instructions_prompt_and_model(db: SessionDB) -> None:
     same = {
         "instructions": "Be brief.",
         "system_prompt": "You are.",
@@ -57,25 +57,25 @@ def test_a_fork_takes_instructions_prompt_and_model_along(db: SessionDB) -> None
     assert {name: row[name] for name in same} == same
 
 
-def test_a_fork_can_be_given_other_fields(db: SessionDB) -> None:
+def test_fork_fields_can_be_overridden(db: SessionDB) -> None:
     talk(db, "s", "a", model="m", cwd="/a")
     row = db.get_session(db.fork_session("s", model="other", cwd="/b"))
     assert (row["model"], row["cwd"], row["parent_session_id"]) == ("other", "/b", "s")
 
 
-def test_forks_without_an_id_get_their_own(db: SessionDB) -> None:
+def test_forks_without_id_get_unique_ids(db: SessionDB) -> None:
     talk(db, "s", "a")
     made = {db.fork_session("s") for _ in range(5)}
     assert len(made | {"s"}) == 6
 
 
-def test_the_source_ends_as_branched(db: SessionDB) -> None:
+def test_fork_ends_source_as_branched(db: SessionDB) -> None:
     talk(db, "s", "a")
     fork = db.fork_session("s")
     assert (db.get_session("s")["end_reason"], db.get_session(fork)["end_reason"]) == ("branched", None)
 
 
-def test_a_source_that_had_ended_keeps_its_reason(db: SessionDB) -> None:
+def test_fork_keeps_end_reason_of_ended_source(db: SessionDB) -> None:
     talk(db, "s", "a")
     db.end_session("s", "cli_close")
     before = db.get_session("s")
@@ -87,15 +87,13 @@ def test_a_source_that_had_ended_keeps_its_reason(db: SessionDB) -> None:
     ("at", "copied"),
     [(0, 1), (1, 4), (2, 4), (3, 4), (4, 5), (5, 6), (6, 7), (None, 7)],
 )
-def test_a_fork_ends_at_the_message_and_completes_a_cut_tool_sequence(
-    db: SessionDB, at: int | None, copied: int
-) -> None:
+def test_fork_at_message_completes_cut_tool_sequence(db: SessionDB, at: int | None, copied: int) -> None:
     ids = with_tools(db)
     fork = db.fork_session("s", at_message_id=None if at is None else ids[at])
     assert db.get_messages_as_conversation(fork) == db.get_messages_as_conversation("s")[:copied]
 
 
-def test_results_stored_in_another_order_are_all_taken_along(db: SessionDB) -> None:
+def test_fork_includes_out_of_order_tool_results(db: SessionDB) -> None:
     talk(db, "s", "go")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     first = db.append_message("s", "tool", "two", tool_call_id="c2")
@@ -105,7 +103,7 @@ def test_results_stored_in_another_order_are_all_taken_along(db: SessionDB) -> N
     assert [m["content"] for m in db.get_messages_as_conversation(fork)] == ["go", None, "one", "two"]
 
 
-def test_what_was_said_is_copied_and_what_the_model_sees_of_it(db: SessionDB) -> None:
+def test_fork_copies_transcript_and_compacted_view(db: SessionDB) -> None:
     talk(db, "s", "a", "b")
     db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     hidden = db.append_message("s", "user", "c")
@@ -126,7 +124,7 @@ def test_what_was_said_is_copied_and_what_the_model_sees_of_it(db: SessionDB) ->
         (6, ["a", "b", "summary", "e", "f", "g"]),
     ],
 )
-def test_a_fork_at_any_message_of_a_compacted_session(db: SessionDB, at: int, seen: list[str]) -> None:
+def test_fork_at_any_message_of_compacted_session(db: SessionDB, at: int, seen: list[str]) -> None:
     ids = talk(db, "s", *"abcdef")
     said = db.get_messages_as_conversation("s")
     db.archive_and_compact("s", [*said[:2], {"role": "user", "content": "summary"}, *said[4:]])
@@ -139,7 +137,7 @@ def test_a_fork_at_any_message_of_a_compacted_session(db: SessionDB, at: int, se
     assert [m["content"] for m in db.get_messages_as_conversation(fork)] == [*seen, "h"]
 
 
-def test_the_words_for_the_model_are_copied(db: SessionDB) -> None:
+def test_fork_copies_api_content(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "user", "a", api_content="a, really", reasoning="r", token_count=5, timestamp=7.0)
     fork = db.fork_session("s")
@@ -151,14 +149,14 @@ def test_the_words_for_the_model_are_copied(db: SessionDB) -> None:
 # ---- titles
 
 
-def test_a_fork_gets_the_next_free_number(db: SessionDB) -> None:
+def test_fork_title_gets_next_free_number(db: SessionDB) -> None:
     talk(db, "s", "a", title="Plans")
     db.create_session("taken", "cli", title="Plans #3")
     titles = [db.get_session(db.fork_session("s"))["title"] for _ in range(3)]
     assert titles == ["Plans #2", "Plans #4", "Plans #5"]
 
 
-def test_forks_of_forks_keep_their_titles_apart(db: SessionDB) -> None:
+def test_forks_of_forks_have_unique_titles(db: SessionDB) -> None:
     talk(db, "s", "a", title="Plans")
     second = db.fork_session("s")
     titles = {db.get_session(db.fork_session(id))["title"] for id in (second, second, "s")}
@@ -166,23 +164,23 @@ def test_forks_of_forks_keep_their_titles_apart(db: SessionDB) -> None:
     assert all(re.fullmatch(r"Plans( #\d+)+", title) for title in titles)
 
 
-def test_a_number_does_not_make_the_title_of_a_fork_too_long(db: SessionDB) -> None:
+def test_fork_title_stays_within_length_limit(db: SessionDB) -> None:
     talk(db, "s", "a", title="x" * 100)
     title = db.get_session(db.fork_session("s"))["title"]
     assert (len(title) <= 100, title.endswith(" #2")) == (True, True)
 
 
-def test_a_fork_can_have_a_title_of_its_own(db: SessionDB) -> None:
+def test_fork_with_own_title(db: SessionDB) -> None:
     talk(db, "s", "a", title="Plans")
     assert db.get_session(db.fork_session("s", title="  Other\u200b plans "))["title"] == "Other plans"
 
 
-def test_a_fork_of_a_session_without_title_has_none(db: SessionDB) -> None:
+def test_fork_of_untitled_session_has_no_title(db: SessionDB) -> None:
     talk(db, "s", "a")
     assert db.get_session(db.fork_session("s"))["title"] is None
 
 
-def test_forks_at_the_same_time_stay_apart(db: SessionDB) -> None:
+def test_concurrent_forks_are_independent(db: SessionDB) -> None:
     talk(db, "s", "a", "b", title="Plans")
     made: list[str] = []
     threads = [threading.Thread(target=lambda: made.append(db.fork_session("s"))) for _ in range(8)]
@@ -198,7 +196,7 @@ def test_forks_at_the_same_time_stay_apart(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("id", BAD_IDS)
-def test_a_bad_id_is_refused_and_leaves_nothing(db: SessionDB, id: str) -> None:
+def test_fork_with_invalid_id_leaves_no_trace(db: SessionDB, id: str) -> None:
     talk(db, "s", "a", "b", title="Plans")
     before = everything(db)
     with pytest.raises(ValueError, match=r"\w"):
@@ -207,7 +205,7 @@ def test_a_bad_id_is_refused_and_leaves_nothing(db: SessionDB, id: str) -> None:
 
 
 @pytest.mark.parametrize("title", ["x" * 101, "Taken", " Taken\u200b", "Plans"])
-def test_a_refused_title_leaves_nothing(db: SessionDB, title: str) -> None:
+def test_fork_with_invalid_title_leaves_no_trace(db: SessionDB, title: str) -> None:
     talk(db, "s", "a", "b", title="Plans")
     db.create_session("t", "cli", title="Taken")
     before = everything(db)
@@ -217,7 +215,7 @@ def test_a_refused_title_leaves_nothing(db: SessionDB, title: str) -> None:
 
 
 @pytest.mark.parametrize("id", ["s", "t"])
-def test_a_taken_id_is_refused_and_leaves_nothing(db: SessionDB, id: str) -> None:
+def test_fork_with_taken_id_leaves_no_trace(db: SessionDB, id: str) -> None:
     talk(db, "s", "a", "b", title="Plans")
     talk(db, "t", "c")
     before = everything(db)
@@ -226,7 +224,7 @@ def test_a_taken_id_is_refused_and_leaves_nothing(db: SessionDB, id: str) -> Non
     assert everything(db) == before
 
 
-def test_a_message_that_is_not_in_the_source_is_refused_and_leaves_nothing(db: SessionDB) -> None:
+def test_fork_at_foreign_message_leaves_no_trace(db: SessionDB) -> None:
     talk(db, "s", "a", "b")
     [foreign] = talk(db, "t", "c")
     before = everything(db)
@@ -236,7 +234,7 @@ def test_a_message_that_is_not_in_the_source_is_refused_and_leaves_nothing(db: S
     assert everything(db) == before
 
 
-def test_an_unknown_source_is_an_error(db: SessionDB) -> None:
+def test_fork_of_unknown_session_raises(db: SessionDB) -> None:
     with pytest.raises(KeyError):
         db.fork_session("s", "f")
     assert db.get_session("f") is None
@@ -245,7 +243,7 @@ def test_an_unknown_source_is_an_error(db: SessionDB) -> None:
 # ---- going its own way
 
 
-def test_source_and_fork_go_their_own_ways(db: SessionDB) -> None:
+def test_source_and_fork_diverge_independently(db: SessionDB) -> None:
     talk(db, "s", "a", "b", title="Plans")
     fork = db.fork_session("s")
     db.append_message("s", "user", "in the source")
@@ -254,7 +252,7 @@ def test_source_and_fork_go_their_own_ways(db: SessionDB) -> None:
     assert (db.resolve_session_id("s"), db.resolve_session_id("Plans")) == ("s", "s")
 
 
-def test_a_fork_outlives_its_source(db: SessionDB) -> None:
+def test_fork_survives_deletion_of_source(db: SessionDB) -> None:
     picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 5000}}]
     talk(db, "s", picture, "nice")
     fork = db.fork_session("s")
@@ -262,7 +260,7 @@ def test_a_fork_outlives_its_source(db: SessionDB) -> None:
     assert (contents(db, fork), db.get_session(fork)["parent_session_id"]) == ([picture, "nice"], None)
 
 
-def test_both_are_found_by_their_words(db: SessionDB) -> None:
+def test_search_finds_source_and_fork(db: SessionDB) -> None:
     talk(db, "s", "apple")
     fork = db.fork_session("s")
     assert {row["session_id"] for row in db.search_messages("apple")} == {"s", fork}

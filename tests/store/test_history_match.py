@@ -40,7 +40,7 @@ def talked(db: SessionDB) -> SessionDB:
     return db
 
 
-def test_the_first_conversation_keeps_the_plain_id(db: SessionDB) -> None:
+def test_first_conversation_gets_base_id(db: SessionDB) -> None:
     assert (db.bind_session(BASE, []), db.bind_session(BASE, turns("hi", "hello"))) == (BASE, BASE)
 
 
@@ -51,11 +51,11 @@ def test_binding_writes_nothing(talked: SessionDB) -> None:
     assert (listed(talked), talked.export_session(BASE)["messages"]) == ([BASE], before["messages"])
 
 
-def test_a_conversation_finds_its_session_again(talked: SessionDB) -> None:
+def test_bind_finds_session_of_continued_conversation(talked: SessionDB) -> None:
     assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
 
-def test_equal_openings_of_two_people_stay_apart(db: SessionDB) -> None:
+def test_bind_separates_equal_openings(db: SessionDB) -> None:
     first = hold(db, "hi", "hello there", id=db.bind_session(BASE, []))
     second = hold(db, "hi", "good day", id=db.bind_session(BASE, []))
     third = hold(db, "hi", "welcome", id=db.bind_session(BASE, []))
@@ -64,7 +64,7 @@ def test_equal_openings_of_two_people_stay_apart(db: SessionDB) -> None:
     assert {text: db.bind_session(BASE, turns("hi", text)) for text in answers} == answers
 
 
-def test_conversations_that_part_later_stay_apart(db: SessionDB) -> None:
+def test_bind_separates_conversations_that_diverge_later(db: SessionDB) -> None:
     first = hold(db, "hi", "hello", "one", "1")
     second = hold(db, "hi", "hello", "two", "2", id=f"{BASE}-2")
     assert db.bind_session(BASE, turns("hi", "hello", "one", "1")) == first
@@ -87,24 +87,24 @@ def test_conversations_that_part_later_stay_apart(db: SessionDB) -> None:
         turns("hi", "hello\n\nhow?\n\nso"),
     ],
 )
-def test_another_history_gets_a_new_session(talked: SessionDB, history: list[dict[str, Any]]) -> None:
+def test_bind_of_different_history_is_new_session(talked: SessionDB, history: list[dict[str, Any]]) -> None:
     assert is_new(talked, talked.bind_session(BASE, history))
 
 
-def test_new_ids_are_numbered_and_free(talked: SessionDB) -> None:
+def test_new_bound_ids_are_numbered_and_unique(talked: SessionDB) -> None:
     ids = [hold(talked, "x", str(n), id=talked.bind_session(BASE, [])) for n in range(3)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(rf"{BASE}-\d+", id) for id in ids)
 
 
-def test_a_number_in_use_by_somebody_else_is_passed_over(talked: SessionDB) -> None:
+def test_bind_skips_id_numbers_already_taken(talked: SessionDB) -> None:
     for n in range(1, 6):
         talked.create_session(f"{BASE}-{n}", "cli", owner="bob")
     assert is_new(talked, talked.bind_session(BASE, []))
 
 
 @pytest.mark.parametrize("who", [{"owner": "bob"}, {"session_key": "k2"}, {"session_key": None}])
-def test_another_owner_or_key_never_gets_the_session(db: SessionDB, who: dict[str, Any]) -> None:
+def test_bind_never_returns_session_of_other_owner_or_key(db: SessionDB, who: dict[str, Any]) -> None:
     hold(db, "hi", "hello", owner="alice", session_key="k1")
     assert db.bind_session(BASE, turns("hi", "hello"), owner="alice", session_key="k1") == BASE
     assert is_new(db, db.bind_session(BASE, turns("hi", "hello"), **{"owner": "alice", "session_key": "k1", **who}))
@@ -134,18 +134,18 @@ def with_tools(db: SessionDB) -> None:
         ("", False),
     ],
 )
-def test_an_answer_is_the_final_one_or_the_whole_text_of_the_turn(db: SessionDB, answer: str, same: bool) -> None:
+def test_bind_matches_final_answer_or_whole_turn_text(db: SessionDB, answer: str, same: bool) -> None:
     with_tools(db)
     bound = db.bind_session(BASE, turns("time?", answer))
     assert bound == BASE if same else is_new(db, bound)
 
 
-def test_a_history_may_show_the_tools_too(db: SessionDB) -> None:
+def test_bind_matches_history_with_tool_messages(db: SessionDB) -> None:
     with_tools(db)
     assert db.bind_session(BASE, db.get_messages_as_conversation(BASE)) == BASE
 
 
-def test_every_turn_may_be_given_in_either_way(db: SessionDB) -> None:
+def test_bind_matches_each_turn_in_either_form(db: SessionDB) -> None:
     with_tools(db)
     for role, text in (("user", "and now?"), ("assistant", "Later.")):
         db.append_message(BASE, role, text)
@@ -154,12 +154,12 @@ def test_every_turn_may_be_given_in_either_way(db: SessionDB) -> None:
     assert is_new(db, db.bind_session(BASE, turns("time?", "It is one.", "and now?", "Later.")))
 
 
-def test_a_system_message_in_the_history_does_not_matter(talked: SessionDB) -> None:
+def test_bind_ignores_system_message(talked: SessionDB) -> None:
     history = [{"role": "system", "content": "Be kind."}, *turns("hi", "hello", "how?", "so")]
     assert talked.bind_session(BASE, history) == BASE
 
 
-def test_messages_of_parts_are_compared_too(db: SessionDB) -> None:
+def test_bind_compares_multipart_messages(db: SessionDB) -> None:
     picture = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 3000}},
@@ -170,7 +170,7 @@ def test_messages_of_parts_are_compared_too(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "a\x00b", " padded\r\n", "e\u0301", "日本", "x" * 100_000])
-def test_text_of_every_kind_is_found_again(db: SessionDB, text: str) -> None:
+def test_bind_matches_text_of_any_kind(db: SessionDB, text: str) -> None:
     hold(db, text, f"{text}!", f"{text}?", text)
     assert db.bind_session(BASE, turns(text, f"{text}!", f"{text}?", text)) == BASE
 
@@ -178,12 +178,14 @@ def test_text_of_every_kind_is_found_again(db: SessionDB, text: str) -> None:
 @pytest.mark.parametrize(
     ("stored", "given"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
 )
-def test_texts_cut_elsewhere_are_other_texts(db: SessionDB, stored: tuple[str, str], given: tuple[str, str]) -> None:
+def test_bind_distinguishes_text_split_elsewhere(
+    db: SessionDB, stored: tuple[str, str], given: tuple[str, str]
+) -> None:
     hold(db, stored[0], "x", stored[1], "y")
     assert is_new(db, db.bind_session(BASE, turns(given[0], "x", given[1], "y")))
 
 
-def test_among_many_equal_openings_the_right_one_is_found(db: SessionDB) -> None:
+def test_bind_finds_match_among_many_equal_openings(db: SessionDB) -> None:
     ids = [hold(db, "hi", f"answer {n}", id=db.bind_session(BASE, [])) for n in range(16)]
     assert [db.bind_session(BASE, turns("hi", f"answer {n}")) for n in range(16)] == ids
 
@@ -235,7 +237,7 @@ def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] |
         (turns("light", "Done."), exchange(), False),
     ],
 )
-def test_every_part_of_a_message_counts(db: SessionDB, stored: Any, given: Any, same: bool) -> None:
+def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, given: Any, same: bool) -> None:
     db.create_session(BASE, "api_server", base_id=BASE)
     for message in stored:
         db.append_message(BASE, **message)
@@ -243,7 +245,7 @@ def test_every_part_of_a_message_counts(db: SessionDB, stored: Any, given: Any, 
     assert found == BASE if same else is_new(db, found)
 
 
-def test_a_hash_of_an_older_kind_is_looked_through_and_replaced(db: SessionDB) -> None:
+def test_bind_replaces_history_hash_of_older_version(db: SessionDB) -> None:
     hold(db, CAT, "A cat.")
     db.transaction(lambda: db.engine.write(lambda tx: tx.execute("UPDATE sessions SET transcript_digest = 'ab12'")))
     assert is_new(db, db.bind_session(BASE, turns(DOG, "A cat.")))
@@ -267,7 +269,7 @@ def test_a_hash_of_an_older_kind_is_looked_through_and_replaced(db: SessionDB) -
         [{"role": "user", "content": "[summary]"}],
     ],
 )
-def test_a_compacted_session_is_still_found(talked: SessionDB, live: list[dict[str, Any]]) -> None:
+def test_bind_finds_compacted_session(talked: SessionDB, live: list[dict[str, Any]]) -> None:
     history = turns("hi", "hello", "how?", "so")
     talked.archive_and_compact(BASE, live)
     assert talked.bind_session(BASE, history) == BASE
@@ -278,7 +280,7 @@ def test_a_compacted_session_is_still_found(talked: SessionDB, live: list[dict[s
     assert is_new(talked, talked.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
 
 
-def test_a_rewound_session_is_found_by_what_is_left(talked: SessionDB) -> None:
+def test_bind_finds_rewound_session_by_remaining_history(talked: SessionDB) -> None:
     talked.rewind_to_message(BASE, talked.get_messages(BASE)[2]["id"])
     assert talked.bind_session(BASE, turns("hi", "hello")) == BASE
     for message in turns("why?", "because"):
@@ -286,7 +288,7 @@ def test_a_rewound_session_is_found_by_what_is_left(talked: SessionDB) -> None:
     assert talked.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
 
 
-def test_a_fork_is_never_found_in_place_of_its_source(talked: SessionDB) -> None:
+def test_bind_prefers_source_over_fork(talked: SessionDB) -> None:
     talked.fork_session(BASE, "fork")
     assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
@@ -294,7 +296,7 @@ def test_a_fork_is_never_found_in_place_of_its_source(talked: SessionDB) -> None
 # ---- leases and chosen ids
 
 
-def test_a_session_in_use_by_another_turn_is_not_given_away(store: Store) -> None:
+def test_bind_skips_session_leased_by_other_turn(store: Store) -> None:
     hold(store.sessions, "hi", "hello")
     token = store.leases.acquire(f"session:{BASE}", "somebody", 60)
     assert is_new(store.sessions, store.sessions.bind_session(BASE, turns("hi", "hello")))
@@ -302,17 +304,17 @@ def test_a_session_in_use_by_another_turn_is_not_given_away(store: Store) -> Non
     assert store.sessions.bind_session(BASE, turns("hi", "hello")) == BASE
 
 
-def test_an_id_that_is_leased_but_not_yet_made_is_not_given_away(store: Store) -> None:
+def test_bind_skips_leased_id_without_session(store: Store) -> None:
     store.leases.acquire(f"session:{BASE}", "somebody", 60)
     assert is_new(store.sessions, store.sessions.bind_session(BASE, []))
 
 
-def test_a_session_under_a_chosen_id_is_left_alone(db: SessionDB) -> None:
+def test_bind_ignores_session_with_explicit_id(db: SessionDB) -> None:
     hold(db, "hi", "hello", id="mine", base_id=None)
     assert db.bind_session(BASE, turns("hi", "hello")) == BASE
 
 
-def test_a_chosen_id_that_looks_derived_is_left_alone(db: SessionDB) -> None:
+def test_bind_ignores_explicit_id_that_looks_derived(db: SessionDB) -> None:
     hold(db, "hi", "hello", base_id=None)
     assert is_new(db, db.bind_session(BASE, turns("hi", "hello")))
 
@@ -320,7 +322,7 @@ def test_a_chosen_id_that_looks_derived_is_left_alone(db: SessionDB) -> None:
 # ---- what looking costs
 
 
-def test_only_so_many_rows_of_one_turn_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bind_compares_limited_rows_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
     plain = history_match._text
     monkeypatch.setattr(history_match, "_text", lambda content: compared.append(content) or plain(content))
@@ -329,7 +331,7 @@ def test_only_so_many_rows_of_one_turn_are_compared(monkeypatch: pytest.MonkeyPa
     assert len(compared) <= BOUND_TURN_ROWS_MAX + 1
 
 
-def test_the_sessions_compared_share_one_budget_of_rows(db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bind_shares_row_budget_over_sessions(db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(6):
         hold(db, "hi", f"hello {n}", id=f"{BASE}-{n}")
     read: list[str] = []

@@ -48,9 +48,7 @@ def ended(store: Store, kind: str, ago_s: float) -> str:
         ("response", 30 * DAY, 30 * DAY),
     ],
 )
-def test_logs_and_runs_are_kept_as_long_as_their_kind(
-    store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float
-) -> None:
+def test_sweep_retention_by_run_kind(store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float) -> None:
     young, old, gone = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
     assert sweep_if_due(store, settings(tmp_path)) is not None
     assert [event.seq for event in store.runs.read(young, 0, 10)] == [1, 2]
@@ -61,7 +59,7 @@ def test_logs_and_runs_are_kept_as_long_as_their_kind(
             store.runs.read(old, 0, 10)
 
 
-def test_it_is_done_once_in_a_while_and_by_one(store: Store, tmp_path: Path) -> None:
+def test_sweep_runs_at_interval_under_maintenance_lease(store: Store, tmp_path: Path) -> None:
     given = settings(tmp_path)
     token = store.leases.acquire("maintenance", "another process", 60)
     assert token is not None and sweep_if_due(store, given) is None
@@ -73,7 +71,7 @@ def test_it_is_done_once_in_a_while_and_by_one(store: Store, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("wanted", "left"), [(False, True), (True, False)])
-def test_old_sessions_go_only_where_that_is_wanted(store: Store, tmp_path: Path, wanted: bool, left: bool) -> None:
+def test_auto_prune_setting_removes_old_sessions(store: Store, tmp_path: Path, wanted: bool, left: bool) -> None:
     store.sessions.create_session("old", "cli")
     store.sessions.append_message("old", "user", "hi", timestamp=1.0)
     store.sessions.end_session("old", "cli_close")
@@ -82,7 +80,7 @@ def test_old_sessions_go_only_where_that_is_wanted(store: Store, tmp_path: Path,
     assert (store.sessions.get_session("old") is not None) is left
 
 
-def test_folders_of_turns_that_are_not_stored_go_after_a_day(tmp_path: Path) -> None:
+def test_sweep_removes_folders_of_unstored_turns_after_a_day(tmp_path: Path) -> None:
     home = tmp_path / "home"
     given = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
@@ -159,7 +157,7 @@ def named_by_turn(store: Store) -> None:
         *("continued by name", "run without an end", "held"),
     ],
 )
-def test_a_session_that_nobody_named_goes_after_a_week(store: Store, tmp_path: Path, before: Any, stays: bool) -> None:
+def test_sweep_removes_stateless_sessions_after_a_week(store: Store, tmp_path: Path, before: Any, stays: bool) -> None:
     stateless(store, "s")
     before(store)
     done = sweep_if_due(store, settings(tmp_path))
@@ -171,7 +169,7 @@ def test_a_session_that_nobody_named_goes_after_a_week(store: Store, tmp_path: P
     ("given", "ago_days", "stays"),
     [({}, 6.9, True), ({}, 7.1, False), (2, 2.1, False), (2, 1.9, True), (0, 9000, True), (None, 9000, True)],
 )
-def test_the_setting_says_when_they_go(
+def test_stateless_session_retention_setting(
     store: Store, tmp_path: Path, given: object, ago_days: float, stays: bool
 ) -> None:
     stateless(store, "s", ago_days * DAY)
@@ -179,7 +177,7 @@ def test_the_setting_says_when_they_go(
     assert (store.sessions.get_session("s") is not None) is stays
 
 
-def test_all_that_belongs_to_it_goes_with_it_and_forks_stay(tmp_path: Path) -> None:
+def test_sweep_removes_dependents_and_keeps_forks(tmp_path: Path) -> None:
     home = tmp_path / "home"
     given = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
@@ -203,7 +201,7 @@ def test_all_that_belongs_to_it_goes_with_it_and_forks_stay(tmp_path: Path) -> N
         assert left == {"run_events": 0, "session_files": 0, "messages": 1}
 
 
-def test_a_session_stays_as_long_as_a_response_stored_from_it(tmp_path: Path) -> None:
+def test_sweep_keeps_session_while_response_is_stored(tmp_path: Path) -> None:
     home = tmp_path / "home"
     given = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:

@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         yield store
 
 
-def test_a_key_is_new_once_and_then_running(store: Any) -> None:
+def test_idempotency_key_is_new_once_then_running(store: Any) -> None:
     first = store.idempotency.claim(SCOPE, "k", "f", run_id="run_1")
     assert first.state == "new"
     again = store.idempotency.claim(SCOPE, "k", "f", run_id="run_2")
@@ -36,7 +36,7 @@ def test_a_key_is_new_once_and_then_running(store: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"id": "x"}\n', bytes(range(256)), b"x" * 1_000_000, "zwölf".encode()])
-def test_an_answer_comes_back_byte_for_byte(store: Any, body: bytes) -> None:
+def test_idempotency_replays_body_byte_for_byte(store: Any, body: bytes) -> None:
     store.idempotency.claim(SCOPE, "k", "f", run_id="run_1")
     store.idempotency.finish(SCOPE, "k", 201, body)
     again = store.idempotency.claim(SCOPE, "k", "f", run_id="run_2")
@@ -45,7 +45,7 @@ def test_an_answer_comes_back_byte_for_byte(store: Any, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_the_same_key_for_other_work_is_a_conflict(store: Any, finished: bool) -> None:
+def test_idempotency_key_with_other_fingerprint_is_conflict(store: Any, finished: bool) -> None:
     store.idempotency.claim(SCOPE, "k", "f", run_id="run_1")
     if finished:
         store.idempotency.finish(SCOPE, "k", 200, b"{}")
@@ -53,47 +53,47 @@ def test_the_same_key_for_other_work_is_a_conflict(store: Any, finished: bool) -
     assert store.idempotency.claim(SCOPE, "k", "f").state == ("done" if finished else "running")
 
 
-def test_scopes_and_keys_do_not_disturb_each_other(store: Any) -> None:
+def test_idempotency_scopes_and_keys_are_independent(store: Any) -> None:
     claims = [(scope, key) for scope in (SCOPE, "another POST /v1/runs", "") for key in ("k", "K", "k ")[:2]]
     assert [store.idempotency.claim(scope, key, "f").state for scope, key in claims] == ["new"] * 6
 
 
-def test_a_released_claim_is_new_again_for_any_work(store: Any) -> None:
+def test_released_claim_is_new_again(store: Any) -> None:
     store.idempotency.claim(SCOPE, "k", "f")
     store.idempotency.release(SCOPE, "k")
     assert store.idempotency.claim(SCOPE, "k", "other").state == "new"
 
 
-def test_releasing_what_was_never_claimed_is_nothing(store: Any) -> None:
+def test_release_of_unclaimed_key_is_noop(store: Any) -> None:
     store.idempotency.release(SCOPE, "k")
     assert store.idempotency.claim(SCOPE, "k", "f").state == "new"
 
 
-def test_a_claim_whose_time_is_up_is_new_again(store: Any) -> None:
+def test_expired_claim_is_new_again(store: Any) -> None:
     store.idempotency.claim(SCOPE, "k", "f", ttl=0, run_id="run_1")
     again = store.idempotency.claim(SCOPE, "k", "other", run_id="run_2")
     assert again.state == "new"
     assert store.idempotency.claim(SCOPE, "k", "other").run_id == "run_2"
 
 
-def test_an_answer_whose_time_is_up_is_not_given(store: Any) -> None:
+def test_expired_answer_is_not_replayed(store: Any) -> None:
     store.idempotency.claim(SCOPE, "k", "f", ttl=0)
     store.idempotency.finish(SCOPE, "k", 200, b"old")
     assert store.idempotency.claim(SCOPE, "k", "f").state == "new"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "a\n", "\x00", "schlüssel", "\x7f", "鍵"])
-def test_a_key_that_is_not_visible_ascii_is_refused(store: Any, key: str) -> None:
+def test_idempotency_key_must_be_visible_ascii(store: Any, key: str) -> None:
     with pytest.raises(ValueError):
         store.idempotency.claim(SCOPE, key, "f")
 
 
 @pytest.mark.parametrize("key", ["x", "x" * 255, "!~", "550e8400-e29b-41d4-a716-446655440000", "a/b?c=d&e"])
-def test_any_visible_ascii_is_a_key(store: Any, key: str) -> None:
+def test_idempotency_key_accepts_any_visible_ascii(store: Any, key: str) -> None:
     assert store.idempotency.claim(SCOPE, key, "f").state == "new"
 
 
-def test_claims_outlive_the_process(tmp_path: Path) -> None:
+def test_claims_survive_restart(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(open_store(url(path))) as store:
         store.idempotency.claim(SCOPE, "a", "f", run_id="run_1")
@@ -104,14 +104,14 @@ def test_claims_outlive_the_process(tmp_path: Path) -> None:
         assert bytes(store.idempotency.claim(SCOPE, "b", "f").body) == b"answer"
 
 
-def test_a_claim_is_committed_when_it_is_given(tmp_path: Path) -> None:
+def test_claim_is_committed_on_return(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(open_store(url(path))) as store:
         store.idempotency.claim(SCOPE, "k", "f", run_id="run_1")
         assert look(path, "SELECT scope, key, fingerprint, run_id FROM idempotency") == [(SCOPE, "k", "f", "run_1")]
 
 
-def test_among_threads_one_claim_is_new(store: Any) -> None:
+def test_concurrent_claims_have_one_winner(store: Any) -> None:
     claims = at_once(16, lambda number: store.idempotency.claim(SCOPE, "k", "f", run_id=f"run_{number}"))
     states = [claim.state for claim in claims]
     assert sorted(states) == ["new"] + ["running"] * 15
@@ -120,7 +120,7 @@ def test_among_threads_one_claim_is_new(store: Any) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_answer_is_committed_with_the_last_event_or_not_at_all(store: Any, fails: bool) -> None:
+def test_answer_is_committed_atomically_with_last_event(store: Any, fails: bool) -> None:
     store.sessions.create_session("s", "cli")
     turn = Turn(store, "s", token=store.leases.acquire("session:s", "me", 60))
     turn.begin()
@@ -143,7 +143,7 @@ def test_the_answer_is_committed_with_the_last_event_or_not_at_all(store: Any, f
 # ---- sweeping
 
 
-def test_a_sweep_removes_what_has_expired_and_nothing_else(store: Any) -> None:
+def test_sweep_removes_only_expired_claims(store: Any) -> None:
     for number in range(10):
         store.idempotency.claim(SCOPE, f"k{number}", "f", ttl=0 if number % 2 else 600)
     assert store.idempotency.sweep() == 5
@@ -151,7 +151,7 @@ def test_a_sweep_removes_what_has_expired_and_nothing_else(store: Any) -> None:
     assert [store.idempotency.claim(SCOPE, f"k{n}", "f").state for n in range(4)] == ["running", "new"] * 2
 
 
-def test_a_sweep_works_through_more_than_one_batch(store: Any) -> None:
+def test_sweep_handles_multiple_batches(store: Any) -> None:
     def claim() -> None:
         for number in range(1200):
             store.idempotency.claim(SCOPE, f"k{number}", "f", ttl=0)
@@ -160,7 +160,7 @@ def test_a_sweep_works_through_more_than_one_batch(store: Any) -> None:
     assert store.idempotency.sweep() == 1200
 
 
-def test_a_sweep_leaves_no_more_than_a_hundred_thousand_and_takes_the_oldest(tmp_path: Path) -> None:
+def test_sweep_caps_idempotency_records_oldest_first(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     assert IDEMPOTENCY_RECORDS_MAX == 100_000
     with contextlib.closing(open_store(url(path))) as store:

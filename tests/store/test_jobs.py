@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.store.stores import open_store
+from hermes.store.stores import Store, open_store
 
 from .tools import Json, at_once, url
 
@@ -60,43 +60,43 @@ def make(jobs: Any, number: int, **fields: Any) -> str:
     return name
 
 
-def test_a_job_comes_back_as_it_was_given(jobs: Any) -> None:
+def test_job_round_trip(jobs: Any) -> None:
     made = jobs.create(JOB)
     assert re.fullmatch("[0-9a-f]{12}", made["id"])
     assert {name: made[name] for name in JOB} == JOB
     assert jobs.get(made["id"]) == made
 
 
-def test_an_id_that_is_given_is_kept(jobs: Any) -> None:
+def test_job_keeps_given_id(jobs: Any) -> None:
     assert jobs.create({**JOB, "id": "0123456789ab"})["id"] == "0123456789ab"
     assert jobs.get("0123456789ab")["name"] == "Morning news"
 
 
-def test_ids_are_not_given_twice(jobs: Any) -> None:
+def test_job_ids_are_unique(jobs: Any) -> None:
     assert len({jobs.create(JOB)["id"] for _ in range(50)}) == 50
 
 
-def test_the_dict_that_was_given_is_not_changed(jobs: Any) -> None:
+def test_create_does_not_mutate_input(jobs: Any) -> None:
     given = {"name": "n", "schedule": {"kind": "once"}}
     jobs.create(given)
     assert given == {"name": "n", "schedule": {"kind": "once"}}
 
 
-def test_a_job_that_is_not_there_is_none(jobs: Any) -> None:
+def test_unknown_job_is_none(jobs: Any) -> None:
     assert jobs.get("0123456789ab") is None
     assert jobs.update("0123456789ab", name="x") is None
     assert jobs.delete("0123456789ab") is False
     assert jobs.list() == []
 
 
-def test_what_is_given_changes_and_the_rest_stays(jobs: Any) -> None:
+def test_update_changes_only_given_fields(jobs: Any) -> None:
     made = jobs.create(JOB)
     changed = jobs.update(made["id"], name="Evening news", repeat={"times": 3, "completed": 1}, model=None)
     assert changed == {**made, "name": "Evening news", "repeat": {"times": 3, "completed": 1}, "model": None}
     assert jobs.get(made["id"]) == changed
 
 
-def test_a_deleted_job_is_gone(jobs: Any) -> None:
+def test_deleted_job_is_gone(jobs: Any) -> None:
     kept, gone = make(jobs, 1), make(jobs, 2)
     assert jobs.delete(gone) is True
     assert jobs.delete(gone) is False
@@ -104,7 +104,7 @@ def test_a_deleted_job_is_gone(jobs: Any) -> None:
     assert ids(jobs.due(10.0)) == [kept]
 
 
-def test_the_list_can_be_narrowed_to_an_owner_and_to_enabled_jobs(jobs: Any) -> None:
+def test_list_filters_by_owner_and_enabled(jobs: Any) -> None:
     first = make(jobs, 1, owner="a")
     second = make(jobs, 2, owner="b")
     third = make(jobs, 3, owner="a", enabled=False)
@@ -115,7 +115,7 @@ def test_the_list_can_be_narrowed_to_an_owner_and_to_enabled_jobs(jobs: Any) -> 
     assert jobs.list(owner="c") == []
 
 
-def test_jobs_outlive_the_process(tmp_path: Path) -> None:
+def test_jobs_survive_restart(tmp_path: Path) -> None:
     with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
         made = store.jobs.create(JOB)
     with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
@@ -125,7 +125,7 @@ def test_jobs_outlive_the_process(tmp_path: Path) -> None:
 # ---- when their time has come
 
 
-def test_due_are_the_enabled_jobs_whose_time_has_come_the_longest_waiting_first(jobs: Any) -> None:
+def test_due_jobs_are_enabled_and_oldest_first(jobs: Any) -> None:
     late, later, future = make(jobs, 20), make(jobs, 10), make(jobs, 30)
     make(jobs, 5, enabled=False)
     make(jobs, 6, next_run_at=None)
@@ -134,13 +134,13 @@ def test_due_are_the_enabled_jobs_whose_time_has_come_the_longest_waiting_first(
     assert ids(jobs.due(1000.0)) == [later, late, future]
 
 
-def test_asking_what_is_due_gives_nothing_away(jobs: Any) -> None:
+def test_due_does_not_claim(jobs: Any) -> None:
     name = make(jobs, 1)
     assert ids(jobs.due(5.0)) == ids(jobs.due(5.0)) == [name]
     assert ids(jobs.claim_due(5.0, "me")) == [name]
 
 
-def test_a_job_is_given_to_one_caller(jobs: Any) -> None:
+def test_job_is_claimed_by_one_caller(jobs: Any) -> None:
     names = [make(jobs, number) for number in range(1, 4)]
     given = jobs.claim_due(10.0, "a")
     assert ids(given) == names
@@ -149,21 +149,21 @@ def test_a_job_is_given_to_one_caller(jobs: Any) -> None:
     assert jobs.claim_due(10.0, "a") == []
 
 
-def test_no_more_are_given_than_asked_for(jobs: Any) -> None:
+def test_claim_due_respects_limit(jobs: Any) -> None:
     names = [make(jobs, number) for number in range(1, 16)]
     assert ids(jobs.claim_due(100.0, "a", limit=4)) == names[:4]
     assert ids(jobs.claim_due(100.0, "b")) == names[4:14]
     assert ids(jobs.claim_due(100.0, "c")) == names[14:]
 
 
-def test_a_job_whose_holder_lets_its_time_pass_is_given_again(jobs: Any) -> None:
+def test_expired_job_claim_can_be_claimed_again(jobs: Any) -> None:
     name = make(jobs, 1)
     assert ids(jobs.claim_due(10.0, "a", ttl=300)) == [name]
     assert jobs.claim_due(309.0, "b") == []
     assert ids(jobs.claim_due(311.0, "b")) == [name]
 
 
-def test_a_job_given_back_is_due_at_its_next_time(jobs: Any) -> None:
+def test_finished_job_is_due_at_next_run_at(jobs: Any) -> None:
     name = make(jobs, 1)
     jobs.claim_due(10.0, "a")
     jobs.finish(name, next_run_at=50.0, last_run_at=10.0, last_status="ok", last_run_id="run_1")
@@ -173,14 +173,14 @@ def test_a_job_given_back_is_due_at_its_next_time(jobs: Any) -> None:
     assert (again["last_status"], again["last_run_id"], again["last_run_at"]) == ("ok", "run_1", 10.0)
 
 
-def test_a_job_given_back_with_its_old_time_is_due_at_once(jobs: Any) -> None:
+def test_finished_job_without_new_time_is_due_immediately(jobs: Any) -> None:
     name = make(jobs, 1)
     jobs.claim_due(10.0, "a")
     jobs.finish(name)
     assert ids(jobs.claim_due(10.0, "b")) == [name]
 
 
-def test_a_job_that_is_over_is_never_due_again(jobs: Any) -> None:
+def test_completed_job_is_never_due_again(jobs: Any) -> None:
     name = make(jobs, 1)
     jobs.claim_due(10.0, "a")
     jobs.finish(name, next_run_at=None, enabled=False, state="completed")
@@ -188,14 +188,14 @@ def test_a_job_that_is_over_is_never_due_again(jobs: Any) -> None:
     assert jobs.get(name)["state"] == "completed"
 
 
-def test_changing_a_job_does_not_give_it_away_twice(jobs: Any) -> None:
+def test_update_keeps_job_claim(jobs: Any) -> None:
     name = make(jobs, 1)
     jobs.claim_due(10.0, "a")
     jobs.update(name, name="other")
     assert jobs.claim_due(11.0, "b") == []
 
 
-def test_a_disabled_job_is_not_due_until_it_is_enabled(jobs: Any) -> None:
+def test_disabled_job_is_not_due_until_enabled(jobs: Any) -> None:
     name = make(jobs, 1)
     jobs.update(name, enabled=False, state="paused", paused_reason="holidays")
     assert jobs.claim_due(10.0, "a") == []
@@ -203,7 +203,7 @@ def test_a_disabled_job_is_not_due_until_it_is_enabled(jobs: Any) -> None:
     assert ids(jobs.claim_due(10.0, "a")) == [name]
 
 
-def test_among_threads_each_job_is_given_once(jobs: Any) -> None:
+def test_concurrent_claims_get_each_job_once(jobs: Any) -> None:
     names = {make(jobs, number) for number in range(1, 41)}
 
     def take(number: int) -> list[str]:
@@ -215,3 +215,12 @@ def test_among_threads_each_job_is_given_once(jobs: Any) -> None:
     taken = [name for names_of_one in at_once(8, take) for name in names_of_one]
     assert len(taken) == 40
     assert set(taken) == names
+
+
+def test_job_finish_by_former_holder_is_ignored(store: Store) -> None:
+    store.jobs.create({"id": "j", "next_run_at": 1.0})
+    assert store.jobs.claim_due(10.0, "a", ttl=5)
+    assert store.jobs.claim_due(20.0, "b", ttl=5)
+    assert store.jobs.finish("j", holder="a", next_run_at=None) is None
+    assert store.jobs.claim_due(21.0, "c", ttl=5) == []
+    assert store.jobs.finish("j", holder="b", next_run_at=None) is not None

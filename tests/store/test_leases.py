@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         yield store
 
 
-def test_a_free_lease_is_given_and_a_held_one_is_not(store: Any) -> None:
+def test_free_lease_is_acquired_and_held_one_is_not(store: Any) -> None:
     assert store.leases.holder(NAME) is None
     token = store.leases.acquire(NAME, "a", 60)
     assert isinstance(token, int)
@@ -38,12 +38,12 @@ def test_a_free_lease_is_given_and_a_held_one_is_not(store: Any) -> None:
     assert store.leases.holder(NAME) == "a"
 
 
-def test_the_same_holder_does_not_get_it_twice(store: Any) -> None:
+def test_lease_is_not_reentrant_for_same_holder(store: Any) -> None:
     store.leases.acquire(NAME, this_process(), 60)
     assert store.leases.acquire(NAME, this_process(), 60) is None
 
 
-def test_tokens_grow_by_one_with_each_acquisition(store: Any) -> None:
+def test_lease_tokens_increase_by_one(store: Any) -> None:
     tokens = []
     for _ in range(5):
         tokens.append(store.leases.acquire(NAME, "a", 60))
@@ -51,7 +51,7 @@ def test_tokens_grow_by_one_with_each_acquisition(store: Any) -> None:
     assert tokens == list(range(tokens[0], tokens[0] + 5))
 
 
-def test_a_refused_acquisition_costs_no_token(store: Any) -> None:
+def test_failed_acquire_uses_no_token(store: Any) -> None:
     first = store.leases.acquire(NAME, "a", 60)
     for _ in range(3):
         store.leases.acquire(NAME, "b", 60)
@@ -59,21 +59,21 @@ def test_a_refused_acquisition_costs_no_token(store: Any) -> None:
     assert store.leases.acquire(NAME, "b", 60) == first + 1
 
 
-def test_names_do_not_disturb_each_other(store: Any) -> None:
+def test_leases_of_different_names_are_independent(store: Any) -> None:
     tokens = [store.leases.acquire(name, "a", 60) for name in ("session:x", "session:y", "job:x", "maintenance")]
     assert None not in tokens
     store.leases.release("session:x", tokens[0])
     assert [store.leases.holder(name) for name in ("session:x", "session:y", "job:x")] == [None, "a", "a"]
 
 
-def test_a_lease_whose_time_is_up_is_free(store: Any) -> None:
+def test_expired_lease_is_free(store: Any) -> None:
     first = store.leases.acquire(NAME, "a", 0)
     assert store.leases.holder(NAME) is None
     assert store.leases.acquire(NAME, "b", 60) == first + 1
     assert store.leases.holder(NAME) == "b"
 
 
-def test_a_renewed_lease_lasts(store: Any) -> None:
+def test_renew_extends_lease(store: Any) -> None:
     token = store.leases.acquire(NAME, "a", 60)
     assert store.leases.renew(NAME, token, 0) is True
     assert store.leases.holder(NAME) is None
@@ -82,7 +82,7 @@ def test_a_renewed_lease_lasts(store: Any) -> None:
     assert store.leases.holder(NAME) == "b"
 
 
-def test_only_the_current_token_renews(store: Any) -> None:
+def test_only_current_token_can_renew(store: Any) -> None:
     first = store.leases.acquire(NAME, "a", 0)
     second = store.leases.acquire(NAME, "b", 60)
     assert store.leases.renew(NAME, first, 60) is False
@@ -91,14 +91,14 @@ def test_only_the_current_token_renews(store: Any) -> None:
     assert store.leases.holder(NAME) == "b"
 
 
-def test_a_released_lease_is_not_renewed(store: Any) -> None:
+def test_released_lease_cannot_be_renewed(store: Any) -> None:
     token = store.leases.acquire(NAME, "a", 60)
     store.leases.release(NAME, token)
     assert store.leases.renew(NAME, token, 60) is False
     assert store.leases.holder(NAME) is None
 
 
-def test_only_the_current_token_releases(store: Any) -> None:
+def test_only_current_token_can_release(store: Any) -> None:
     first = store.leases.acquire(NAME, "a", 0)
     store.leases.acquire(NAME, "b", 60)
     store.leases.release(NAME, first)
@@ -106,7 +106,7 @@ def test_only_the_current_token_releases(store: Any) -> None:
     assert store.leases.holder(NAME) == "b"
 
 
-def test_tokens_go_on_growing_after_a_restart(tmp_path: Path) -> None:
+def test_lease_tokens_increase_across_restart(tmp_path: Path) -> None:
     tokens = []
     for _ in range(3):
         with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
@@ -114,7 +114,7 @@ def test_tokens_go_on_growing_after_a_restart(tmp_path: Path) -> None:
     assert tokens == list(range(tokens[0], tokens[0] + 3))
 
 
-def test_tokens_go_on_growing_after_a_session_of_the_same_name_was_deleted(store: Any) -> None:
+def test_lease_tokens_increase_after_session_deletion(store: Any) -> None:
     first = store.leases.acquire(NAME, "a", 60)
     store.leases.release(NAME, first)
     store.sessions.delete_session("s")
@@ -122,7 +122,7 @@ def test_tokens_go_on_growing_after_a_session_of_the_same_name_was_deleted(store
     assert store.leases.acquire(NAME, "a", 60) > first
 
 
-def test_among_threads_one_gains_it(store: Any) -> None:
+def test_concurrent_acquire_has_one_winner(store: Any) -> None:
     tokens = at_once(16, lambda number: store.leases.acquire(NAME, f"thread {number}", 60))
     assert sum(token is not None for token in tokens) == 1
 
@@ -163,7 +163,7 @@ def state(turn: Turn) -> Any:
     return events, texts(turn.store.sessions, "s"), session, turn.store.runs.get(turn.run_id).state
 
 
-def test_a_write_under_the_current_token_is_accepted(turn: Turn, write: Callable[[Turn], Any]) -> None:
+def test_write_with_current_lease_token_is_accepted(turn: Turn, write: Callable[[Turn], Any]) -> None:
     before = state(turn)
     write(turn)
     assert state(turn) != before
@@ -203,7 +203,7 @@ def lose_by_the_number_of_another_session(turn: Turn) -> None:
     ],
     ids=lambda lose: lose.__name__,
 )
-def test_a_write_under_any_other_token_is_refused_and_changes_nothing(
+def test_write_with_stale_lease_token_is_rejected_unchanged(
     turn: Turn, write: Callable[[Turn], Any], lose: Callable[[Turn], None]
 ) -> None:
     lose(turn)
@@ -213,7 +213,7 @@ def test_a_write_under_any_other_token_is_refused_and_changes_nothing(
     assert state(turn) == before
 
 
-def test_the_new_holder_writes_where_the_old_one_may_not(turn: Turn) -> None:
+def test_new_lease_holder_writes_and_old_is_rejected(turn: Turn) -> None:
     turn.store.leases.renew(NAME, turn.token, 0)
     old, turn.token = turn.token, turn.store.leases.acquire(NAME, "b", 60)
     turn.complete("msg_1", "from the new one")
@@ -223,13 +223,13 @@ def test_the_new_holder_writes_where_the_old_one_may_not(turn: Turn) -> None:
     assert texts(turn.store.sessions, "s") == ["What is the time?", "from the new one"]
 
 
-def test_a_message_without_a_token_is_not_fenced(turn: Turn) -> None:
+def test_write_without_lease_token_is_not_fenced(turn: Turn) -> None:
     lose_by_taking_over(turn)
     turn.store.sessions.append_message("s", "user", "by hand")
     assert texts(turn.store.sessions, "s")[-1] == "by hand"
 
 
-def test_a_lease_is_kept_in_the_file(tmp_path: Path) -> None:
+def test_lease_is_persisted_in_file(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(open_store(url(path))) as store:
         token = store.leases.acquire(NAME, "a", 60)

@@ -47,24 +47,24 @@ FILTERS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("filters", "found"), FILTERS)
-def test_every_filter_and_its_count(many: SessionDB, filters: dict[str, Any], found: list[str]) -> None:
+def test_list_filters_and_counts(many: SessionDB, filters: dict[str, Any], found: list[str]) -> None:
     assert (sorted(listed(many, **filters)), many.count_sessions(**filters)) == (found, len(found))
 
 
-def test_a_branch_is_listed_like_a_root(db: SessionDB) -> None:
+def test_branch_is_listed_like_root(db: SessionDB) -> None:
     talk(db, "s", "hi")
     fork = db.fork_session("s")
     assert (sorted(listed(db)), db.count_sessions()) == (sorted(["s", fork]), 2)
 
 
-def test_an_empty_store_lists_nothing(db: SessionDB) -> None:
+def test_empty_store_lists_nothing(db: SessionDB) -> None:
     assert (db.list_sessions(), db.count_sessions()) == ([], 0)
 
 
 # ---- rows
 
 
-def test_a_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> None:
+def test_listed_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> None:
     talk(db, "s", "hi", title="Plans", system_prompt="secret words", instructions="private words")
     [row] = db.list_sessions()
     assert (row["id"], row["title"], row["preview"], row["message_count"]) == ("s", "Plans", "hi", 1)
@@ -72,7 +72,7 @@ def test_a_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> None:
     assert "secret words" not in str(row)
 
 
-def test_a_preview_has_60_characters(db: SessionDB) -> None:
+def test_preview_is_at_most_60_characters(db: SessionDB) -> None:
     text = "".join(f"{n:02d} words " for n in range(50))
     talk(db, "s", text, "an answer")
     [row] = db.list_sessions()
@@ -80,14 +80,14 @@ def test_a_preview_has_60_characters(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("letter", ["日", "é", "👍"])
-def test_a_preview_counts_characters_in_every_script(db: SessionDB, letter: str) -> None:
+def test_preview_length_counts_characters_in_any_script(db: SessionDB, letter: str) -> None:
     talk(db, "s", letter * 200)
     preview = db.list_sessions()[0]["preview"]
     assert 50 <= preview.count(letter) <= 60
     assert len(preview) <= 60
 
 
-def test_a_preview_of_parts_is_their_text(db: SessionDB) -> None:
+def test_preview_of_multipart_message_is_its_text(db: SessionDB) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 5000}}
     talk(db, "s", [image, {"type": "text", "text": "What is this?"}])
     preview = db.list_sessions()[0]["preview"]
@@ -95,7 +95,7 @@ def test_a_preview_of_parts_is_their_text(db: SessionDB) -> None:
     assert "QUJD" not in preview
 
 
-def test_a_session_without_messages_has_no_preview(db: SessionDB) -> None:
+def test_session_without_messages_has_no_preview(db: SessionDB) -> None:
     db.create_session("s", "cli")
     assert not db.list_sessions()[0]["preview"]
 
@@ -103,19 +103,19 @@ def test_a_session_without_messages_has_no_preview(db: SessionDB) -> None:
 # ---- order and pages
 
 
-def test_the_last_active_comes_first_unless_asked_otherwise(db: SessionDB) -> None:
+def test_list_order_defaults_to_last_active(db: SessionDB) -> None:
     for id in "abc":
         talk(db, id, "hi")
     db.append_message("a", "assistant", "hello")
     assert (listed(db), listed(db, order="started_at")) == (["a", "c", "b"], ["c", "b", "a"])
 
 
-def test_an_order_that_does_not_exist_is_refused(db: SessionDB) -> None:
+def test_unknown_list_order_is_rejected(db: SessionDB) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         db.list_sessions(order="id; drop table sessions")
 
 
-def test_twenty_are_listed_unless_asked_otherwise(db: SessionDB) -> None:
+def test_list_limit_defaults_to_twenty(db: SessionDB) -> None:
     for n in range(22):
         db.create_session(f"s{n:02d}", "cli")
     newest = [f"s{n:02d}" for n in range(21, -1, -1)]
@@ -137,7 +137,7 @@ def pages(db: SessionDB, size: int, between: Any = lambda: None, **filters: Any)
 
 @pytest.mark.parametrize("order", ["last_active", "started_at"])
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
-def test_pages_have_neither_gap_nor_repetition(db: SessionDB, order: str, size: int) -> None:
+def test_pagination_has_no_gap_or_repetition(db: SessionDB, order: str, size: int) -> None:
     for n in range(14):
         talk(db, f"s{n}", "hi", source="cli" if n % 2 else "cron")
     db.append_message("s3", "user", "again")
@@ -145,7 +145,7 @@ def test_pages_have_neither_gap_nor_repetition(db: SessionDB, order: str, size: 
     assert pages(db, size, order=order, source="cli") == listed(db, limit=100, order=order, source="cli")
 
 
-def test_pages_have_no_gap_between_sessions_of_the_same_moment(file_db: SessionDB) -> None:
+def test_pagination_with_equal_timestamps(file_db: SessionDB) -> None:
     for n in range(9):
         talk(file_db, f"s{n}", "hi")
     raw(file_db, "update sessions set last_active = 1000, started_at = 1000")
@@ -153,7 +153,7 @@ def test_pages_have_no_gap_between_sessions_of_the_same_moment(file_db: SessionD
     assert (sorted(found), len(found)) == ([f"s{n}" for n in range(9)], 9)
 
 
-def test_sessions_that_arrive_while_paging_repeat_nothing(db: SessionDB) -> None:
+def test_pagination_is_stable_while_sessions_arrive(db: SessionDB) -> None:
     for n in range(9):
         talk(db, f"s{n}", "hi")
     arrivals = iter(range(100))
@@ -162,7 +162,7 @@ def test_sessions_that_arrive_while_paging_repeat_nothing(db: SessionDB) -> None
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "!", "0", "é", '{"a": 1}'])
-def test_a_cursor_nobody_was_given_is_refused(db: SessionDB, cursor: str) -> None:
+def test_invalid_cursor_is_rejected(db: SessionDB, cursor: str) -> None:
     talk(db, "s", "hi")
     with pytest.raises(ValueError, match=r"\w"):
         db.list_sessions(cursor=cursor)
@@ -171,7 +171,7 @@ def test_a_cursor_nobody_was_given_is_refused(db: SessionDB, cursor: str) -> Non
 # ---- search in titles and ids
 
 
-def test_exact_comes_before_prefix_before_part(db: SessionDB) -> None:
+def test_list_search_ranks_exact_then_prefix_then_substring(db: SessionDB) -> None:
     for id, title in [
         ("1", "plan"),
         ("2", "planning"),
@@ -189,20 +189,20 @@ def test_exact_comes_before_prefix_before_part(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_pages_of_a_search_have_neither_gap_nor_repetition(db: SessionDB, size: int) -> None:
+def test_list_search_pagination_has_no_gap_or_repetition(db: SessionDB, size: int) -> None:
     for n, title in enumerate(["plan", "my plan", "planning", "a plan b", "plans", "no", "the plan"]):
         db.create_session(f"s{n}", "cli", title=title)
     assert pages(db, size, search="plan") == listed(db, search="plan")
 
 
-def test_an_exact_id_comes_first_too(db: SessionDB) -> None:
+def test_list_search_ranks_exact_id_first(db: SessionDB) -> None:
     db.create_session("plan", "cli")
     db.create_session("x", "cli", title="plan to do")
     assert listed(db, search="plan") == ["plan", "x"]
 
 
 @pytest.mark.parametrize(("text", "found"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])])
-def test_signs_in_a_search_mean_themselves(db: SessionDB, text: str, found: list[str]) -> None:
+def test_list_search_escapes_wildcards(db: SessionDB, text: str, found: list[str]) -> None:
     for id, title in {"p": "100% sure", "u": "a_b", "n": "axb 1000"}.items():
         db.create_session(id, "cli", title=title)
     assert listed(db, search=text) == found

@@ -72,13 +72,13 @@ def blobs(db: SessionDB) -> int:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_field_comes_back(db: SessionDB, field: str) -> None:
+def test_message_field_round_trip(db: SessionDB, field: str) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "assistant", "x", **{field: FIELDS[field]})
     assert db.get_messages("s")[0][field] == FIELDS[field]
 
 
-def test_a_message_of_text_alone_has_every_key(db: SessionDB) -> None:
+def test_text_message_has_every_key(db: SessionDB) -> None:
     before = time.time()
     [id] = talk(db, "s", "hello")
     [row] = db.get_messages("s")
@@ -89,19 +89,19 @@ def test_a_message_of_text_alone_has_every_key(db: SessionDB) -> None:
     assert not row["tool_calls"]
 
 
-def test_ids_grow_over_all_sessions(db: SessionDB) -> None:
+def test_message_ids_increase_across_sessions(db: SessionDB) -> None:
     ids = [*talk(db, "a", "1", "2"), *talk(db, "b", "3"), db.append_message("a", "user", "4")]
     assert ids == sorted(set(ids))
 
 
-def test_a_message_for_a_session_that_is_not_there_is_an_error(db: SessionDB) -> None:
+def test_append_to_unknown_session_raises(db: SessionDB) -> None:
     with pytest.raises(KeyError):
         db.append_message("s", "user", "hello")
     assert (db.get_session("s"), db.get_messages("s")) == (None, [])
 
 
 @pytest.mark.parametrize("role", ["", "wizard"])
-def test_a_role_that_does_not_exist_is_refused(db: SessionDB, role: str) -> None:
+def test_append_rejects_unknown_role(db: SessionDB, role: str) -> None:
     db.create_session("s", "cli")
     with pytest.raises(ValueError, match=r"\w"):
         db.append_message("s", role, "hello")
@@ -128,14 +128,14 @@ def test_a_role_that_does_not_exist_is_refused(db: SessionDB, role: str) -> None
         "👩‍👩‍👧 e\u0301",
     ],
 )
-def test_content_comes_back_as_it_was(db: SessionDB, content: Any) -> None:
+def test_content_round_trip(db: SessionDB, content: Any) -> None:
     talk(db, "s", content)
     assert contents(db, "s") == [content]
     assert db.get_messages_as_conversation("s") == [{"role": "user", "content": content}]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=5))
-def test_any_text_comes_back(texts: list[str]) -> None:
+def test_any_text_round_trip(texts: list[str]) -> None:
     db = SessionDB(":memory:")
     talk(db, "s", *texts)
     assert contents(db, "s") == texts
@@ -144,7 +144,7 @@ def test_any_text_comes_back(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("bad", ["a\ud800b", "a\udfffb", "a\x00b", "a\udc00\ud800b", "\x00", "\ud83d"])
 @pytest.mark.parametrize("field", ["content", "reasoning", "api_content", "tool_name", "tool_call_id", "finish_reason"])
-def test_what_cannot_be_stored_is_replaced(db: SessionDB, field: str, bad: str) -> None:
+def test_unstorable_characters_are_replaced(db: SessionDB, field: str, bad: str) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "tool", **({"content": "x"} | {field: bad}))
     seen = (
@@ -166,7 +166,7 @@ def test_what_cannot_be_stored_is_replaced(db: SessionDB, field: str, bad: str) 
         {"content": "x", "api_content": [{"type": "text", "text": "BAD"}]},
     ],
 )
-def test_no_structure_makes_a_write_fail(db: SessionDB, fields: dict[str, Any], bad: str) -> None:
+def test_append_accepts_any_structure(db: SessionDB, fields: dict[str, Any], bad: str) -> None:
     def spoil(value: Any) -> Any:
         if isinstance(value, dict):
             return {spoil(key): spoil(item) for key, item in value.items()}
@@ -181,7 +181,7 @@ def test_no_structure_makes_a_write_fail(db: SessionDB, fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize("field", ["content", "api_content", "opaque"])
-def test_structure_may_be_as_deep_as_json_can_be_read(db: SessionDB, field: str) -> None:
+def test_deeply_nested_structure_round_trip(db: SessionDB, field: str) -> None:
     deep = json.loads('{"a":' * 800 + "1" + "}" * 800)
     db.create_session("s", "cli")
     db.append_message("s", "user", **({"content": "x"} | {field: deep if field == "opaque" else [deep]}))
@@ -200,20 +200,20 @@ def test_structure_may_be_as_deep_as_json_can_be_read(db: SessionDB, field: str)
     ],
     ids=str,
 )
-def test_an_argument_of_the_wrong_kind_is_refused(db: SessionDB, wrong: dict[str, Any]) -> None:
+def test_append_rejects_argument_of_wrong_type(db: SessionDB, wrong: dict[str, Any]) -> None:
     db.create_session("s", "cli")
     with pytest.raises(ValueError, match=r"\w"):
         db.append_message("s", "user", **({"content": "x"} | wrong))
     assert (db.get_messages("s"), db.get_session("s")["message_count"]) == ([], 0)
 
 
-def test_titles_and_prompts_may_hold_anything_too(db: SessionDB) -> None:
+def test_titles_and_prompts_accept_any_text(db: SessionDB) -> None:
     db.create_session("s", "cli\ud800", instructions="a\x00\ud800b", system_prompt="\x00", cwd="/\udcff")
     db.set_session_title("s", "a\ud800b")
     assert json.dumps(db.get_session("s"), ensure_ascii=False).encode()
 
 
-def test_fifty_megabytes_come_back(db: SessionDB) -> None:
+def test_fifty_megabyte_message_round_trip(db: SessionDB) -> None:
     text = "Fifty megabytes of text. " * 2_000_000
     talk(db, "s", text)
     assert contents(db, "s") == [text]
@@ -222,7 +222,7 @@ def test_fifty_megabytes_come_back(db: SessionDB) -> None:
 # ---- large data
 
 
-def test_a_large_data_url_is_kept_once_and_put_back(file_db: SessionDB) -> None:
+def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None:
     url = data_url(50_000)
     talk(file_db, "a", picture(url), "nice", picture(url))
     talk(file_db, "b", [*picture(url), *picture(url)])
@@ -233,7 +233,7 @@ def test_a_large_data_url_is_kept_once_and_put_back(file_db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
-def test_a_data_url_is_large_from_4097_characters_on(file_db: SessionDB, size: int, kept: int) -> None:
+def test_data_url_over_4096_characters_is_stored_as_blob(file_db: SessionDB, size: int, kept: int) -> None:
     talk(file_db, "s", picture(data_url(size)))
     assert (blobs(file_db), contents(file_db, "s")) == (kept, [picture(data_url(size))])
 
@@ -257,12 +257,12 @@ def test_a_data_url_is_large_from_4097_characters_on(file_db: SessionDB, size: i
         "DATA:image/png;base64," + "AAAA" * 2500,
     ],
 )
-def test_every_kind_of_data_url_comes_back_letter_by_letter(db: SessionDB, url: str) -> None:
+def test_data_urls_of_every_kind_round_trip(db: SessionDB, url: str) -> None:
     talk(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
     assert contents(db, "s") == [picture(url), url, f"before {url} after\n![x]({url})"]
 
 
-def test_large_data_comes_back_wherever_it_was(db: SessionDB) -> None:
+def test_blobs_are_restored_in_every_field(db: SessionDB) -> None:
     url = data_url(20_000)
     arguments = json.dumps({"image": url})
     db.create_session("s", "cli")
@@ -276,7 +276,7 @@ def test_large_data_comes_back_wherever_it_was(db: SessionDB) -> None:
     ]
 
 
-def test_large_data_goes_with_the_last_row_that_shows_it(file_db: SessionDB) -> None:
+def test_blob_is_deleted_with_its_last_row(file_db: SessionDB) -> None:
     url = data_url(50_000)
     for id in ("a", "b"):
         talk(file_db, id, picture(url), "ok", picture(url))
@@ -287,7 +287,7 @@ def test_large_data_goes_with_the_last_row_that_shows_it(file_db: SessionDB) -> 
     assert blobs(file_db) == 0
 
 
-def test_large_data_of_a_hidden_row_stays(file_db: SessionDB) -> None:
+def test_blob_of_hidden_row_is_kept(file_db: SessionDB) -> None:
     url = data_url(50_000)
     ids = talk(file_db, "s", "hi", "hello", picture(url), "nice")
     file_db.rewind_to_message("s", ids[2])
@@ -307,7 +307,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_large_data_is_left_behind(file_db: SessionDB, place: str) -> None:
+def test_no_orphaned_blobs(file_db: SessionDB, place: str) -> None:
     file_db.create_session("s", "cli")
     for _ in range(2):
         file_db.append_message("s", "assistant", **PLACES[place])
@@ -321,7 +321,7 @@ def test_no_large_data_is_left_behind(file_db: SessionDB, place: str) -> None:
     assert blobs(file_db) == 0
 
 
-def test_whoever_writes_like_the_store_reads_no_data_of_others(file_db: SessionDB) -> None:
+def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None:
     talk(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
     columns = raw(file_db, "select parts, content from messages where session_id = 'alice'")
     stored = [text for row in columns for text in row if text]
@@ -334,7 +334,7 @@ def test_whoever_writes_like_the_store_reads_no_data_of_others(file_db: SessionD
 # ---- counters
 
 
-def test_the_counters_of_a_session_move_with_its_messages(db: SessionDB) -> None:
+def test_session_counters_follow_messages(db: SessionDB) -> None:
     talk(db, "s", "What time is it?")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     db.append_message("s", "tool", "1", tool_call_id="c1")
@@ -343,7 +343,7 @@ def test_the_counters_of_a_session_move_with_its_messages(db: SessionDB) -> None
     assert (row["message_count"], row["tool_call_count"]) == (4, 2)
 
 
-def test_a_message_makes_its_session_active(db: SessionDB) -> None:
+def test_append_updates_last_active(db: SessionDB) -> None:
     db.create_session("s", "cli")
     before = time.time()
     db.append_message("s", "user", "hello")
@@ -377,7 +377,7 @@ def test_a_message_makes_its_session_active(db: SessionDB) -> None:
         ({"order": "asc", "after": 3, "limit": 2, "offset": 1}, "56"),
     ],
 )
-def test_windows_of_a_transcript(db: SessionDB, window: dict[str, Any], numbers: str) -> None:
+def test_get_messages_windows(db: SessionDB, window: dict[str, Any], numbers: str) -> None:
     db.create_session("s", "cli")
     db.create_session("noise", "cli")
     ids = []
@@ -389,7 +389,7 @@ def test_windows_of_a_transcript(db: SessionDB, window: dict[str, Any], numbers:
     assert "".join(contents(db, "s", **bounds, **rest)) == numbers
 
 
-def test_an_order_that_does_not_exist_is_refused(db: SessionDB) -> None:
+def test_unknown_message_order_is_rejected(db: SessionDB) -> None:
     talk(db, "s", "hi")
     with pytest.raises(ValueError, match=r"\w"):
         db.get_messages("s", order="sideways; drop table messages")
@@ -406,7 +406,7 @@ def test_an_order_that_does_not_exist_is_refused(db: SessionDB) -> None:
         (7, 100, "0123456789ABCDE"),
     ],
 )
-def test_the_neighbours_of_a_message(db: SessionDB, at: int, window: int | None, numbers: str) -> None:
+def test_messages_around_anchor(db: SessionDB, at: int, window: int | None, numbers: str) -> None:
     db.create_session("s", "cli")
     db.create_session("noise", "cli")
     ids = []
@@ -420,7 +420,7 @@ def test_the_neighbours_of_a_message(db: SessionDB, at: int, window: int | None,
 # ---- for the model
 
 
-def test_a_model_gets_exactly_what_it_needs(db: SessionDB) -> None:
+def test_conversation_contains_only_model_fields(db: SessionDB) -> None:
     opaque = {"codex_responses": [{"type": "reasoning", "encrypted_content": "x"}]}
     db.create_session("s", "cli")
     db.append_message("s", "user", "hi", timestamp=5.0, token_count=3, run_id="run_1")
@@ -437,7 +437,7 @@ def test_a_model_gets_exactly_what_it_needs(db: SessionDB) -> None:
     ]
 
 
-def test_the_words_for_the_model_stand_in_for_the_content(db: SessionDB) -> None:
+def test_api_content_replaces_content_for_model(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "user", "hi", api_content="hi\n\n[context]")
     db.append_message("s", "assistant", PARTS, api_content="")
@@ -446,11 +446,11 @@ def test_the_words_for_the_model_stand_in_for_the_content(db: SessionDB) -> None
     assert contents(db, "s") == ["hi", PARTS, "plain"]
 
 
-def test_an_unknown_session_is_an_empty_conversation(db: SessionDB) -> None:
+def test_unknown_session_is_empty_conversation(db: SessionDB) -> None:
     assert db.get_messages_as_conversation("s") == []
 
 
-def test_results_stand_in_the_order_of_their_calls(db: SessionDB) -> None:
+def test_tool_results_follow_order_of_calls(db: SessionDB) -> None:
     db.create_session("s", "cli")
     for turn in ("x", "y"):
         db.append_message("s", "user", turn)
@@ -464,7 +464,7 @@ def test_results_stand_in_the_order_of_their_calls(db: SessionDB) -> None:
     ]
 
 
-def test_nothing_is_invented_merged_or_repaired(db: SessionDB) -> None:
+def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
     db.create_session("s", "cli")
     told: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
@@ -483,7 +483,7 @@ def test_nothing_is_invented_merged_or_repaired(db: SessionDB) -> None:
 # ---- leases
 
 
-def test_a_write_under_a_lost_lease_is_refused(store: Store) -> None:
+def test_append_with_lost_lease_is_rejected(store: Store) -> None:
     db = store.sessions
     talk(db, "s", "hi")
     old = store.leases.acquire("session:s", "one", 60)
@@ -498,13 +498,13 @@ def test_a_write_under_a_lost_lease_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("token", [0, 1, 99, -1])
-def test_a_token_nobody_was_given_is_no_lease(store: Store, token: int) -> None:
+def test_append_with_unknown_lease_token_is_rejected(store: Store, token: int) -> None:
     talk(store.sessions, "s", "hi")
     with pytest.raises(LeaseLost):
         store.sessions.append_message("s", "user", "x", lease_token=token)
 
 
-def test_the_lease_of_another_session_does_not_count(store: Store) -> None:
+def test_append_with_lease_of_other_session_is_rejected(store: Store) -> None:
     talk(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "one", 60)
     store.leases.release("session:other", store.leases.acquire("session:other", "one", 60))
@@ -523,7 +523,7 @@ def flags(db: SessionDB, session_id: str) -> list[tuple[Any, bool, bool]]:
     return [(row["content"], bool(row["active"]), bool(row["compacted"])) for row in rows]
 
 
-def test_compaction_replaces_the_live_rows_and_keeps_the_old_ones(db: SessionDB) -> None:
+def test_compaction_replaces_live_rows_and_archives_old(db: SessionDB) -> None:
     talk(db, "s", "apple", "pear")
     talk(db, "other", "plum")
     assert isinstance(db.archive_and_compact("s", SUMMARY), int)
@@ -537,7 +537,7 @@ def test_compaction_replaces_the_live_rows_and_keeps_the_old_ones(db: SessionDB)
     assert contents(db, "other") == ["plum"]
 
 
-def test_compaction_keeps_every_part_of_the_new_rows(db: SessionDB) -> None:
+def test_compaction_keeps_every_field_of_new_rows(db: SessionDB) -> None:
     rows: list[dict[str, Any]] = [
         {"role": "user", "content": PARTS},
         {"role": "assistant", "content": None, "tool_calls": [call("c1")], "opaque": {"x": 1}},
@@ -548,7 +548,7 @@ def test_compaction_keeps_every_part_of_the_new_rows(db: SessionDB) -> None:
     assert db.get_messages_as_conversation("s") == rows
 
 
-def test_a_conversation_goes_on_after_several_compactions(db: SessionDB) -> None:
+def test_conversation_continues_after_several_compactions(db: SessionDB) -> None:
     talk(db, "s", "one")
     for text in ("two", "three"):
         db.archive_and_compact("s", SUMMARY)
@@ -558,7 +558,7 @@ def test_a_conversation_goes_on_after_several_compactions(db: SessionDB) -> None
     assert [row for row, active, _ in flags(db, "s") if not active] == ["one", "two"]
 
 
-def test_what_a_compaction_keeps_stays_the_same_row(db: SessionDB) -> None:
+def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
     for number in range(3):
         seen = db.get_messages_as_conversation("s")
@@ -572,7 +572,7 @@ def test_what_a_compaction_keeps_stays_the_same_row(db: SessionDB) -> None:
     assert sorted(row["id"] for row in rows if not row["model_only"]) == ids
 
 
-def test_a_result_made_shorter_for_the_model_stays_whole_in_the_transcript(db: SessionDB) -> None:
+def test_compaction_shortens_result_only_for_model(db: SessionDB) -> None:
     talk(db, "s", "go")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     ids = [db.append_message("s", "tool", f"{id} said much", tool_call_id=id) for id in ("c2", "c1")]
@@ -584,14 +584,14 @@ def test_a_result_made_shorter_for_the_model_stays_whole_in_the_transcript(db: S
     assert [(row["id"], row["content"]) for row in shown[2:]] == [(ids[0], "c2 said much"), (ids[1], "c1 said much")]
 
 
-def test_a_refused_compaction_changes_nothing(db: SessionDB) -> None:
+def test_rejected_compaction_changes_nothing(db: SessionDB) -> None:
     talk(db, "s", "apple", "pear")
     with pytest.raises(ValueError, match=r"\w"):
         db.archive_and_compact("s", [*SUMMARY, {"role": "wizard", "content": "x"}])
     assert flags(db, "s") == [("apple", True, False), ("pear", True, False)]
 
 
-def test_rewound_rows_are_not_archived_by_a_compaction(db: SessionDB) -> None:
+def test_compaction_does_not_archive_rewound_rows(db: SessionDB) -> None:
     ids = talk(db, "s", "apple", "pear", "plum", "fig")
     db.rewind_to_message("s", ids[2])
     db.archive_and_compact("s", SUMMARY)
@@ -601,7 +601,7 @@ def test_rewound_rows_are_not_archived_by_a_compaction(db: SessionDB) -> None:
 # ---- rewinding
 
 
-def test_rewinding_hides_a_message_and_all_after_it(db: SessionDB) -> None:
+def test_rewind_hides_message_and_later_ones(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
     talk(db, "other", "x", "y")
     result = db.rewind_to_message("s", ids[2])
@@ -610,21 +610,21 @@ def test_rewinding_hides_a_message_and_all_after_it(db: SessionDB) -> None:
     assert flags(db, "s")[2:] == [(text, False, False) for text in "cdef"]
 
 
-def test_rewinding_to_the_first_message_leaves_none(db: SessionDB) -> None:
+def test_rewind_to_first_message_leaves_empty_conversation(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b")
     result = db.rewind_to_message("s", ids[0])
     assert (result["rewound_count"], result["new_head_id"], contents(db, "s")) == (2, None, [])
     assert db.get_messages_as_conversation("s") == []
 
 
-def test_a_conversation_goes_on_from_where_it_was_rewound_to(db: SessionDB) -> None:
+def test_conversation_continues_after_rewind(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d")
     db.rewind_to_message("s", ids[2])
     db.append_message("s", "user", "C")
     assert contents(db, "s") == ["a", "b", "C"]
 
 
-def test_only_user_messages_of_that_session_can_be_rewound_to(db: SessionDB) -> None:
+def test_rewind_requires_user_message_of_same_session(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b")
     tool = db.append_message("s", "tool", "t", tool_call_id="c")
     [other] = talk(db, "other", "x")
@@ -634,7 +634,7 @@ def test_only_user_messages_of_that_session_can_be_rewound_to(db: SessionDB) -> 
     assert (contents(db, "s"), contents(db, "other")) == (["a", "b", "t"], ["x"])
 
 
-def test_rewinding_after_a_compaction_brings_no_old_row_back(db: SessionDB) -> None:
+def test_rewind_after_compaction_restores_no_old_row(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])
     db.append_message("s", "user", "e")
@@ -645,7 +645,7 @@ def test_rewinding_after_a_compaction_brings_no_old_row_back(db: SessionDB) -> N
     assert sorted(flags(db, "s"))[-3:] == [(text, False, False) for text in "cde"]
 
 
-def test_rewinding_into_what_was_summarised_shows_the_model_what_was_said_before(db: SessionDB) -> None:
+def test_rewind_into_compacted_part_restores_original_rows(db: SessionDB) -> None:
     ids = talk(db, "s", "a", "b", "c", "d", "e")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "e"}])
     db.rewind_to_message("s", ids[2])
@@ -660,7 +660,7 @@ KINDS = ["say", "say", "say", "use a tool", "compact", "compact", "rewind", "for
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), max_size=25))
-def test_the_transcript_is_what_was_said_and_the_model_sees_all_of_it_or_a_summary(
+def test_transcript_and_model_view_stay_consistent_property(
     changes: list[tuple[str, int]],
 ) -> None:
     db = SessionDB(":memory:")
@@ -710,3 +710,51 @@ def test_the_transcript_is_what_was_said_and_the_model_sees_all_of_it_or_a_summa
         assert sorted(covered) == sorted(said)
     assert db.check(deep=True) == []
     db.close()
+
+
+def test_rewind_hides_later_compaction_summary(db: SessionDB) -> None:
+    db.create_session("s", "cli", base_id="api-1")
+    for number in range(1, 11):
+        db.append_message("s", "user" if number % 2 else "assistant", f"word{number}")
+    said = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*said[:4], {"role": "user", "content": "a summary"}, *said[8:]])
+    target = next(row for row in db.get_messages("s") if row["content"] == "word3")
+    db.rewind_to_message("s", target["id"])
+    assert [row["content"] for row in db.get_messages("s")] == ["word1", "word2"]
+    found = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
+    assert found == [1, 2]
+    history = [{"role": "user", "content": "word1"}, {"role": "assistant", "content": "word2"}]
+    assert db.bind_session("api-1", history) == "s"
+
+
+def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    ids = [
+        db.append_message("s", role, text)
+        for role, text in zip(("user", "assistant") * 2, ("yes", "A", "yes", "B"), strict=True)
+    ]
+    said = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *said[2:]])
+    db.rewind_to_message("s", ids[2])
+    assert {hit["id"] for hit in db.search_messages("yes OR A OR B")} == set(ids[:2])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": [{"type": "text", "text": "a\x00", "x": float("nan")}]},
+        {"tool_calls": [{"id": [1]}]},
+        {},
+    ],
+    ids=["nan", "list as id", "deeply nested"],
+)
+def test_odd_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
+    if not fields:
+        value: Any = 1
+        for _ in range(5000):
+            value = [value]
+        fields = {"content": [{"type": "text", "text": "x", "deep": value}]}
+    db.create_session("s", "cli")
+    db.append_message("s", "assistant", **fields)
+    db.append_message("s", "tool", "x", tool_call_id="1")
+    assert len(db.get_messages("s")) == len(db.get_messages_as_conversation("s")) == 2

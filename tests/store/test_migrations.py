@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_a_file_of_an_older_version_is_brought_up_with_its_rows(path: Path, version: int) -> None:
+def test_migration_keeps_rows(path: Path, version: int) -> None:
     older(path, version)
     had = has_table(path, "messages")
     before = look(path, "SELECT id, session_id, role, content, timestamp FROM messages") if had else []
@@ -86,14 +86,14 @@ def test_a_file_of_an_older_version_is_brought_up_with_its_rows(path: Path, vers
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_a_file_brought_up_has_the_shape_of_a_new_one(path: Path, tmp_path: Path, version: int) -> None:
+def test_migrated_schema_equals_new_schema(path: Path, tmp_path: Path, version: int) -> None:
     older(path, version)
     SessionDB(path).close()
     SessionDB(tmp_path / "new.db").close()
     assert shape(path) == shape(tmp_path / "new.db")
 
 
-def test_the_latest_version_is_left_as_it_is(path: Path) -> None:
+def test_latest_version_is_not_migrated(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
     before = contents(path.parent)
@@ -101,7 +101,7 @@ def test_the_latest_version_is_left_as_it_is(path: Path) -> None:
     assert contents(path.parent) == before
 
 
-def test_a_file_keeps_its_privacy_when_it_is_brought_up(path: Path) -> None:
+def test_migration_keeps_file_private(path: Path) -> None:
     with umask(0o077):
         older(path, 1)
     with umask(0), contextlib.closing(SessionDB(path)) as db:
@@ -112,7 +112,7 @@ def test_a_file_keeps_its_privacy_when_it_is_brought_up(path: Path) -> None:
 # ---- a step that fails or is cut short
 
 
-def test_a_step_that_fails_leaves_the_version_before_it(path: Path) -> None:
+def test_failed_migration_step_is_rolled_back(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         for number in range(20):
@@ -137,7 +137,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(path: Path) -> None:
         assert len(texts(db, "s")) == 20
 
 
-def test_a_step_that_succeeds_is_whole(path: Path) -> None:
+def test_successful_migration_step_is_complete(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         db.append_message("s", "user", "x")
@@ -154,7 +154,7 @@ def test_a_step_that_succeeds_is_whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before_it(path: Path, part: int) -> None:
+def test_kill_during_migration_step_keeps_previous_version(path: Path, part: int) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         for number in range(20):
@@ -188,7 +188,7 @@ def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before_it(p
         assert len(texts(db, "s")) == 20
 
 
-def test_two_processes_that_bring_up_a_file_at_once_do_it_once(path: Path) -> None:
+def test_concurrent_migration_runs_once(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         for number in range(50):
@@ -219,7 +219,7 @@ def test_two_processes_that_bring_up_a_file_at_once_do_it_once(path: Path) -> No
     assert whole_step(path) == LATEST + 1
 
 
-def test_a_reader_does_not_bring_up_a_file(path: Path) -> None:
+def test_read_only_open_does_not_migrate(path: Path) -> None:
     older(path, LATEST - 1)
     before = path.read_bytes()
     with pytest.raises(StoreError) as refusal:
@@ -259,7 +259,7 @@ def compacted(path: Path) -> Path:
         ("plain", ["u21", "a22"], ["u21", "a22"]),
     ],
 )
-def test_what_an_older_version_compacted_is_shown_once_under_its_first_ids(
+def test_migration_deduplicates_rows_of_older_compaction(
     compacted: Path, session: str, shown: list[str], seen: list[str]
 ) -> None:
     first = {text: row_id for row_id, text in look(compacted, "SELECT min(id), content FROM messages GROUP BY content")}
@@ -278,7 +278,7 @@ def test_what_an_older_version_compacted_is_shown_once_under_its_first_ids(
         assert db.check(deep=True) == []
 
 
-def test_a_fork_from_a_copy_is_one_from_the_message_itself(compacted: Path) -> None:
+def test_migration_maps_fork_from_copy_to_original_message(compacted: Path) -> None:
     [(message_id,)] = look(compacted, "SELECT min(id) FROM messages WHERE content = 'a8'")
     with contextlib.closing(SessionDB(compacted)) as db:
         assert db.get_session("fork")["forked_at_message_id"] == message_id

@@ -83,7 +83,7 @@ HAMMER = """
 
 
 @pytest.mark.parametrize("spread", [1, 3, 0], ids=["one session", "a few sessions", "many sessions"])
-def test_two_processes_with_eight_threads_each_lose_nothing(path: Path, spread: int) -> None:
+def test_two_processes_with_eight_threads_lose_no_writes(path: Path, spread: int) -> None:
     turns = 40
     results = together(HAMMER, path, THREADS, turns, spread)
     assert [failures for _, failures in results] == [[], []]
@@ -126,12 +126,12 @@ OPENER = """
 """
 
 
-def test_processes_that_make_a_file_at_the_same_moment_agree(path: Path) -> None:
+def test_concurrent_database_creation(path: Path) -> None:
     assert together(OPENER, path) == [[], []]
     assert look(path, "SELECT count(*) FROM sessions") == [(16,)]
 
 
-def test_a_writer_that_dies_holds_nobody_up(store: Any, path: Path) -> None:
+def test_killed_writer_does_not_block_others(store: Any, path: Path) -> None:
     source = """
         import sqlite3, sys
         other = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -204,7 +204,7 @@ TAKERS = """
 
 
 @pytest.mark.parametrize("sessions", [1, 4], ids=["one session", "many sessions"])
-def test_a_lease_has_one_holder_among_all_threads_of_all_processes(path: Path, tmp_path: Path, sessions: int) -> None:
+def test_lease_has_one_holder_across_processes_and_threads(path: Path, tmp_path: Path, sessions: int) -> None:
     with contextlib.closing(open_store(url(path))) as store:
         for number in range(sessions):
             store.sessions.create_session(f"s{number}", "cli")
@@ -244,7 +244,7 @@ def holder(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
         kill(program)
 
 
-def test_a_holder_whose_process_is_gone_has_lapsed_at_once(store: Any, path: Path) -> None:
+def test_lease_of_dead_process_expires_immediately(store: Any, path: Path) -> None:
     with holder(path) as (program, token):
         assert store.leases.acquire("session:s", "me", 60) is None
         assert store.leases.holder("session:s") is not None
@@ -255,20 +255,20 @@ def test_a_holder_whose_process_is_gone_has_lapsed_at_once(store: Any, path: Pat
         store.sessions.append_message("s", "user", "from the grave", lease_token=token)
 
 
-def test_a_dead_process_that_nobody_has_buried_has_lapsed_too(store: Any, path: Path) -> None:
+def test_lease_of_zombie_process_expires_immediately(store: Any, path: Path) -> None:
     with holder(path) as (program, token):
         os.kill(program.pid, signal.SIGKILL)
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
         assert store.leases.acquire("session:s", "me", 60) == token + 1
 
 
-def test_a_stopped_process_keeps_its_lease(store: Any, path: Path) -> None:
+def test_stopped_process_keeps_lease(store: Any, path: Path) -> None:
     with holder(path) as (program, _):
         os.kill(program.pid, signal.SIGSTOP)
         assert store.leases.acquire("session:s", "me", 60) is None
 
 
-def test_a_number_that_now_belongs_to_another_process_does_not_keep_a_lease(store: Any) -> None:
+def test_lease_of_reused_pid_expires(store: Any) -> None:
     host, pid, begun = this_process().rsplit(":", 2)
     assert (host, pid) == (socket.gethostname(), str(os.getpid()))
     earlier = f"{host}:{pid}:{float(begun) - 1:.2f}"
@@ -289,7 +289,7 @@ def test_a_number_that_now_belongs_to_another_process_does_not_keep_a_lease(stor
         f"{socket.gethostname()}",
     ],
 )
-def test_a_holder_that_names_no_process_of_this_host_never_counts_as_gone(store: Any, named: str) -> None:
+def test_lease_of_unknown_host_never_expires_early(store: Any, named: str) -> None:
     store.leases.acquire("session:s", named, 3600)
     assert store.leases.holder("session:s") == named
     assert store.leases.acquire("session:s", "other", 60) is None
@@ -324,7 +324,7 @@ CLAIMER = """
 """
 
 
-def test_a_key_and_a_job_are_given_to_one_caller_among_all_processes(store: Any, path: Path) -> None:
+def test_idempotency_key_and_job_claims_across_processes(store: Any, path: Path) -> None:
     ids = {store.jobs.create({"name": str(number), "enabled": True, "next_run_at": 50.0})["id"] for number in range(30)}
     results = together(CLAIMER, path)
     assert [failures for _, _, failures in results] == [[], []]
@@ -353,7 +353,7 @@ WRITER = """
 """
 
 
-def test_a_reader_beside_a_writer_sees_whatever_is_committed(path: Path) -> None:
+def test_reader_sees_commits_of_other_process(path: Path) -> None:
     program = start(WRITER, path, 200)
     assert program.stdout is not None
     try:
@@ -373,7 +373,7 @@ def test_a_reader_beside_a_writer_sees_whatever_is_committed(path: Path) -> None
         kill(program)
 
 
-def test_a_reader_finds_what_a_killed_writer_has_committed(path: Path) -> None:
+def test_reader_sees_commits_of_killed_writer(path: Path) -> None:
     program = start(WRITER, path, 50)
     assert program.stdout is not None
     for line in program.stdout:
@@ -384,7 +384,7 @@ def test_a_reader_finds_what_a_killed_writer_has_committed(path: Path) -> None:
         assert texts(db, "s") == [str(number) for number in range(1, 51)]
 
 
-def test_a_reader_may_not_write(store: Any, path: Path) -> None:
+def test_read_only_store_rejects_writes(store: Any, path: Path) -> None:
     with contextlib.closing(SessionDB(path, read_only=True)) as db:
         for work in (
             lambda: db.append_message("s", "user", "x"),
@@ -397,14 +397,14 @@ def test_a_reader_may_not_write(store: Any, path: Path) -> None:
     assert look(path, "SELECT id FROM sessions") == [("s",)]
 
 
-def test_a_reader_needs_a_file_and_makes_none(path: Path) -> None:
+def test_read_only_open_requires_existing_file(path: Path) -> None:
     with pytest.raises((StoreError, FileNotFoundError)) as refusal:
         SessionDB(path, read_only=True)
     assert str(path) in str(refusal.value)
     assert contents(path.parent) == {}
 
 
-def test_a_reader_changes_nothing(path: Path) -> None:
+def test_read_only_open_changes_nothing(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         db.append_message("s", "user", "hello")
@@ -415,7 +415,7 @@ def test_a_reader_changes_nothing(path: Path) -> None:
     assert contents(path.parent) == before
 
 
-def test_a_reader_keeps_no_writer_out(path: Path) -> None:
+def test_read_only_open_does_not_block_writer(path: Path) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
     source = """

@@ -38,7 +38,7 @@ def stored_bytes(store: Store, table: str) -> int:
     return store.engine.read(measure)
 
 
-def test_a_prompt_is_stored_once_and_shown_with_every_session(store: Store) -> None:
+def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     for number in range(20):
         store.sessions.create_session(f"s{number}", "api_server", system_prompt=PROMPT)
     assert kept(store) == [PROMPT]
@@ -53,7 +53,7 @@ def test_a_prompt_is_stored_once_and_shown_with_every_session(store: Store) -> N
     assert kept(store) == [PROMPT]
 
 
-def test_what_is_there_is_not_overwritten_and_what_is_given_changes(store: Store) -> None:
+def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> None:
     store.sessions.create_session("s", "cli")
     for given, shown in (("first", "first"), ("second", "first")):
         store.sessions.create_session("s", "cli", system_prompt=given)
@@ -66,7 +66,7 @@ def test_what_is_there_is_not_overwritten_and_what_is_given_changes(store: Store
 
 
 @pytest.mark.parametrize("instructions", [None, "", "Be kind.", PROMPT, "half \ud83d of a pair"])
-def test_a_run_does_not_repeat_its_instructions(store: Store, instructions: str | None) -> None:
+def test_run_instructions_are_deduplicated(store: Store, instructions: str | None) -> None:
     specs = [RunSpec("hi", "s", instructions=instructions) for _ in range(5)]
     for spec in specs:
         store.runs.create(spec)
@@ -78,7 +78,7 @@ def test_a_run_does_not_repeat_its_instructions(store: Store, instructions: str 
     assert len(store.runs.page(owner=None, limit=10)[0]) == 5
 
 
-def test_of_a_prompt_that_is_there_nothing_is_written(tmp_path: Path) -> None:
+def test_existing_prompt_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:
         store.engine.write(lambda tx: prompts.put(tx, PROMPT))
@@ -89,7 +89,7 @@ def test_of_a_prompt_that_is_there_nothing_is_written(tmp_path: Path) -> None:
         assert side(path, "-wal").read_bytes() == before
 
 
-def test_prompts_that_nothing_names_are_removed(store: Store, tmp_path: Path) -> None:
+def test_unused_prompts_are_removed(store: Store, tmp_path: Path) -> None:
     store.sessions.create_session("s", "cli", system_prompt="of a session")
     store.sessions.create_session("changed", "cli", system_prompt="of before")
     store.sessions.update_session("changed", system_prompt="of a changed session")
@@ -118,7 +118,7 @@ def age(store: Store) -> None:
     store.engine.write(lambda tx: tx.execute("UPDATE prompts SET used_at = ?", (ago,)))
 
 
-def test_a_prompt_that_is_used_while_they_are_looked_for_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_reused_during_cleanup_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.engine.write(lambda tx: prompts.put(tx, PROMPT))
     age(store)
     look_for = SessionDB._unused
@@ -135,7 +135,7 @@ def test_a_prompt_that_is_used_while_they_are_looked_for_stays(store: Store, mon
     assert found is not None and found["system_prompt"] == PROMPT
 
 
-def test_sessions_and_runs_of_an_older_version_are_shown_with_their_prompts(tmp_path: Path) -> None:
+def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     sessions = {"a": PROMPT, "b": PROMPT, "c": "Another.", "d": None}
     spec = RunSpec("hi", "a", instructions="Be kind.")

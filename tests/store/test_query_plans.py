@@ -257,7 +257,7 @@ def test_slow_read_takes_no_quick_reader(store: Store, name: str) -> None:
         assert (quick, bool(slow)) == ([], True)
 
 
-def test_every_read_of_every_store_is_checked() -> None:
+def test_query_plan_test_covers_every_read() -> None:
     reads = {
         f"{part}.{name}"
         for part, kind in PARTS.items()
@@ -271,13 +271,13 @@ def reads_nothing() -> None:
     """What a method has that is not read by a transaction of its own."""
 
 
-def test_full_text_search_is_never_done_by_a_quick_reader(store: Store) -> None:
+def test_quick_readers_never_run_full_text_search(store: Store) -> None:
     for name, reads in QUICK.items():
         for path, sql in statements(store, reads[0])[0]:
             assert not re.search(r"\b(MATCH|LIKE|messages_fts)\b", sql), (name, path)
 
 
-def test_indexes_do_not_become_more(store: Store) -> None:
+def test_number_of_indexes_is_fixed(store: Store) -> None:
     """Each is written for every new row: a new one takes the place of another."""
     assert store.path is not None
     found = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
@@ -288,7 +288,7 @@ def test_indexes_do_not_become_more(store: Store) -> None:
     }
 
 
-def test_run_lists_page_in_the_same_order_whoever_asks(store: Store) -> None:
+def test_run_list_pagination_order_is_independent_of_filters(store: Store) -> None:
     def pages(**filters: Any) -> list[str]:
         ids: list[str] = []
         while True:
@@ -306,7 +306,7 @@ def test_run_lists_page_in_the_same_order_whoever_asks(store: Store) -> None:
     assert pages(session_id="s3")[0] == store.runs.newest("s3")
 
 
-def test_progress_of_a_run_sets_no_indexed_column(tmp_path: Path) -> None:
+def test_run_progress_updates_no_indexed_column(tmp_path: Path) -> None:
     """SQLite writes an index again for every update that sets one of its columns, even to what it was."""
     seen: list[str] = []
     with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:

@@ -46,7 +46,7 @@ def item(number: int) -> Json:
 # ---- putting and getting
 
 
-def test_an_equal_dict_comes_back(store: ResponseStore) -> None:
+def test_response_round_trip(store: ResponseStore) -> None:
     given = record(
         conversation_history=[item(0), item(1), {"role": "user", "content": [{"type": "text", "text": "ü"}]}],
         instructions=None,
@@ -57,7 +57,7 @@ def test_an_equal_dict_comes_back(store: ResponseStore) -> None:
     assert store.get("resp_1") == given
 
 
-def test_what_comes_back_is_the_callers_own(store: ResponseStore) -> None:
+def test_stored_response_is_a_copy(store: ResponseStore) -> None:
     given = record(conversation_history=[item(0)])
     store.put("resp_1", given)
     given["conversation_history"].append("changed")
@@ -67,13 +67,13 @@ def test_what_comes_back_is_the_callers_own(store: ResponseStore) -> None:
     assert store.get("resp_1") == record(conversation_history=[item(0)])
 
 
-def test_what_is_not_there_is_none(store: ResponseStore) -> None:
+def test_missing_response_is_none(store: ResponseStore) -> None:
     assert store.get("resp_1") is None
     assert store.get("") is None
     assert store.get_conversation("c") is None
 
 
-def test_deleting_says_whether_there_was_something(store: ResponseStore) -> None:
+def test_delete_reports_whether_response_existed(store: ResponseStore) -> None:
     store.put("resp_1", record())
     assert store.delete("resp_1") is True
     assert store.delete("resp_1") is False
@@ -81,7 +81,7 @@ def test_deleting_says_whether_there_was_something(store: ResponseStore) -> None
     assert len(store) == 0
 
 
-def test_putting_again_overwrites(store: ResponseStore) -> None:
+def test_put_overwrites(store: ResponseStore) -> None:
     store.put("resp_1", record(conversation_history=[item(0)]))
     store.put("resp_1", record(conversation_history=[item(1)]))
     assert store.get("resp_1") == record(conversation_history=[item(1)])
@@ -106,7 +106,7 @@ def test_putting_again_overwrites(store: ResponseStore) -> None:
     ],
     ids=repr,
 )
-def test_a_record_of_any_shape_is_kept(store: ResponseStore, given: Json) -> None:
+def test_record_of_any_shape_round_trip(store: ResponseStore, given: Json) -> None:
     store.put("resp_1", given)
     got = store.get("resp_1")
     assert got == given
@@ -135,7 +135,7 @@ JSON = st.recursive(
     history=st.lists(JSON, max_size=6),
     rest=st.dictionaries(st.sampled_from(["response", "instructions", "session_id", "x"]), JSON, max_size=4),
 )
-def test_any_json_comes_back(history: list[Any], rest: Json) -> None:
+def test_any_json_round_trip(history: list[Any], rest: Json) -> None:
     with contextlib.closing(ResponseStore(max_size=10)) as store:
         given = {**rest, "conversation_history": history}
         store.put("resp_1", given)
@@ -143,7 +143,7 @@ def test_any_json_comes_back(history: list[Any], rest: Json) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "a\x00b"])
-def test_a_put_never_fails_on_its_text(store: ResponseStore, text: str) -> None:
+def test_put_accepts_any_text(store: ResponseStore, text: str) -> None:
     store.put("resp_1", record(conversation_history=[{"role": "user", "content": text}], instructions=text))
     got = store.get("resp_1")
     assert got is not None
@@ -163,7 +163,7 @@ def put_marked(store: ResponseStore, name: str, **fields: Any) -> None:
     store.set_conversation(f"mark {name}", name, owner=fields.get("owner"))
 
 
-def test_the_least_recently_put_goes_first(store: ResponseStore) -> None:
+def test_lru_evicts_least_recently_put(store: ResponseStore) -> None:
     for name in "abcd":
         put_marked(store, name)
     assert there(store, *"abcd") == {"b", "c", "d"}
@@ -171,7 +171,7 @@ def test_the_least_recently_put_goes_first(store: ResponseStore) -> None:
     assert len(store) == 3
 
 
-def test_getting_is_using(store: ResponseStore) -> None:
+def test_get_refreshes_lru_order(store: ResponseStore) -> None:
     for name in "abc":
         put_marked(store, name)
     store.get("a")
@@ -179,7 +179,7 @@ def test_getting_is_using(store: ResponseStore) -> None:
     assert there(store, *"abcd") == {"a", "c", "d"}
 
 
-def test_putting_again_is_using(store: ResponseStore) -> None:
+def test_put_refreshes_lru_order(store: ResponseStore) -> None:
     for name in "abc":
         put_marked(store, name)
     put_marked(store, "a")
@@ -187,7 +187,7 @@ def test_putting_again_is_using(store: ResponseStore) -> None:
     assert there(store, *"abcd") == {"a", "c", "d"}
 
 
-def test_asking_for_a_conversation_is_not_using(store: ResponseStore) -> None:
+def test_get_conversation_does_not_refresh_lru_order(store: ResponseStore) -> None:
     for name in "abc":
         put_marked(store, name)
     assert there(store, "a") == {"a"}
@@ -196,7 +196,7 @@ def test_asking_for_a_conversation_is_not_using(store: ResponseStore) -> None:
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])
-def test_what_is_unfinished_is_never_evicted(store: ResponseStore, status: str) -> None:
+def test_unfinished_response_is_never_evicted(store: ResponseStore, status: str) -> None:
     store.put("open", record("open", status))
     for number in range(10):
         store.put(f"r{number}", record())
@@ -204,14 +204,14 @@ def test_what_is_unfinished_is_never_evicted(store: ResponseStore, status: str) 
     assert store.get("r9") is not None
 
 
-def test_unfinished_ones_may_be_more_than_the_limit(store: ResponseStore) -> None:
+def test_unfinished_responses_may_exceed_limit(store: ResponseStore) -> None:
     for number in range(6):
         store.put(f"r{number}", record(status="in_progress"))
     assert len(store) == 6
     assert all(store.get(f"r{number}") for number in range(6))
 
 
-def test_what_is_finished_can_be_evicted_again(store: ResponseStore) -> None:
+def test_finished_response_can_be_evicted_again(store: ResponseStore) -> None:
     for number in range(6):
         store.put(f"r{number}", record(status="queued"))
     for number in range(6):
@@ -222,13 +222,13 @@ def test_what_is_finished_can_be_evicted_again(store: ResponseStore) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "cancelled"])
-def test_every_end_is_an_end(store: ResponseStore, status: str) -> None:
+def test_all_terminal_statuses_can_be_evicted(store: ResponseStore, status: str) -> None:
     for number in range(5):
         store.put(f"r{number}", record(status=status))
     assert len(store) == 3
 
 
-def test_the_order_of_use_outlives_the_process(path: Path) -> None:
+def test_lru_order_survives_restart(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=3, db_path=str(path))) as store:
         for name in "abc":
             store.put(name, record(name))
@@ -238,7 +238,7 @@ def test_the_order_of_use_outlives_the_process(path: Path) -> None:
         assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
 
 
-def test_a_smaller_limit_holds_from_the_next_put_on(path: Path) -> None:
+def test_smaller_max_size_applies_from_next_put(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
         for name in "abcdef":
             store.put(name, record(name))
@@ -251,7 +251,7 @@ def test_a_smaller_limit_holds_from_the_next_put_on(path: Path) -> None:
 # ---- names
 
 
-def test_a_name_leads_to_a_record(store: ResponseStore) -> None:
+def test_conversation_name_maps_to_response(store: ResponseStore) -> None:
     store.put("resp_1", record())
     store.put("resp_2", record())
     store.set_conversation("c", "resp_1")
@@ -260,7 +260,7 @@ def test_a_name_leads_to_a_record(store: ResponseStore) -> None:
     assert store.get_conversation("c") == "resp_2"
 
 
-def test_names_vanish_with_a_deleted_record_and_others_stay(store: ResponseStore) -> None:
+def test_conversation_names_are_deleted_with_response(store: ResponseStore) -> None:
     for name in ("resp_1", "resp_2"):
         store.put(name, record())
     for name, target in (("a", "resp_1"), ("b", "resp_1"), ("c", "resp_2")):
@@ -269,7 +269,7 @@ def test_names_vanish_with_a_deleted_record_and_others_stay(store: ResponseStore
     assert [store.get_conversation(name) for name in "abc"] == [None, None, "resp_2"]
 
 
-def test_names_vanish_with_an_evicted_record_and_others_stay(store: ResponseStore) -> None:
+def test_conversation_names_are_deleted_with_evicted_response(store: ResponseStore) -> None:
     for number in range(3):
         store.put(f"r{number}", record())
         store.set_conversation(f"c{number}", f"r{number}")
@@ -277,7 +277,7 @@ def test_names_vanish_with_an_evicted_record_and_others_stay(store: ResponseStor
     assert [store.get_conversation(f"c{number}") for number in range(3)] == [None, "r1", "r2"]
 
 
-def test_a_name_does_not_come_back_with_a_record_of_the_same_id(store: ResponseStore) -> None:
+def test_conversation_name_is_not_restored_with_reused_id(store: ResponseStore) -> None:
     store.put("resp_1", record())
     store.set_conversation("c", "resp_1")
     store.delete("resp_1")
@@ -285,7 +285,7 @@ def test_a_name_does_not_come_back_with_a_record_of_the_same_id(store: ResponseS
     assert store.get_conversation("c") is None
 
 
-def test_putting_again_keeps_the_names(store: ResponseStore) -> None:
+def test_overwriting_response_keeps_conversation_names(store: ResponseStore) -> None:
     store.put("resp_1", record(status="in_progress"))
     store.set_conversation("c", "resp_1")
     store.put("resp_1", record())
@@ -295,14 +295,14 @@ def test_putting_again_keeps_the_names(store: ResponseStore) -> None:
 # ---- owners
 
 
-def test_the_record_of_another_owner_is_not_found(store: ResponseStore) -> None:
+def test_response_of_other_owner_is_not_found(store: ResponseStore) -> None:
     store.put("resp_a", record(owner="a"))
     assert store.get("resp_a", owner="a") == record(owner="a")
     assert store.get("resp_a", owner="b") is None
     assert store.get("resp_a") == record(owner="a")
 
 
-def test_looking_at_the_record_of_another_is_not_using_it(store: ResponseStore) -> None:
+def test_get_by_other_owner_does_not_refresh_lru_order(store: ResponseStore) -> None:
     for name in "xyz":
         put_marked(store, name, owner="a")
     store.get("x", owner="b")
@@ -310,7 +310,7 @@ def test_looking_at_the_record_of_another_is_not_using_it(store: ResponseStore) 
     assert store.get("x", owner="a") is None
 
 
-def test_the_limit_counts_for_each_owner(store: ResponseStore) -> None:
+def test_response_limit_is_per_owner(store: ResponseStore) -> None:
     for number in range(5):
         for owner in ("a", "b"):
             store.put(f"{owner}{number}", record(owner=owner))
@@ -320,7 +320,7 @@ def test_the_limit_counts_for_each_owner(store: ResponseStore) -> None:
     assert found == [f"{owner}{number}" for owner in "abn" for number in (2, 3, 4)]
 
 
-def test_names_belong_to_an_owner(store: ResponseStore) -> None:
+def test_conversation_names_are_per_owner(store: ResponseStore) -> None:
     store.put("resp_a", record(owner="a"))
     store.put("resp_b", record(owner="b"))
     store.set_conversation("c", "resp_a", owner="a")
@@ -333,7 +333,7 @@ def test_names_belong_to_an_owner(store: ResponseStore) -> None:
     assert store.get_conversation("c", owner="b") == "resp_b"
 
 
-def test_a_name_does_not_lead_to_the_record_of_another_owner(store: ResponseStore) -> None:
+def test_conversation_name_does_not_resolve_to_other_owner(store: ResponseStore) -> None:
     store.put("resp_a", record(owner="a"))
     store.set_conversation("c", "resp_a", owner="b")
     assert store.get_conversation("c", owner="b") is None
@@ -353,14 +353,14 @@ def chain(store: ResponseStore, turns: int) -> list[Json]:
     return history
 
 
-def test_a_chain_of_turns_costs_one_item_a_turn(path: Path) -> None:
+def test_response_chain_stores_one_item_per_turn(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=1000, db_path=str(path))) as store:
         history = chain(store, 200)
         assert items(path) == 200
         assert store.get("r150") == record(conversation_history=history[:151])
 
 
-def test_a_long_chain_takes_little_room(path: Path) -> None:
+def test_long_response_chain_file_size(path: Path) -> None:
     text = "x" * 2000
     with contextlib.closing(ResponseStore(max_size=1000, db_path=str(path))) as store:
         history: list[Json] = []
@@ -371,7 +371,7 @@ def test_a_long_chain_takes_little_room(path: Path) -> None:
     assert path.stat().st_size < 1_500_000
 
 
-def test_items_go_with_the_last_record_that_holds_them(path: Path) -> None:
+def test_items_are_deleted_with_last_referencing_response(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=1000, db_path=str(path))) as store:
         history = chain(store, 10)
         store.delete("r9")
@@ -384,14 +384,14 @@ def test_items_go_with_the_last_record_that_holds_them(path: Path) -> None:
         assert items(path) == 0
 
 
-def test_items_go_with_an_evicted_record(path: Path) -> None:
+def test_items_are_deleted_with_evicted_response(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=2, db_path=str(path))) as store:
         for turn in range(10):
             store.put(f"r{turn}", record(conversation_history=[item(2 * turn), item(2 * turn + 1)]))
         assert items(path) == 4
 
 
-def test_overwriting_lets_go_of_the_old_items(path: Path) -> None:
+def test_overwriting_response_releases_old_items(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
         store.put("r", record(conversation_history=[item(0), item(1)]))
         store.put("r", record(conversation_history=[item(1), item(2)]))
@@ -402,7 +402,7 @@ def test_overwriting_lets_go_of_the_old_items(path: Path) -> None:
         assert items(path) == 0
 
 
-def test_an_item_that_stands_in_a_history_twice_is_kept_once(path: Path) -> None:
+def test_repeated_history_item_is_stored_once(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
         store.put("r", record(conversation_history=[item(0)] * 3))
         assert items(path) == 1
@@ -424,7 +424,7 @@ def test_an_item_that_stands_in_a_history_twice_is_kept_once(path: Path) -> None
         "UPDATE response_items SET json = '{' WHERE json LIKE '%item 1%'",
     ],
 )
-def test_a_row_that_cannot_be_read_counts_as_absent_and_is_removed_with_a_notice(path: Path, damage: str) -> None:
+def test_unreadable_response_row_is_removed_with_notice(path: Path, damage: str) -> None:
     with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
         for number in range(3):
             store.put(f"r{number}", record(conversation_history=[item(number)]))
@@ -447,7 +447,7 @@ def test_a_row_that_cannot_be_read_counts_as_absent_and_is_removed_with_a_notice
 
 
 @pytest.mark.parametrize("value", [0o000, 0o022, 0o077], ids=oct)
-def test_the_file_is_private_whatever_the_umask(path: Path, value: int) -> None:
+def test_response_file_is_private_with_any_umask(path: Path, value: int) -> None:
     with umask(value):
         store = ResponseStore(max_size=10, db_path=str(path))
         store.put("resp_1", record())
@@ -459,7 +459,7 @@ def test_the_file_is_private_whatever_the_umask(path: Path, value: int) -> None:
         assert {mode(file) for file in path.parent.iterdir()} == {0o600}
 
 
-def test_without_a_path_it_is_empty_and_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_store_without_path_creates_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(3):
         store = ResponseStore(max_size=10)
@@ -470,7 +470,7 @@ def test_without_a_path_it_is_empty_and_touches_no_file(tmp_path: Path, monkeypa
     assert contents(tmp_path) == {}
 
 
-def test_records_and_names_outlive_the_process(path: Path) -> None:
+def test_responses_and_names_survive_restart(path: Path) -> None:
     with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
         store.put("resp_1", record(conversation_history=[item(0)]))
         store.set_conversation("c", "resp_1")
@@ -479,7 +479,7 @@ def test_records_and_names_outlive_the_process(path: Path) -> None:
         assert store.get_conversation("c") == "resp_1"
 
 
-def test_a_put_is_committed_when_it_returns(path: Path) -> None:
+def test_put_is_committed_on_return(path: Path) -> None:
     source = """
         import os, sys
         from hermes.store.responses import ResponseStore
@@ -495,7 +495,7 @@ def test_a_put_is_committed_when_it_returns(path: Path) -> None:
         assert store.get_conversation("c") == "resp_1"
 
 
-def test_threads_do_not_disturb_each_other(place: str | None) -> None:
+def test_response_store_is_thread_safe(place: str | None) -> None:
     with contextlib.closing(ResponseStore(max_size=1000, db_path=place)) as store:
 
         def work(number: int) -> list[bool]:
@@ -510,7 +510,7 @@ def test_threads_do_not_disturb_each_other(place: str | None) -> None:
         assert len(store) == 160
 
 
-async def test_it_can_be_awaited(store: ResponseStore) -> None:
+async def test_response_store_async(store: ResponseStore) -> None:
     async_class = Async(store)
     await async_class.put("resp_1", record(owner="a"))
     assert await async_class.get("resp_1", owner="a") == record(owner="a")
@@ -519,7 +519,7 @@ async def test_it_can_be_awaited(store: ResponseStore) -> None:
     assert await async_class.delete("resp_1") is True
 
 
-def test_the_bundle_has_one_too(tmp_path: Path) -> None:
+def test_store_bundle_includes_responses(tmp_path: Path) -> None:
     with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
         store.responses.put("resp_1", record())
         assert store.responses.get("resp_1") == record()

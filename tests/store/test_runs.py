@@ -146,19 +146,19 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-def test_there_is_a_sample_of_every_field_of_a_spec() -> None:
+def test_spec_samples_cover_every_field() -> None:
     assert set(SAMPLES) == set(RunSpec.__struct_fields__)
     plain = RunSpec("x", "s")
     assert all(getattr(plain, name) != value for name, value in SAMPLES.items())
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_field_of_a_spec_comes_back(name: str) -> None:
+def test_spec_field_round_trip(name: str) -> None:
     spec = RunSpec(**{"user_message": "x", "session_id": "s", name: SAMPLES[name]})
     assert RunSpec.from_stored(json.loads(json.dumps(spec.stored()))) == spec
 
 
-def test_a_spec_of_all_fields_comes_back_from_the_store(store: Store) -> None:
+def test_spec_round_trip_through_store(store: Store) -> None:
     spec = RunSpec(**SAMPLES)
     store.runs.create(spec)
     record = store.runs.get(spec.run_id)
@@ -168,7 +168,7 @@ def test_a_spec_of_all_fields_comes_back_from_the_store(store: Store) -> None:
     assert isinstance(record.spec.client_tools, tuple)
 
 
-def test_credentials_are_not_kept(tmp_path: Path) -> None:
+def test_credentials_of_route_are_not_stored(tmp_path: Path) -> None:
     route = RouteChoice(
         "m", api_key="sk-secret", extra_body={"key": "sk-secret"}, fallbacks=({"api_key": "sk-secret"},)
     )
@@ -178,12 +178,12 @@ def test_credentials_are_not_kept(tmp_path: Path) -> None:
     assert b"sk-secret" not in (tmp_path / "state.db").read_bytes()
 
 
-def test_what_a_later_version_adds_to_a_spec_is_left_out() -> None:
+def test_unknown_spec_fields_are_ignored() -> None:
     spec = RunSpec("x", "s")
     assert RunSpec.from_stored(spec.stored() | {"colour": "green"}) == spec
 
 
-def test_a_run_begins_as_a_queued_one(store: Store) -> None:
+def test_new_run_is_queued(store: Store) -> None:
     before = time.time()
     store.runs.create(RunSpec("x", "s", run_id="run_1"))
     record = store.runs.get("run_1")
@@ -197,7 +197,7 @@ def test_a_run_begins_as_a_queued_one(store: Store) -> None:
 # ---- rows and what goes with them
 
 
-def test_rows_get_growing_ids_and_tell_their_event(turn: Turn) -> None:
+def test_appended_rows_get_ids_and_update_event(turn: Turn) -> None:
     done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
     rows = [turn.row("user", "hi"), turn.row("assistant", "hello", (done, "row"))]
     turn.append(done, rows=rows)
@@ -209,7 +209,7 @@ def test_rows_get_growing_ids_and_tell_their_event(turn: Turn) -> None:
     assert texts(turn.store.sessions, "s") == ["What is the time?", "hi", "hello"]
 
 
-def test_a_row_may_be_told_in_several_events_under_names_of_their_own(turn: Turn) -> None:
+def test_row_id_is_filled_into_several_events(turn: Turn) -> None:
     done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
     failed = turn.event("run.failed", failure="timeout", error="late", partial_row=None)
     row = turn.row("assistant", "x", (done, "row"), (failed, "partial_row"))
@@ -218,7 +218,7 @@ def test_a_row_may_be_told_in_several_events_under_names_of_their_own(turn: Turn
     assert state(turn.store, turn.run_id).final_row == row.id
 
 
-def test_a_row_is_found_only_by_its_own_run(turn: Turn) -> None:
+def test_row_is_visible_only_to_its_run(turn: Turn) -> None:
     other = Turn(turn.store, "s")
     row = turn.row("assistant", "x")
     turn.append(rows=[row])
@@ -226,7 +226,7 @@ def test_a_row_is_found_only_by_its_own_run(turn: Turn) -> None:
     assert turn.store.runs.row(turn.run_id, row.id + 1) is None
 
 
-def test_results_are_read_in_the_order_of_their_calls(turn: Turn) -> None:
+def test_tool_result_rows_follow_order_of_calls(turn: Turn) -> None:
     asked = turn.row("assistant", "", tool_calls=[call(name) for name in ("a", "b", "c")])
     late = [turn.row("tool", name, tool_call_id=name) for name in ("c", "a", "b")]
     again = [turn.row("assistant", "", tool_calls=[call("d")]), turn.row("tool", "d", tool_call_id="d")]
@@ -237,7 +237,7 @@ def test_results_are_read_in_the_order_of_their_calls(turn: Turn) -> None:
     assert [message["content"] for message in spoken] == ordered
 
 
-def test_the_rows_of_a_run_are_its_own(turn: Turn) -> None:
+def test_rows_belong_to_their_run(turn: Turn) -> None:
     other = Turn(turn.store, "s")
     other.begin("And now?")
     assert [row.content for row in turn.store.runs.rows(turn.run_id)] == ["What is the time?"]
@@ -245,7 +245,7 @@ def test_the_rows_of_a_run_are_its_own(turn: Turn) -> None:
     assert turn.store.runs.rows("unknown") == []
 
 
-def test_events_and_rows_are_written_together_or_not_at_all(turn: Turn) -> None:
+def test_events_and_rows_are_written_atomically(turn: Turn) -> None:
     before = told(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")
     again = notice(turn)
     again.seq = 1
@@ -255,7 +255,7 @@ def test_events_and_rows_are_written_together_or_not_at_all(turn: Turn) -> None:
     assert turn.store.runs.partials(turn.run_id) == []
 
 
-def test_words_that_stand_for_a_row_before_the_model(turn: Turn) -> None:
+def test_annotated_row_gets_api_content(turn: Turn) -> None:
     row = turn.row("user", "too much")
     turn.append(rows=[row])
     turn.append(annotate=(row.id, "[left out]"))
@@ -266,7 +266,7 @@ def test_words_that_stand_for_a_row_before_the_model(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "data:image/png;base64," + "A" * 8000, '{"$blob": "x"}', "🧭 e\u0301"])
-def test_words_that_stand_for_a_row_may_be_any(turn: Turn, words: str) -> None:
+def test_annotation_accepts_any_text(turn: Turn, words: str) -> None:
     row = turn.row("user", "too much")
     turn.append(rows=[row])
     turn.append(annotate=(row.id, words))
@@ -293,7 +293,7 @@ def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     return [asked, result, answer], turn.store.runs.rows(turn.run_id)
 
 
-def test_replaced_rows_are_archived_not_lost(turn: Turn) -> None:
+def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
     replaced(turn)
     sessions = turn.store.sessions
     seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
@@ -305,7 +305,7 @@ def test_replaced_rows_are_archived_not_lost(turn: Turn) -> None:
     assert len(sessions.get_messages("s", include_inactive=True)) == 5
 
 
-def test_rows_that_are_kept_stay_as_they_were(turn: Turn) -> None:
+def test_compaction_keeps_retained_rows_unchanged(turn: Turn) -> None:
     old, copies = replaced(turn)
     assert [row.id for row in copies] == [row.id for row in old]
     kept = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
@@ -314,7 +314,7 @@ def test_rows_that_are_kept_stay_as_they_were(turn: Turn) -> None:
     assert all(row.active and not row.compacted for row in copies)
 
 
-def test_what_is_new_beside_them_was_written_by_us(turn: Turn) -> None:
+def test_compaction_summary_rows_are_synthetic(turn: Turn) -> None:
     replaced(turn)
     shown = turn.store.sessions.get_messages("s", include_inactive=True)
     assert [row["synthetic"] for row in shown] == [False, False, False, False, True]
@@ -323,7 +323,7 @@ def test_what_is_new_beside_them_was_written_by_us(turn: Turn) -> None:
     assert len(turn.store.sessions.search_messages("noon")) == 2
 
 
-def test_a_row_that_is_kept_again_is_still_the_same(turn: Turn) -> None:
+def test_row_retained_by_two_compactions_is_same_row(turn: Turn) -> None:
     old, _ = replaced(turn)
     turn.append(rows=[Row("s", "assistant", "Noon.")], replaces=[3])
     [again] = turn.store.runs.rows(turn.run_id)
@@ -331,20 +331,20 @@ def test_a_row_that_is_kept_again_is_still_the_same(turn: Turn) -> None:
     assert (again.reasoning, again.token_count, again.timestamp) == ("so", 2, 13.5)
 
 
-def test_rows_that_are_not_where_they_are_said_to_be_are_known_by_their_content(turn: Turn) -> None:
+def test_compaction_matches_moved_rows_by_content(turn: Turn) -> None:
     old, _ = replaced(turn)
     turn.append(rows=[Row("s", "assistant", "Noon.")], replaces=[7])
     assert [row.id for row in turn.store.runs.rows(turn.run_id)] == [old[2].id]
 
 
-def test_a_log_reads_the_same_after_its_rows_were_replaced(turn: Turn) -> None:
+def test_run_log_reads_same_after_compaction(turn: Turn) -> None:
     complete(turn, "m", turn.grown("m", "It ", "is ", "noon."), thought(turn, "m", "let me", " see"))
     before = turn.store.runs.read(turn.run_id, 0, WHOLE)
     turn.append(rows=[Row("s", "user", "[short]")], replaces=[None])
     assert turn.store.runs.read(turn.run_id, 0, WHOLE) == before
 
 
-def test_archiving_leaves_other_sessions_alone(turn: Turn) -> None:
+def test_compaction_does_not_touch_other_sessions(turn: Turn) -> None:
     other = Turn(turn.store, "other")
     other.begin("Who is there?")
     turn.append(rows=[Row("s", "user", "[short]")], replaces=[None])
@@ -354,7 +354,7 @@ def test_archiving_leaves_other_sessions_alone(turn: Turn) -> None:
 # ---- sessions of a turn
 
 
-def test_a_session_is_made_once_and_its_empty_fields_are_filled(turn: Turn) -> None:
+def test_session_is_created_once_and_empty_fields_are_filled(turn: Turn) -> None:
     later = {"id": "s", "source": "cli", "model": "m2", "instructions": "be kind", "session_key": "k"}
     turn.append(session=later)
     known = turn.store.sessions.get_session("s")
@@ -364,7 +364,7 @@ def test_a_session_is_made_once_and_its_empty_fields_are_filled(turn: Turn) -> N
     assert turn.store.sessions.get_session("s")["instructions"] == "be kind"
 
 
-def test_a_title_is_set_only_where_there_is_none(turn: Turn) -> None:
+def test_auto_title_is_set_only_if_empty(turn: Turn) -> None:
     sessions = turn.store.sessions
     assert sessions.set_auto_title_if_empty("s", "First") is True
     assert sessions.set_auto_title_if_empty("s", "Second") is False
@@ -372,14 +372,14 @@ def test_a_title_is_set_only_where_there_is_none(turn: Turn) -> None:
     assert sessions.get_session("s")["title"] == "First"
 
 
-def test_a_new_turn_opens_a_session_that_had_ended(turn: Turn) -> None:
+def test_new_turn_reopens_ended_session(turn: Turn) -> None:
     turn.store.sessions.end_session("s", "done")
     Turn(turn.store, "s").begin()
     known = turn.store.sessions.get_session("s")
     assert (known["ended_at"], known["end_reason"]) == (None, None)
 
 
-def test_a_turn_makes_its_session_the_latest(turn: Turn) -> None:
+def test_turn_updates_last_active_of_session(turn: Turn) -> None:
     turn.store.sessions.create_session("other", "cli")
     before = turn.store.sessions.get_session("s")["last_active"]
     turn.append(session={"id": "s", "source": "cli"})
@@ -387,7 +387,7 @@ def test_a_turn_makes_its_session_the_latest(turn: Turn) -> None:
     assert [row["id"] for row in turn.store.sessions.list_sessions()] == ["s", "other"]
 
 
-def test_an_unknown_parent_is_left_out(turn: Turn) -> None:
+def test_unknown_parent_session_is_dropped(turn: Turn) -> None:
     for name, parent in (("a", "s"), ("b", "nobody")):
         child = Turn(turn.store, name, kind="subagent")
         child.append(session={"id": name, "source": "subagent", "kind": "delegate", "parent_session_id": parent})
@@ -409,13 +409,13 @@ def test_usage_is_counted_by_model_and_task(turn: Turn) -> None:
     assert {(row["model"], row["provider"]) for row in by_task.values()} == {("m", "p")}
 
 
-def test_usage_of_a_run_without_a_session_is_no_fault(store: Store) -> None:
+def test_usage_without_session_is_accepted(store: Store) -> None:
     turn = Turn(store, "nowhere")
     turn.append(turn.event("usage", 1, input_tokens=1, task=""))
     assert [event.type for event in store.runs.durable(turn.run_id)] == ["usage"]
 
 
-def test_a_commit_waits_for_the_disk_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_synced_append_uses_full_synchronous(tmp_path: Path) -> None:
     with closing(open_store(url(tmp_path / "state.db"))) as store:
         turn = Turn(store, "s")
         statements: list[str] = []
@@ -482,7 +482,7 @@ batches = st.lists(st.lists(happenings, min_size=1, max_size=4), max_size=10)
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=batches, end=st.none() | ends)
-def test_the_stored_state_is_that_of_the_log_at_every_point(
+def test_stored_state_equals_folded_log_property(
     shared: Store, batches: list[list[tuple[str, dict[str, Any]]]], end: tuple[str, dict[str, Any]] | None
 ) -> None:
     turn = Turn(shared, "s")
@@ -508,13 +508,13 @@ def unfinished(store: Store, session_id: str | None = None) -> list[str]:
     return [record.spec.run_id for record in store.runs.unfinished(session_id)]
 
 
-def test_the_record_follows_the_log(turn: Turn) -> None:
+def test_run_record_follows_log(turn: Turn) -> None:
     assert state(turn.store, turn.run_id).status == "running"
     turn.end()
     assert state(turn.store, turn.run_id).status == "completed"
 
 
-def test_the_status_in_the_file_is_that_of_the_log(tmp_path: Path) -> None:
+def test_run_status_column_follows_log(tmp_path: Path) -> None:
     with closing(open_store(url(tmp_path / "state.db"))) as store:
         turn = Turn(store, "s")
         seen = []
@@ -535,7 +535,7 @@ def test_the_status_in_the_file_is_that_of_the_log(tmp_path: Path) -> None:
 # ---- reading
 
 
-def test_a_log_is_read_from_anywhere_in_pages(turn: Turn) -> None:
+def test_run_log_is_read_in_pages(turn: Turn) -> None:
     turn.append(*[notice(turn) for _ in range(6)])
     read = turn.store.runs.read
     assert [event.seq for event in read(turn.run_id, 0, 100)] == [1, 2, 3, 4, 5, 6, 7]
@@ -545,7 +545,7 @@ def test_a_log_is_read_from_anywhere_in_pages(turn: Turn) -> None:
     assert turn.store.runs.durable("unknown") == turn.store.runs.partials("unknown") == []
 
 
-def test_an_open_text_is_read_until_its_row_is_there(turn: Turn) -> None:
+def test_partial_text_is_read_until_row_is_committed(turn: Turn) -> None:
     grown = turn.grown("m", "Hel", "lo")
     turn.store.runs.put_partials(turn.run_id, None, [grown])
     assert turn.store.runs.partials(turn.run_id) == [grown]
@@ -559,7 +559,7 @@ def test_an_open_text_is_read_until_its_row_is_there(turn: Turn) -> None:
     assert [event.type for event in turn.store.runs.durable(turn.run_id)] == ["run.started", "message.completed"]
 
 
-def test_an_open_text_grows_in_its_place(turn: Turn) -> None:
+def test_partial_text_is_updated_in_place(turn: Turn) -> None:
     cuts = Cuts()
     for text in ("a", "ab", "abc"):
         turn.seq += 1
@@ -570,7 +570,7 @@ def test_an_open_text_grows_in_its_place(turn: Turn) -> None:
     assert [event.data["text"] for event in turn.store.runs.read(turn.run_id, 1, 100)] == ["a", "b", "c"]
 
 
-def test_texts_and_reasoning_stand_in_the_log_once(tmp_path: Path) -> None:
+def test_text_and_reasoning_are_not_duplicated_in_log(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:
         turn = Turn(store, "s")
@@ -584,7 +584,7 @@ def test_texts_and_reasoning_stand_in_the_log_once(tmp_path: Path) -> None:
     assert "inscru" not in held
 
 
-def test_output_of_a_tool_is_read_until_the_tool_has_ended(turn: Turn) -> None:
+def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
     out, err = printed(turn, "c", "one ", "two"), printed(turn, "c", "oops", stream="stderr")
     turn.append(notice(turn), partials=[out, err])
     shown = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
@@ -605,7 +605,7 @@ def test_output_of_a_tool_is_read_until_the_tool_has_ended(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_deltas_are_read_though_their_message_is_completed_far_behind_the_page(turn: Turn, size: int) -> None:
+def test_deltas_are_read_when_message_completes_after_page(turn: Turn, size: int) -> None:
     reasoning = thought(turn, "m", "let ", "me ", "see")
     text = turn.grown("m", *"It is noon.")
     for _ in range(40):
@@ -621,7 +621,7 @@ def test_deltas_are_read_though_their_message_is_completed_far_behind_the_page(t
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_many_messages_behind_a_page_do_not_hide_the_next_one(turn: Turn, size: int) -> None:
+def test_many_messages_after_page_do_not_hide_deltas(turn: Turn, size: int) -> None:
     for number in range(12):
         name = f"m{number}"
         reasoning = thought(turn, name, "a", "b") if number % 3 else None
@@ -635,7 +635,7 @@ def test_many_messages_behind_a_page_do_not_hide_the_next_one(turn: Turn, size: 
     assert paged(turn.store, turn.run_id, size) == turn.store.runs.read(turn.run_id, 0, WHOLE)
 
 
-def test_a_very_long_message_is_read_in_pages(turn: Turn) -> None:
+def test_very_long_message_is_read_in_pages(turn: Turn) -> None:
     pieces = [f"{number} " for number in range(50_000)]
     text = turn.grown("m", *pieces)
     turn.store.runs.put_partials(turn.run_id, None, [text])
@@ -770,7 +770,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     window_s=0.0,
     last_seq=0,
 )
-def test_a_replay_is_what_was_shown_event_by_event(
+def test_replay_equals_live_events_property(
     kept: Store, script: list[tuple[str, str]], end: str, window_s: float, last_seq: int
 ) -> None:
     async def drive() -> tuple[list[Event], str]:
@@ -785,7 +785,7 @@ def test_a_replay_is_what_was_shown_event_by_event(
         assert kept.runs.read(run_id, event.seq, WHOLE) == [later for later in shown if later.seq > event.seq]
 
 
-def test_a_durable_event_is_read_as_it_was_shown_whatever_it_says(kept: Store) -> None:
+def test_durable_event_data_round_trip_property(kept: Store) -> None:
     async def drive() -> tuple[list[Event], str]:
         driven = Driven(kept)
         opening = driven.writer.event("run.started", model="m", provider="p", user_row=None)
@@ -799,7 +799,7 @@ def test_a_durable_event_is_read_as_it_was_shown_whatever_it_says(kept: Store) -
     assert kept.runs.read(run_id, 0, WHOLE) == shown
 
 
-def test_a_replay_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_replay_is_same_after_restart(tmp_path: Path) -> None:
     script = [("reasoning", "hm"), ("text", "Noon"), ("tool", ""), ("output", "12"), ("notice", "n"), ("text", ".")]
 
     async def drive(store: Store) -> tuple[list[Event], str]:
@@ -820,7 +820,7 @@ def ids_of(store: Store, **wanted: Any) -> list[str]:
     return [record.spec.run_id for record in store.runs.list(**wanted)]
 
 
-def test_runs_are_listed_newest_first_by_what_is_asked_for(store: Store) -> None:
+def test_list_runs_newest_first_with_filters(store: Store) -> None:
     first = Turn(store, "s1", run_id="run_1")
     first.begin()
     store.runs.create(RunSpec("x", "s2", run_id="run_2", owner="ada", kind="chat"))
@@ -834,7 +834,7 @@ def test_runs_are_listed_newest_first_by_what_is_asked_for(store: Store) -> None
 
 
 @pytest.mark.parametrize("at", ["one time", "times of their own"])
-def test_a_list_is_read_in_pages(store: Store, at: str) -> None:
+def test_list_runs_pagination(store: Store, at: str) -> None:
     def make() -> None:
         for number in range(23):
             store.runs.create(RunSpec("x", f"s{number % 2}", run_id=f"run_{number}", owner=f"o{number % 3}"))
@@ -857,13 +857,13 @@ def test_a_list_is_read_in_pages(store: Store, at: str) -> None:
     assert ids_of(store, before="unknown") == []
 
 
-def test_a_page_of_a_list_goes_on_behind_a_run_that_is_not_in_it(store: Store) -> None:
+def test_list_runs_pagination_cursor_outside_filter(store: Store) -> None:
     for number in range(6):
         store.runs.create(RunSpec("x", "s", run_id=f"run_{number}", owner=f"o{number % 2}"))
     assert ids_of(store, owner="o0", before="run_3") == ["run_2", "run_0"]
 
 
-def test_unfinished_runs_are_told_oldest_first(store: Store) -> None:
+def test_unfinished_runs_oldest_first(store: Store) -> None:
     turns = [Turn(store, f"s{number % 2}", run_id=f"run_{number}") for number in range(6)]
     turns[1].begin()
     turns[2].begin()
@@ -880,7 +880,7 @@ def test_unfinished_runs_are_told_oldest_first(store: Store) -> None:
 # ---- controls
 
 
-def test_a_control_is_left_once_and_taken_once(turn: Turn) -> None:
+def test_control_is_added_and_taken_once(turn: Turn) -> None:
     runs = turn.store.runs
     control = Control("steer", {"text": "shorter 🧭"}, "ada", "http", "ctl_1")
     assert runs.add_control(turn.run_id, control) is True
@@ -898,7 +898,7 @@ def test_controls_are_taken_oldest_first(turn: Turn) -> None:
     assert turn.store.runs.take_controls(turn.run_id) == left
 
 
-def test_controls_of_two_runs_do_not_meet(turn: Turn) -> None:
+def test_controls_are_scoped_to_run(turn: Turn) -> None:
     other = Turn(turn.store, "s")
     for run_id in (turn.run_id, other.run_id):
         assert turn.store.runs.add_control(run_id, Control("cancel", {"of": run_id}, control_id="ctl_1")) is True
@@ -906,7 +906,7 @@ def test_controls_of_two_runs_do_not_meet(turn: Turn) -> None:
     assert [control.data for control in turn.store.runs.take_controls(other.run_id)] == [{"of": other.run_id}]
 
 
-def test_nothing_waits_for_a_run_that_has_ended(turn: Turn) -> None:
+def test_ended_run_rejects_controls(turn: Turn) -> None:
     turn.begin()
     turn.complete("m", "It is late.")
     assert turn.store.runs.add_control(turn.run_id, Control("cancel", control_id="ctl_1")) is True
@@ -915,13 +915,13 @@ def test_nothing_waits_for_a_run_that_has_ended(turn: Turn) -> None:
     assert turn.store.runs.add_control(turn.run_id, Control("cancel", control_id="ctl_2")) is False
 
 
-def test_of_many_who_leave_the_same_control_one_does(turn: Turn) -> None:
+def test_concurrent_duplicate_control_is_added_once(turn: Turn) -> None:
     control = Control("cancel", control_id="ctl_1")
     answers = at_once(8, lambda _: turn.store.runs.add_control(turn.run_id, control))
     assert sorted(answers) == [False] * 7 + [True]
 
 
-def test_of_two_who_take_controls_each_control_has_one(turn: Turn) -> None:
+def test_concurrent_take_gets_each_control_once(turn: Turn) -> None:
     left = [f"ctl_{number:02}" for number in range(40)]
     for control_id in left:
         turn.store.runs.add_control(turn.run_id, Control("steer", control_id=control_id))
@@ -933,7 +933,7 @@ def test_of_two_who_take_controls_each_control_has_one(turn: Turn) -> None:
     assert sorted([*taken[0], *taken[1]]) == left
 
 
-def test_what_is_left_while_others_take_is_taken_by_one_of_them(turn: Turn) -> None:
+def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
     def work(number: int) -> list[str]:
         if number < 2:
             for at in range(20):
@@ -949,7 +949,7 @@ def test_what_is_left_while_others_take_is_taken_by_one_of_them(turn: Turn) -> N
 # ---- runs that are gone
 
 
-def test_a_discarded_run_leaves_nothing(store: Store) -> None:
+def test_discarded_run_leaves_nothing(store: Store) -> None:
     other = Turn(store, "s")
     other.begin()
     turn = Turn(store, "run_1", run_id="run_1")
@@ -967,14 +967,14 @@ def test_a_discarded_run_leaves_nothing(store: Store) -> None:
     assert texts(store.sessions, "s") == ["What is the time?"]
 
 
-def test_a_discarded_run_leaves_the_session_that_it_spoke_in(turn: Turn) -> None:
+def test_discarded_run_keeps_its_session(turn: Turn) -> None:
     turn.store.runs.discard(turn.run_id)
     assert texts(turn.store.sessions, "s") == ["What is the time?"]
 
 
 @pytest.mark.parametrize("token", [None, 1])
 @pytest.mark.parametrize("way", ["discarded", "with its session"])
-def test_nothing_is_written_to_a_run_that_is_gone(turn: Turn, way: str, token: int | None) -> None:
+def test_write_to_deleted_run_is_rejected(turn: Turn, way: str, token: int | None) -> None:
     if way == "discarded":
         turn.store.runs.discard(turn.run_id)
     else:
@@ -1021,7 +1021,7 @@ def expired(store: Store, turn: Turn) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_is_kept_as_long_as_its_kind_says(store: Store, kind: Any) -> None:
+def test_log_retention_by_kind(store: Store, kind: Any) -> None:
     hours = LOG_HOURS.get(kind)
     young = ended(store, (hours or 6 * 24) * HOUR - 60, kind=kind)
     old = ended(store, (hours or 6 * 24) * HOUR + 60, kind=kind)
@@ -1032,7 +1032,7 @@ def test_a_log_is_kept_as_long_as_its_kind_says(store: Store, kind: Any) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_kept_as_long_as_its_kind_says(store: Store, kind: Any) -> None:
+def test_run_retention_by_kind(store: Store, kind: Any) -> None:
     days = RUN_DAYS.get(kind, RUN_DAYS[""])
     young = ended(store, days * DAY - 60, kind=kind)
     old = ended(store, days * DAY + 60, kind=kind)
@@ -1042,7 +1042,7 @@ def test_a_run_is_kept_as_long_as_its_kind_says(store: Store, kind: Any) -> None
     assert len(texts(store.sessions, "s")) == 4
 
 
-def test_the_moment_of_a_sweep_may_be_given(store: Store) -> None:
+def test_sweep_accepts_explicit_time(store: Store) -> None:
     turn = ended(store, 0, kind="chat")
     assert sweep(store, now=time.time() + 0.9 * HOUR) == {"logs": 0, "runs": 0}
     assert sweep(store, now=time.time() + 1.1 * HOUR) == {"logs": 1, "runs": 0}
@@ -1051,7 +1051,7 @@ def test_the_moment_of_a_sweep_may_be_given(store: Store) -> None:
     assert store.runs.get(turn.run_id) is None
 
 
-def test_after_the_log_the_status_and_the_answer_are_still_there(store: Store) -> None:
+def test_status_and_answer_outlive_log(store: Store) -> None:
     turn = ended(store, 2 * HOUR, kind="chat")
     before = store.runs.get(turn.run_id)
     assert before is not None
@@ -1068,14 +1068,14 @@ def test_after_the_log_the_status_and_the_answer_are_still_there(store: Store) -
     assert store.runs.durable(turn.run_id) == store.runs.partials(turn.run_id) == []
 
 
-async def test_a_reader_of_a_log_that_is_gone_is_told_so(store: Store) -> None:
+async def test_expired_log_raises_events_expired(store: Store) -> None:
     turn = ended(store, 2 * HOUR, kind="chat")
     sweep(store)
     with pytest.raises(EventsExpired):
         _ = [event async for event in RunLog(MemoryBus()).subscribe(turn.run_id, Async(store).runs)]
 
 
-def test_partials_go_with_the_log(tmp_path: Path) -> None:
+def test_partials_are_deleted_with_log(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:
         turn = ended(store, 2 * HOUR, kind="session")
@@ -1086,7 +1086,7 @@ def test_partials_go_with_the_log(tmp_path: Path) -> None:
         assert look(path, "SELECT count(*) FROM runs") == [(1,)]
 
 
-def test_a_log_is_kept_while_there_is_a_key_for_it(store: Store) -> None:
+def test_log_is_kept_while_idempotency_key_is_valid(store: Store) -> None:
     turns = {ttl: ended(store, 2 * HOUR, kind="chat") for ttl in (DAY, -1.0)}
     plain = ended(store, 2 * HOUR, kind="chat")
     for ttl, turn in turns.items():
@@ -1099,7 +1099,7 @@ def test_a_log_is_kept_while_there_is_a_key_for_it(store: Store) -> None:
     assert sweep(store, now=time.time() + 2 * DAY) == {"logs": 1, "runs": 0}
 
 
-def test_what_has_no_end_is_never_swept(store: Store) -> None:
+def test_sweep_keeps_unfinished_runs(store: Store) -> None:
     turns = [Turn(store, "s", kind=kind) for kind in KINDS]
     for turn in turns[::2]:
         turn.begin()
@@ -1108,7 +1108,7 @@ def test_what_has_no_end_is_never_swept(store: Store) -> None:
     assert len(store.runs.read(turns[0].run_id, 0, 10)) == 1
 
 
-def test_of_each_owner_and_kind_only_the_newest_stay(store: Store) -> None:
+def test_sweep_keeps_newest_runs_per_owner_and_kind(store: Store) -> None:
     made: dict[tuple[str, str], list[str]] = {}
     for _ in range(5):
         for owner, kind in (("ada", "run"), ("ada", "chat"), ("bob", "run")):
@@ -1120,7 +1120,7 @@ def test_of_each_owner_and_kind_only_the_newest_stay(store: Store) -> None:
     assert ids_of(store, owner="bob") == [waiting, *made["bob", "run"][:2:-1]]
 
 
-def test_a_sweep_of_very_many_is_whole(store: Store) -> None:
+def test_sweep_of_many_batches_is_complete(store: Store) -> None:
     total = 2 * SWEEP_BATCH_ROWS + 50
 
     def make() -> None:
@@ -1135,3 +1135,19 @@ def test_a_sweep_of_very_many_is_whole(store: Store) -> None:
     left = total - old
     assert sweep(store, 100) == {"logs": total // 2, "runs": old + left - 200}
     assert len(ids_of(store)) == 200
+
+
+def test_ended_run_log_rejects_further_events(store: Store) -> None:
+    spec = RunSpec("hi", "s")
+    store.runs.create(spec)
+
+    def event(type_: str, seq: int) -> Event:
+        return Event(spec.run_id, type_, 0, {"model": "m", "provider": "p"}, seq, 1.0)
+
+    store.runs.append(spec.run_id, None, [event("run.started", 2)])
+    with pytest.raises(LeaseLost):
+        store.runs.append(spec.run_id, None, [event("notice", 2)])
+    store.runs.append(spec.run_id, None, [event("run.completed", 3)])
+    with pytest.raises(LeaseLost):
+        store.runs.append(spec.run_id, None, [event("notice", 4)])
+    assert [e.seq for e in store.runs.durable(spec.run_id)] == [2, 3]

@@ -111,7 +111,7 @@ def saved(path: Path) -> set[str]:
         *("an index", "a primary key", "a log"),
     ],
 )
-def test_every_message_that_is_left_is_saved(path: Path, damage: Damage, lost_at_most: int) -> None:
+def test_salvage_saves_every_readable_message(path: Path, damage: Damage, lost_at_most: int) -> None:
     damage(path)
     spoiled, left = path.read_bytes(), left_of(path)
     assert len(TEXTS) - len(left) <= lost_at_most
@@ -130,7 +130,7 @@ def test_every_message_that_is_left_is_saved(path: Path, damage: Damage, lost_at
         db.append_message("s0", "user", "goes on")
 
 
-def test_it_is_reported_what_was_saved_and_where_something_is_missing(path: Path) -> None:
+def test_salvage_report_names_saved_and_damaged(path: Path) -> None:
     leaves("messages", 3)(path)
     report = repair(path)
     assert report["strategy"] == "salvage"
@@ -148,7 +148,7 @@ def test_it_is_reported_what_was_saved_and_where_something_is_missing(path: Path
         assert {run.spec.instructions for run in runs} == {"Be brief."}
 
 
-def test_sessions_that_are_lost_are_made_anew_for_their_messages(path: Path) -> None:
+def test_salvage_recreates_lost_sessions_for_messages(path: Path) -> None:
     leaves("sessions", 0)(path)
     report = repair(path)
     assert report["damaged"] == ["sessions"]
@@ -157,7 +157,7 @@ def test_sessions_that_are_lost_are_made_anew_for_their_messages(path: Path) -> 
         assert len(db.get_messages("s3")) == ROWS + 1
 
 
-def test_logs_are_found_by_their_runs_behind_a_page_that_is_lost(tmp_path: Path) -> None:
+def test_salvage_finds_logs_behind_damaged_page(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(open_store(url(path))) as store:
         store.sessions.create_session("s", "cli")
@@ -174,7 +174,7 @@ def test_logs_are_found_by_their_runs_behind_a_page_that_is_lost(tmp_path: Path)
         assert 50 <= len(whole) < 60
 
 
-def test_a_damaged_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_salvage_migrates_damaged_file_of_older_version(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with raw(path) as db:
         for statement in [statement for step in MIGRATIONS[:7] for statement in step]:
@@ -198,7 +198,7 @@ def test_a_damaged_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path
         assert shown is not None and shown["system_prompt"] == "Be kind."
 
 
-def test_a_truncated_file_is_told_to_be_damaged_before(path: Path) -> None:
+def test_truncated_file_raises_store_damaged(path: Path) -> None:
     truncated(0.8)(path)
     with pytest.raises(StoreDamaged):
         SessionDB(path)

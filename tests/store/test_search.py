@@ -90,7 +90,7 @@ def fruit() -> Iterator[SessionDB]:
         ("   ", ""),
     ],
 )
-def test_words_phrases_operators_and_prefixes(db: SessionDB, query: str, expected: str) -> None:
+def test_search_words_phrases_operators_and_prefixes(db: SessionDB, query: str, expected: str) -> None:
     texts = {
         "a": "an apple and pear",
         "b": "apple, plum",
@@ -160,7 +160,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("query", BROKEN)
-def test_what_is_not_valid_is_read_as_plain_words(fruit: SessionDB, query: str) -> None:
+def test_invalid_search_syntax_is_read_as_plain_words(fruit: SessionDB, query: str) -> None:
     answer = fruit.search_messages(query)
     assert ([row["session_id"] for row in answer], answer.complete) == (["s"], True)
 
@@ -170,7 +170,7 @@ SIGNS = ["AND", "OR", "NEAR", "(", ")", "*", "^", "+", "-", ":", "{", "}", ",", 
 
 
 @given(st.lists(st.sampled_from(WORDS + SIGNS), max_size=12), st.sampled_from(WORDS), st.integers(0, 12))
-def test_signs_between_words_hide_nothing(fruit: SessionDB, soup: list[str], word: str, at: int) -> None:
+def test_search_ignores_punctuation_between_words(fruit: SessionDB, soup: list[str], word: str, at: int) -> None:
     assert len(fruit.search_messages(" ".join([*soup[:at], word, *soup[at:]]))) == 1
 
 
@@ -180,18 +180,18 @@ pieces = st.sampled_from(
 
 
 @given(st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".join), st.lists(pieces).map(" ".join)))
-def test_no_query_is_an_error(fruit: SessionDB, query: str) -> None:
+def test_no_search_query_is_an_error(fruit: SessionDB, query: str) -> None:
     answer = fruit.search_messages(query[:2048])
     assert isinstance(answer, list)
     assert answer.complete is True
 
 
 @pytest.mark.parametrize("query", ["x " * 1024, "(" * 2048, '"' * 2048, "a OR " * 409 + "a", "NOT " * 512, "日" * 2048])
-def test_the_longest_queries_are_answered(fruit: SessionDB, query: str) -> None:
+def test_longest_search_queries_are_answered(fruit: SessionDB, query: str) -> None:
     assert isinstance(fruit.search_messages(query), list)
 
 
-def test_a_longer_query_is_refused(fruit: SessionDB) -> None:
+def test_too_long_search_query_is_rejected(fruit: SessionDB) -> None:
     with pytest.raises(ValueError, match=r"2,?048"):
         fruit.search_messages("x" * 2049)
 
@@ -243,13 +243,13 @@ def test_a_longer_query_is_refused(fruit: SessionDB) -> None:
         ("用café写作", "cafe"),
     ],
 )
-def test_words_of_every_script_are_found(db: SessionDB, text: str, query: str) -> None:
+def test_search_finds_words_in_every_script(db: SessionDB, text: str, query: str) -> None:
     talk(db, "s", text, "something else")
     assert found(db, query) == {text}
 
 
 @pytest.mark.parametrize("query", ["北习", "学大", "器机", '"北京机器"', "日", "北京 NOT 大学", "北京 AND 东京"])
-def test_characters_that_do_not_stand_together_are_not_a_word(db: SessionDB, query: str) -> None:
+def test_search_requires_adjacent_cjk_characters(db: SessionDB, query: str) -> None:
     talk(db, "s", "我今天在北京大学学习机器学习")
     assert hits(db, query) == []
 
@@ -266,14 +266,14 @@ def test_characters_that_do_not_stand_together_are_not_a_word(db: SessionDB, que
         ("Привет, мир", "мир", ">>>мир<<<"),
     ],
 )
-def test_a_snippet_marks_what_was_found(db: SessionDB, text: str, query: str, marked: str) -> None:
+def test_snippet_marks_match(db: SessionDB, text: str, query: str, marked: str) -> None:
     talk(db, "s", text)
     [row] = db.search_messages(query)
     assert marked in row["snippet"]
     assert "\u200b" not in row["snippet"]
 
 
-def test_a_snippet_of_a_long_text_is_short_and_shows_the_word(db: SessionDB) -> None:
+def test_snippet_of_long_text_is_short_and_shows_match(db: SessionDB) -> None:
     talk(db, "s", "filler words " * 600 + "apple" + " more filler" * 600, "填充" * 2000 + "苹果" + "更多" * 2000)
     snippets = [db.search_messages(query)[0]["snippet"] for query in ("apple", "苹果")]
     assert [">>>apple<<<" in snippets[0], ">>>苹果<<<" in snippets[1]] == [True, True]
@@ -297,12 +297,12 @@ LONG = "filler " * 100
         (f"{LONG}not here", "NOT", "…" + "filler " * 30 + ">>>not<<< here"),
     ],
 )
-def test_a_snippet_is_the_part_with_the_most_of_the_words(db: SessionDB, text: str, query: str, snippet: str) -> None:
+def test_snippet_shows_densest_match(db: SessionDB, text: str, query: str, snippet: str) -> None:
     talk(db, "s", text)
     assert [row["snippet"] for row in db.search_messages(query)] == [snippet]
 
 
-def test_a_snippet_shows_the_name_of_a_tool_where_only_that_was_found(db: SessionDB) -> None:
+def test_snippet_shows_tool_name_if_only_that_matched(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "tool", "result", tool_call_id="c", tool_name="web_search")
     assert db.search_messages("search")[0]["snippet"] == "web_>>>search<<<"
@@ -317,7 +317,7 @@ def test_a_snippet_shows_the_name_of_a_tool_where_only_that_was_found(db: Sessio
         ("w0 OR w0 " * 50, QUERY_TERMS_MAX),
     ],
 )
-def test_a_query_has_a_limited_number_of_terms(db: SessionDB, query: str, terms: int) -> None:
+def test_search_query_terms_are_limited(db: SessionDB, query: str, terms: int) -> None:
     [id] = talk(db, "s", " ".join(f"w{n}" for n in range(QUERY_TERMS_MAX)))
     assert (hits(db, query), fts_query(query).count('"')) == ([id], 2 * terms)
 
@@ -325,7 +325,7 @@ def test_a_query_has_a_limited_number_of_terms(db: SessionDB, query: str, terms:
 # ---- what is looked at
 
 
-def test_a_row_tells_what_was_found_where(db: SessionDB) -> None:
+def test_search_hit_fields(db: SessionDB) -> None:
     db.create_session("s", "cron", title="Plans")
     id = db.append_message("s", "tool", "an apple", tool_call_id="c", tool_name="market", timestamp=1000.5)
     [row] = db.search_messages("apple")
@@ -336,45 +336,45 @@ def test_a_row_tells_what_was_found_where(db: SessionDB) -> None:
     assert row["session_started"] == db.get_session("s")["started_at"]
 
 
-def test_a_tool_is_found_by_its_name(db: SessionDB) -> None:
+def test_search_finds_tool_by_name(db: SessionDB) -> None:
     db.create_session("s", "cli")
     id = db.append_message("s", "tool", "result", tool_call_id="c", tool_name="web_search")
     assert (hits(db, "web_search"), hits(db, "web")) == ([id], [id])
 
 
-def test_the_text_of_parts_is_found_and_their_data_is_not(db: SessionDB) -> None:
+def test_search_finds_text_parts_but_not_data(db: SessionDB) -> None:
     url = "data:image/png;base64," + "QUJD" * 3000
     [id] = talk(db, "s", [{"type": "text", "text": "an apple"}, {"type": "image_url", "image_url": {"url": url}}])
     assert (hits(db, "apple"), hits(db, "QUJD*"), hits(db, "base64")) == ([id], [], [])
 
 
 @pytest.mark.parametrize("filler", ["word ", "字"])
-def test_the_first_16384_characters_are_looked_at(db: SessionDB, filler: str) -> None:
+def test_search_indexes_first_16384_characters(db: SessionDB, filler: str) -> None:
     head = filler * (16_000 // len(filler))
     [id] = talk(db, "s", f"{head} apple {filler * 1000} pear")
     assert (hits(db, "apple"), hits(db, "pear")) == ([id], [])
 
 
-def test_rewound_rows_are_hidden_unless_asked_for(db: SessionDB) -> None:
+def test_search_hides_rewound_rows_by_default(db: SessionDB) -> None:
     ids = talk(db, "s", "apple one", "two", "apple three")
     db.rewind_to_message("s", ids[2])
     assert (hits(db, "apple"), sorted(hits(db, "apple", include_inactive=True))) == ([ids[0]], [ids[0], ids[2]])
 
 
-def test_synthetic_rows_are_never_found(db: SessionDB) -> None:
+def test_search_never_finds_synthetic_rows(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "assistant", "[apple 苹果]", synthetic=True)
     assert (hits(db, "apple"), hits(db, "苹果"), hits(db, "apple", include_inactive=True)) == ([], [], [])
 
 
-def test_compacted_rows_are_found_once(db: SessionDB) -> None:
+def test_search_finds_compacted_rows_once(db: SessionDB) -> None:
     ids = talk(db, "s", "an apple", "东京 pear")
     for _ in range(2):
         db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     assert (hits(db, "apple"), hits(db, "东京")) == ([ids[0]], [ids[1]])
 
 
-def test_rows_that_a_compaction_keeps_are_found_once(db: SessionDB) -> None:
+def test_search_finds_rows_retained_by_compaction_once(db: SessionDB) -> None:
     talk(db, "s", "old", "news", "an apple", "东京 pear")
     kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
     for _ in range(2):
@@ -382,7 +382,7 @@ def test_rows_that_a_compaction_keeps_are_found_once(db: SessionDB) -> None:
     assert [len(hits(db, query)) for query in ("apple", "东京", "pear", "news")] == [1, 1, 1, 1]
 
 
-def test_what_is_rewound_after_a_compaction_is_not_found(db: SessionDB) -> None:
+def test_search_hides_rows_rewound_after_compaction(db: SessionDB) -> None:
     talk(db, "s", "old", "news", "an apple", "pear")
     kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
     db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
@@ -390,7 +390,7 @@ def test_what_is_rewound_after_a_compaction_is_not_found(db: SessionDB) -> None:
     assert [len(hits(db, query)) for query in ("apple", "pear", "news")] == [0, 0, 1]
 
 
-def test_only_what_people_see_is_found(db: SessionDB) -> None:
+def test_search_ignores_api_content_and_reasoning(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "user", "pear", api_content="apple", reasoning="apple")
     assert hits(db, "apple") == []
@@ -412,7 +412,7 @@ def test_only_what_people_see_is_found(db: SessionDB) -> None:
     ],
 )
 @pytest.mark.parametrize("word", ["apple", "苹果"])
-def test_every_filter(db: SessionDB, word: str, options: dict[str, Any], expected: str) -> None:
+def test_search_filters(db: SessionDB, word: str, options: dict[str, Any], expected: str) -> None:
     talk(db, "A", f"{word} a")
     db.append_message("A", "tool", f"{word} t", tool_call_id="c", tool_name="x")
     talk(db, "B", f"{word} b", source="cron")
@@ -424,7 +424,7 @@ def test_every_filter(db: SessionDB, word: str, options: dict[str, Any], expecte
 # ---- order and pages
 
 
-def test_newest_oldest_and_most_relevant_come_first(db: SessionDB) -> None:
+def test_search_sort_newest_oldest_relevance(db: SessionDB) -> None:
     db.create_session("s", "cli")
     texts = {"apple " * 5: 3000.0, "apple " + "filler words " * 80: 1000.0, "an apple in words": 2000.0}
     best, old, middle = [db.append_message("s", "user", text, timestamp=at) for text, at in texts.items()]
@@ -433,13 +433,13 @@ def test_newest_oldest_and_most_relevant_come_first(db: SessionDB) -> None:
     assert (hits(db, "apple")[0], hits(db, "apple")[-1]) == (best, old)
 
 
-def test_a_sort_that_does_not_exist_is_refused(fruit: SessionDB) -> None:
+def test_unknown_search_sort_is_rejected(fruit: SessionDB) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         fruit.search_messages("apple", sort="random()")
 
 
 @pytest.mark.parametrize("sort", ["relevance", "newest", "oldest"])
-def test_pages_of_an_answer_have_neither_gap_nor_repetition(db: SessionDB, sort: str) -> None:
+def test_search_pagination_has_no_gap_or_repetition(db: SessionDB, sort: str) -> None:
     ids = talk(db, "s", *[f"apple number {n}" for n in range(25)])
     assert len(hits(db, "apple", sort=sort)) == 20
     paged = [id for offset in range(0, 28, 4) for id in hits(db, "apple", sort=sort, limit=4, offset=offset)]
@@ -449,7 +449,7 @@ def test_pages_of_an_answer_have_neither_gap_nor_repetition(db: SessionDB, sort:
 # ---- context
 
 
-def test_a_hit_comes_with_its_neighbours_cut_short(db: SessionDB) -> None:
+def test_search_hit_context_is_truncated(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.create_session("other", "cli")
     for text in ("f" * 500, "b" * 500, "apple", "n" * 500, "g" * 500):
@@ -461,7 +461,7 @@ def test_a_hit_comes_with_its_neighbours_cut_short(db: SessionDB) -> None:
     assert ["fff" in context, "ggg" in context, "ooo" in context] == [False, False, False]
 
 
-def test_neighbours_in_other_scripts_are_shown_as_they_are(db: SessionDB) -> None:
+def test_search_hit_context_in_other_scripts(db: SessionDB) -> None:
     talk(db, "s", "北京大学", "apple", "东京")
     context = json.dumps(db.search_messages("apple")[0]["context"], ensure_ascii=False)
     assert ["北京大学" in context, "东京" in context] == [True, True]
@@ -470,18 +470,18 @@ def test_neighbours_in_other_scripts_are_shown_as_they_are(db: SessionDB) -> Non
 # ---- the index
 
 
-def test_no_latin_text_is_copied_for_the_index(file_db: SessionDB) -> None:
+def test_latin_text_is_not_copied_for_index(file_db: SessionDB) -> None:
     talk(file_db, "s", "plain", "Un café à Zürich", "Привет, мир", "مرحبا", "e\u0301 👍 “quoted” – …")
     assert raw(file_db, "select count(*) from messages where search_text is not null") == [(0,)]
 
 
-def test_a_copy_for_the_index_has_at_most_16384_characters_of_the_text(file_db: SessionDB) -> None:
+def test_index_copy_of_cjk_text_is_limited(file_db: SessionDB) -> None:
     talk(file_db, "s", "字" * 40_000, "字 and Latin")
     copies = [text.replace("\u200b", "") for [text] in raw(file_db, "select search_text from messages order by id")]
     assert [len(text) for text in copies] == [16_384, 11]
 
 
-def test_the_index_agrees_with_the_rows_after_every_kind_of_change(file_db: SessionDB, tmp_path: Path) -> None:
+def test_index_is_consistent_after_every_change(file_db: SessionDB, tmp_path: Path) -> None:
     db = file_db
     ids = talk(db, "s", "apple", "北京 pear", [{"type": "text", "text": "plum 苹果"}], "fig", "kiwi", "lime")
     db.append_message("s", "assistant", None, tool_calls=[call("c")])
@@ -511,7 +511,7 @@ def latin_texts(count: int) -> list[str]:
     return [" ".join(chance.choices(vocabulary, cum_weights=weights, k=chance.choice(lengths))) for _ in range(count)]
 
 
-def test_the_index_of_latin_text_costs_at_most_seven_tenths(tmp_path: Path) -> None:
+def test_index_size_of_latin_text_is_bounded(tmp_path: Path) -> None:
     texts = latin_texts(20_000)
     store = open_store(f"sqlite://{tmp_path / 'state.db'}")
 
@@ -528,3 +528,8 @@ def test_the_index_of_latin_text_costs_at_most_seven_tenths(tmp_path: Path) -> N
         copy.execute("drop table messages_fts")
         copy.execute("vacuum")
     assert indexed <= 1.7 * (tmp_path / "copy.db").stat().st_size
+
+
+def test_fts_prefix_terms_are_limited() -> None:
+    query = fts_query("a* bc* de* fg* hi* jk*")
+    assert query.count("*") == 4 and '"a" AND' in query

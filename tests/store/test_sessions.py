@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
 from hermes.store import session_rows
-from hermes.store.base import Row, SessionBusy, SessionExists
+from hermes.store.base import Row, SessionBusy, SessionExists, StoreError
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
@@ -36,7 +37,7 @@ FIELDS: dict[str, Any] = {
 # ---- making and reading
 
 
-def test_a_session_is_made_under_its_id(db: SessionDB) -> None:
+def test_create_session_under_given_id(db: SessionDB) -> None:
     assert db.create_session("s", "cli", model="m") == "s"
     row = db.get_session("s")
     assert row is not None
@@ -44,12 +45,12 @@ def test_a_session_is_made_under_its_id(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_field_is_kept(db: SessionDB, field: str) -> None:
+def test_session_field_round_trip(db: SessionDB, field: str) -> None:
     db.create_session("s", "cli", **{field: FIELDS[field]})
     assert db.get_session("s")[field] == FIELDS[field]
 
 
-def test_a_session_without_fields_has_the_plain_ones(db: SessionDB) -> None:
+def test_session_field_defaults(db: SessionDB) -> None:
     before = time.time()
     db.create_session("s", "cli")
     row = db.get_session("s")
@@ -61,39 +62,39 @@ def test_a_session_without_fields_has_the_plain_ones(db: SessionDB) -> None:
     assert before <= row["started_at"] <= row["last_active"] <= time.time()
 
 
-def test_making_a_session_again_fills_only_what_is_empty(db: SessionDB) -> None:
+def test_create_existing_session_fills_only_empty_fields(db: SessionDB) -> None:
     db.create_session("s", "cli", model="first")
     assert db.create_session("s", "cron", model="second", cwd="/w", instructions="x") == "s"
     row = db.get_session("s")
     assert [row[name] for name in ("source", "model", "cwd", "instructions")] == ["cli", "first", "/w", "x"]
 
 
-def test_making_a_session_again_can_be_refused(db: SessionDB) -> None:
+def test_create_existing_session_can_be_rejected(db: SessionDB) -> None:
     db.create_session("s", "cli")
     with pytest.raises(SessionExists):
         db.create_session("s", "cli", exist_ok=False, model="m")
     assert db.get_session("s")["model"] is None
 
 
-def test_a_session_that_is_not_there_is_none(db: SessionDB) -> None:
+def test_unknown_session_is_none(db: SessionDB) -> None:
     assert db.get_session("s") is None
 
 
 @pytest.mark.parametrize("id", BAD_IDS)
-def test_a_bad_id_is_refused_and_nothing_is_made(db: SessionDB, id: str) -> None:
+def test_invalid_session_id_is_rejected(db: SessionDB, id: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         db.create_session(id, "cli")
     assert db.count_sessions() == 0
 
 
 @pytest.mark.parametrize("id", ["a", "x" * 256, "api-12ab", "a.b", "agent:main:7", "searches", "日本", "a b", "%", "'"])
-def test_any_other_id_is_taken(db: SessionDB, id: str) -> None:
+def test_other_session_ids_are_accepted(db: SessionDB, id: str) -> None:
     talk(db, id, "hello")
     assert (db.get_session(id)["id"], contents(db, id), db.resolve_session_id(id)) == (id, ["hello"], id)
 
 
 @pytest.mark.parametrize("field", ["colour", "id", "title = 'x' --", "message_count"])
-def test_a_field_that_cannot_be_given_is_refused(db: SessionDB, field: str) -> None:
+def test_unknown_or_read_only_field_is_rejected(db: SessionDB, field: str) -> None:
     db.create_session("s", "cli", title="Plans")
     before = db.get_session("s")
     with pytest.raises((ValueError, TypeError)):
@@ -104,14 +105,14 @@ def test_a_field_that_cannot_be_given_is_refused(db: SessionDB, field: str) -> N
 
 
 @pytest.mark.parametrize("id", ["a\ud800", "\x00", "' or 1=1 --", "x" * 100_000])
-def test_odd_text_finds_nothing_and_breaks_nothing(db: SessionDB, id: str) -> None:
+def test_odd_text_as_id_finds_nothing(db: SessionDB, id: str) -> None:
     talk(db, "s", "hi")
     assert (db.get_session(id), db.resolve_session_id(id), db.delete_session(id)) == (None, None, False)
     assert (db.get_messages(id), db.get_messages_as_conversation(id), listed(db, search=id)) == ([], [], [])
     assert contents(db, "s") == ["hi"]
 
 
-def test_a_circle_of_parents_stops_nothing(file_db: SessionDB) -> None:
+def test_parent_cycle_is_tolerated(file_db: SessionDB) -> None:
     for id in "abc":
         file_db.create_session(id, "cli", kind="delegate")
     for id, parent in ("ab", "bc", "ca"):
@@ -139,13 +140,13 @@ def test_a_circle_of_parents_stops_nothing(file_db: SessionDB) -> None:
         ("_eta", None),
     ],
 )
-def test_a_session_is_found_by_id_then_unique_prefix_then_title(db: SessionDB, text: str, found: str | None) -> None:
+def test_resolve_session_by_id_prefix_or_title(db: SessionDB, text: str, found: str | None) -> None:
     for id, title in {"alpha": None, "alpha-1": None, "alpha-2": "my-", "beta": None, "gamma": "My notes"}.items():
         db.create_session(id, "cli", title=title)
     assert db.resolve_session_id(text) == found
 
 
-def test_a_prefix_of_several_ids_may_still_be_a_title(db: SessionDB) -> None:
+def test_ambiguous_prefix_resolves_by_title(db: SessionDB) -> None:
     for id in ("note-1", "note-2"):
         db.create_session(id, "cli")
     db.create_session("other", "cli", title="note")
@@ -167,7 +168,7 @@ def test_a_prefix_of_several_ids_may_still_be_a_title(db: SessionDB) -> None:
         {"model": "other", "cwd": "/elsewhere"},
     ],
 )
-def test_what_is_given_changes_and_nothing_else(db: SessionDB, change: dict[str, Any]) -> None:
+def test_update_session_changes_only_given_fields(db: SessionDB, change: dict[str, Any]) -> None:
     db.create_session("s", "cli", **FIELDS)
     before = db.get_session("s")
     db.update_session("s", **change)
@@ -177,7 +178,7 @@ def test_what_is_given_changes_and_nothing_else(db: SessionDB, change: dict[str,
     }
 
 
-def test_a_session_is_archived_and_taken_back(db: SessionDB) -> None:
+def test_session_archive_and_unarchive(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.update_session("s", archived=True)
     archived = bool(db.get_session("s")["archived"])
@@ -188,7 +189,7 @@ def test_a_session_is_archived_and_taken_back(db: SessionDB) -> None:
 # ---- ending
 
 
-def test_the_first_reason_for_an_end_wins(db: SessionDB) -> None:
+def test_first_end_reason_wins(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.end_session("s", "cli_close")
     first = db.get_session("s")
@@ -198,7 +199,7 @@ def test_the_first_reason_for_an_end_wins(db: SessionDB) -> None:
     assert db.get_session("s") == first
 
 
-def test_a_reopened_session_can_end_anew(db: SessionDB) -> None:
+def test_reopened_session_can_end_again(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.end_session("s", "cli_close")
     db.reopen_session("s")
@@ -209,7 +210,7 @@ def test_a_reopened_session_can_end_anew(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize(("length", "taken"), [(200, True), (201, False)])
-def test_a_reason_has_at_most_200_characters(db: SessionDB, length: int, taken: bool) -> None:
+def test_end_reason_is_limited_to_200_characters(db: SessionDB, length: int, taken: bool) -> None:
     db.create_session("s", "cli")
     if not taken:
         with pytest.raises(ValueError, match="200"):
@@ -232,7 +233,7 @@ def started(store: Store, session_id: str) -> RunSpec:
     return spec
 
 
-def test_a_new_turn_on_an_ended_session_reopens_it(store: Store) -> None:
+def test_new_turn_reopens_ended_session(store: Store) -> None:
     store.sessions.create_session("s", "cli")
     store.sessions.end_session("s", "cli_close")
     started(store, "s")
@@ -243,7 +244,7 @@ def test_a_new_turn_on_an_ended_session_reopens_it(store: Store) -> None:
 # ---- deleting
 
 
-def test_a_deleted_session_is_gone_with_its_messages(db: SessionDB) -> None:
+def test_delete_session_removes_messages(db: SessionDB) -> None:
     talk(db, "s", "apple", "pear")
     talk(db, "other", "apple")
     assert db.delete_session("s") is True
@@ -251,18 +252,18 @@ def test_a_deleted_session_is_gone_with_its_messages(db: SessionDB) -> None:
     assert [row["session_id"] for row in db.search_messages("apple")] == ["other"]
 
 
-def test_deleting_what_is_not_there_says_so(db: SessionDB) -> None:
+def test_delete_unknown_session_returns_false(db: SessionDB) -> None:
     assert db.delete_session("s") is False
 
 
-def test_an_id_can_be_used_again_after_deletion(db: SessionDB) -> None:
+def test_deleted_session_id_can_be_reused(db: SessionDB) -> None:
     talk(db, "s", "old", title="Plans", model="m")
     db.delete_session("s")
     talk(db, "s", "new", title="Plans")
     assert (contents(db, "s"), db.get_session("s")["model"]) == (["new"], None)
 
 
-def test_delegates_go_with_their_parent_and_other_children_stay_without_one(db: SessionDB) -> None:
+def test_delete_session_cascades_to_delegates_only(db: SessionDB) -> None:
     db.create_session("root", "cli")
     db.create_session("delegate", "subagent", kind="delegate", parent_session_id="root")
     talk(db, "grandchild", "apple", kind="delegate", parent_session_id="delegate")
@@ -276,7 +277,7 @@ def test_delegates_go_with_their_parent_and_other_children_stay_without_one(db: 
     assert [row["session_id"] for row in db.search_messages("apple")] == ["kept"]
 
 
-def test_files_and_usage_go_with_a_session(db: SessionDB) -> None:
+def test_delete_session_removes_files_and_usage(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
     db.add_usage("s", {"input_tokens": 7}, "m", "p")
@@ -285,7 +286,7 @@ def test_files_and_usage_go_with_a_session(db: SessionDB) -> None:
     assert (db.list_files("s"), db.get_session("s")["input_tokens"], db.export_session("s")["usage"]) == ([], 0, [])
 
 
-def test_nothing_of_a_deleted_session_is_left_in_the_file(file_db: SessionDB) -> None:
+def test_delete_session_leaves_no_rows(file_db: SessionDB) -> None:
     talk(file_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}])
     file_db.add_usage("s", {"input_tokens": 7}, "m", "p")
     file_db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
@@ -295,7 +296,7 @@ def test_nothing_of_a_deleted_session_is_left_in_the_file(file_db: SessionDB) ->
     assert {t: raw(file_db, f"select count(*) from {t}")[0][0] for t in tables} == dict.fromkeys(tables, 0)
 
 
-def test_what_a_session_kept_in_the_home_goes_and_what_lies_elsewhere_stays(home_folder: Path, tmp_path: Path) -> None:
+def test_delete_session_removes_home_files_only(home_folder: Path, tmp_path: Path) -> None:
     db = SessionDB()
     received, sandbox = home_folder / "uploads" / "s" / "a.txt", home_folder / "sandbox" / "s" / "home" / "b.txt"
     of_other, mine, linked = home_folder / "uploads" / "t" / "a.txt", tmp_path / "mine.txt", tmp_path / "dir" / "c.txt"
@@ -312,7 +313,7 @@ def test_what_a_session_kept_in_the_home_goes_and_what_lies_elsewhere_stays(home
     assert [of_other.exists(), mine.exists(), linked.exists()] == [True, True, True]
 
 
-def test_the_words_of_a_deleted_session_are_not_in_the_file(file_db: SessionDB) -> None:
+def test_deleted_session_text_is_erased_from_file(file_db: SessionDB) -> None:
     talk(file_db, "s", "tellnobody " * 2000)
     file_db.delete_session("s")
     file_db.optimize()
@@ -321,7 +322,7 @@ def test_the_words_of_a_deleted_session_are_not_in_the_file(file_db: SessionDB) 
     assert b"tellnobody tellnobody" not in path.read_bytes()
 
 
-def test_a_leased_session_is_not_deleted_without_force(store: Store) -> None:
+def test_delete_of_leased_session_requires_force(store: Store) -> None:
     talk(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "somebody", 60)
     with pytest.raises(SessionBusy):
@@ -330,14 +331,14 @@ def test_a_leased_session_is_not_deleted_without_force(store: Store) -> None:
     assert (store.sessions.delete_session("s", force=True), store.sessions.get_session("s")) == (True, None)
 
 
-def test_a_session_can_be_deleted_when_its_lease_is_released(store: Store) -> None:
+def test_delete_after_lease_release(store: Store) -> None:
     store.sessions.create_session("s", "cli")
     token = store.leases.acquire("session:s", "somebody", 60)
     store.leases.release("session:s", token)
     assert store.sessions.delete_session("s") is True
 
 
-def test_a_session_with_a_live_run_is_not_deleted_without_force(store: Store) -> None:
+def test_delete_with_live_run_requires_force(store: Store) -> None:
     run = started(store, "s").run_id
     assert store.leases.acquire("session:s", "somebody", 60)
     with pytest.raises(SessionBusy):
@@ -347,13 +348,13 @@ def test_a_session_with_a_live_run_is_not_deleted_without_force(store: Store) ->
     assert (store.sessions.get_session("s"), store.runs.get(run), store.runs.read(run, 0, 10)) == (None, None, [])
 
 
-def test_a_run_that_nobody_carries_on_keeps_no_session(store: Store) -> None:
+def test_orphaned_run_does_not_block_deletion(store: Store) -> None:
     run = started(store, "s").run_id
     assert store.sessions.delete_session("s") is True
     assert store.runs.get(run) is None
 
 
-def test_a_finished_run_goes_with_its_session(store: Store) -> None:
+def test_finished_run_is_deleted_with_session(store: Store) -> None:
     run = started(store, "s").run_id
     token = store.leases.acquire("session:s", "here", 60)
     done = Event(run, "run.completed", data={"usage": {}, "steps": 1}, seq=2, ts=time.time())
@@ -363,7 +364,7 @@ def test_a_finished_run_goes_with_its_session(store: Store) -> None:
     assert (store.runs.get(run), store.runs.read(run, 0, 10)) == (None, [])
 
 
-def test_a_busy_delegate_keeps_its_parent_from_being_deleted(store: Store) -> None:
+def test_busy_delegate_blocks_deletion_of_parent(store: Store) -> None:
     store.sessions.create_session("s", "cli")
     store.sessions.create_session("d", "subagent", kind="delegate", parent_session_id="s")
     store.leases.acquire("session:d", "somebody", 60)
@@ -402,9 +403,7 @@ def ended(
         ({"source": "nobody"}, []),
     ],
 )
-def test_pruning_takes_the_ended_sessions_that_fit_every_filter(
-    db: SessionDB, chosen: dict[str, Any], pruned: list[str]
-) -> None:
+def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pruned: list[str]) -> None:
     ended(db, "a", cwd="/work/x", title="Daily", model="small")
     ended(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
     ended(db, "c", messages=3, archived=True, model="a-big-one")
@@ -416,7 +415,7 @@ def test_pruning_takes_the_ended_sessions_that_fit_every_filter(
     assert sorted(listed(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
 
 
-def test_pruning_goes_by_the_last_activity(file_db: SessionDB) -> None:
+def test_prune_uses_last_activity(file_db: SessionDB) -> None:
     for id, days in {"young": 1, "middle": 40, "old": 100}.items():
         ended(file_db, id)
         raw(file_db, "update sessions set started_at = 0, last_active = ? where id = ?", time.time() - days * 86400, id)
@@ -450,14 +449,14 @@ LONG = "x" * 100
         (" \u200b\n ", None),
     ],
 )
-def test_titles_are_cleaned_on_every_way_in(db: SessionDB, given: str, kept: str | None) -> None:
+def test_titles_are_normalised(db: SessionDB, given: str, kept: str | None) -> None:
     db.create_session("a", "cli")
     assert db.set_session_title("a", given) is True
     db.create_session("b", "cli", title=given, owner="bob")
     assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (kept, kept)
 
 
-def test_a_title_of_more_than_100_characters_is_refused(db: SessionDB) -> None:
+def test_title_over_100_characters_is_rejected(db: SessionDB) -> None:
     db.create_session("s", "cli", title="Old")
     with pytest.raises(ValueError, match="100"):
         db.set_session_title("s", "x" * 101)
@@ -466,7 +465,7 @@ def test_a_title_of_more_than_100_characters_is_refused(db: SessionDB) -> None:
     assert (db.get_session("s")["title"], db.get_session("t")) == ("Old", None)
 
 
-def test_a_taken_title_is_refused_and_its_holder_named(db: SessionDB) -> None:
+def test_taken_title_is_rejected_and_names_holder(db: SessionDB) -> None:
     db.create_session("holder", "cli", title="Plans")
     db.create_session("s", "cli", title="Old")
     with pytest.raises(ValueError, match="holder"):
@@ -476,29 +475,29 @@ def test_a_taken_title_is_refused_and_its_holder_named(db: SessionDB) -> None:
     assert (db.get_session("s")["title"], db.get_session("t")) == ("Old", None)
 
 
-def test_a_session_may_be_given_its_own_title_again(db: SessionDB) -> None:
+def test_session_may_keep_its_own_title(db: SessionDB) -> None:
     db.create_session("s", "cli", title="Plans")
     assert db.set_session_title("s", "Plans") is True
 
 
-def test_two_owners_may_have_one_title_each(db: SessionDB) -> None:
+def test_titles_are_unique_per_owner(db: SessionDB) -> None:
     for owner in ("alice", "bob"):
         db.create_session(owner, "cli", owner=owner, title="Plans")
     assert [db.get_session(owner)["title"] for owner in ("alice", "bob")] == ["Plans", "Plans"]
 
 
-def test_an_empty_title_clears_and_frees_it(db: SessionDB) -> None:
+def test_empty_title_clears_and_frees_it(db: SessionDB) -> None:
     db.create_session("s", "cli", title="Plans")
     db.set_session_title("s", "")
     db.create_session("t", "cli", title="Plans")
     assert (db.get_session("s")["title"], db.get_session("t")["title"]) == (None, "Plans")
 
 
-def test_a_title_for_a_session_that_is_not_there_is_false(db: SessionDB) -> None:
+def test_set_title_of_unknown_session_returns_false(db: SessionDB) -> None:
     assert db.set_session_title("s", "Plans") is False
 
 
-def test_an_automatic_title_fills_an_empty_one_only(db: SessionDB) -> None:
+def test_auto_title_is_set_only_if_empty(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.create_session("t", "cli", title="Mine")
     for id in ("s", "t"):
@@ -506,14 +505,14 @@ def test_an_automatic_title_fills_an_empty_one_only(db: SessionDB) -> None:
     assert (db.get_session("s")["title"], db.get_session("t")["title"]) == ("A topic", "Mine")
 
 
-def test_a_taken_automatic_title_gets_the_next_number(db: SessionDB) -> None:
+def test_taken_auto_title_gets_next_number(db: SessionDB) -> None:
     for id in "abc":
         db.create_session(id, "cli")
         db.set_auto_title_if_empty(id, "Plans")
     assert [db.get_session(id)["title"] for id in "abc"] == ["Plans", "Plans #2", "Plans #3"]
 
 
-def test_automatic_titles_given_at_the_same_time_are_all_different(db: SessionDB) -> None:
+def test_concurrent_auto_titles_are_unique(db: SessionDB) -> None:
     ids = [f"s{n}" for n in range(8)]
     for id in ids:
         db.create_session(id, "cli")
@@ -525,7 +524,7 @@ def test_automatic_titles_given_at_the_same_time_are_all_different(db: SessionDB
     assert {db.get_session(id)["title"] for id in ids} == {"Plans", *(f"Plans #{n}" for n in range(2, 9))}
 
 
-def test_a_number_does_not_make_a_title_too_long(db: SessionDB) -> None:
+def test_numbered_auto_title_stays_within_length_limit(db: SessionDB) -> None:
     for id in "ab":
         db.create_session(id, "cli")
         db.set_auto_title_if_empty(id, LONG)
@@ -536,14 +535,14 @@ def test_a_number_does_not_make_a_title_too_long(db: SessionDB) -> None:
 # ---- opening
 
 
-def test_without_a_path_it_is_the_file_of_the_home(home_folder: Path) -> None:
+def test_session_db_defaults_to_home_file(home_folder: Path) -> None:
     db = SessionDB()
     db.create_session("s", "cli")
     db.close()
     assert (home_folder / "state.db").exists()
 
 
-def test_closing_twice_is_fine_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_close_twice_loses_nothing(tmp_path: Path) -> None:
     db = SessionDB(tmp_path / "state.db")
     talk(db, "s", "hello")
     db.close()
@@ -553,7 +552,7 @@ def test_closing_twice_is_fine_and_nothing_is_lost(tmp_path: Path) -> None:
     again.close()
 
 
-def test_two_objects_on_one_path_see_each_others_writes(file_db: SessionDB) -> None:
+def test_session_dbs_on_same_path_share_writes(file_db: SessionDB) -> None:
     other = SessionDB(file_db.path)
     talk(file_db, "s", "hello")
     assert contents(other, "s") == ["hello"]
@@ -561,7 +560,7 @@ def test_two_objects_on_one_path_see_each_others_writes(file_db: SessionDB) -> N
     assert contents(file_db, "s") == ["hello"]
 
 
-def test_two_stores_in_memory_have_nothing_in_common() -> None:
+def test_in_memory_session_dbs_are_independent() -> None:
     one, other = SessionDB(":memory:"), SessionDB(":memory:")
     one.create_session("s", "cli")
     assert other.get_session("s") is None
@@ -569,7 +568,7 @@ def test_two_stores_in_memory_have_nothing_in_common() -> None:
     other.close()
 
 
-def test_reading_only_needs_a_file_and_changes_nothing(file_db: SessionDB, tmp_path: Path) -> None:
+def test_read_only_session_db(file_db: SessionDB, tmp_path: Path) -> None:
     talk(file_db, "s", "hello")
     reader = SessionDB(file_db.path, read_only=True)
     assert contents(reader, "s") == ["hello"]
@@ -581,9 +580,7 @@ def test_reading_only_needs_a_file_and_changes_nothing(file_db: SessionDB, tmp_p
     assert (file_db.get_session("t"), (tmp_path / "missing.db").exists()) == (None, False)
 
 
-def test_the_next_number_of_a_title_is_found_without_asking_for_each(
-    db: SessionDB, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_title_number_is_found_with_few_queries(db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         db.create_session(f"n{number}", "cli")
         db.set_auto_title_if_empty(f"n{number}", "Plans")
@@ -597,3 +594,43 @@ def test_the_next_number_of_a_title_is_found_without_asking_for_each(
     db.create_session("last", "cli")
     db.set_auto_title_if_empty("last", "Plans")
     assert (db.get_session("last") or {})["title"] == "Plans #201" and len(asked) < 25
+
+
+@pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])
+def test_session_id_cannot_escape_its_upload_folder(file_db: SessionDB, session_id: str) -> None:
+    assert file_db.path is not None
+    others = file_db.path.parent / "uploads" / "other"
+    others.mkdir(parents=True)
+    with pytest.raises(ValueError, match="session id"):
+        file_db.create_session(session_id, "cli")
+    file_db.delete_session(session_id)
+    assert others.exists()
+
+
+def test_deleting_in_database_copy_keeps_home_folders(file_db: SessionDB) -> None:
+    assert file_db.path is not None
+    file_db.create_session("s", "cli")
+    folder = file_db.path.parent / "uploads" / "s"
+    folder.mkdir(parents=True)
+    file_db.backup(file_db.path.with_name("copy.db"))
+    with contextlib.closing(SessionDB(file_db.path.with_name("copy.db"))) as copy:
+        assert copy.delete_session("s")
+    assert folder.exists()
+
+
+def test_prune_skips_busy_session(store: Store) -> None:
+    db = store.sessions
+    for name in ("a", "b", "c"):
+        db.create_session(name, "cli")
+        db.end_session(name, "cli_close")
+    db.create_session("child", "subagent", kind="delegate", parent_session_id="b")
+    db.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+    assert store.leases.acquire("session:child", "somebody", 60)
+    assert db.prune_sessions() == ["a", "c"]
+    with pytest.raises(SessionBusy):
+        db.delete_session("b")
+
+
+def test_optimize_in_transaction_is_rejected(store: Store) -> None:
+    with pytest.raises(StoreError, match="transaction"):
+        store.transaction(store.sessions.optimize)

@@ -66,7 +66,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_file_of_which_most_is_deleted_becomes_smaller_while_it_is_read(file_db: SessionDB) -> None:
+def test_give_back_space_shrinks_file_while_it_is_read(file_db: SessionDB) -> None:
     fill(file_db)
     path = file_db.path
     assert path is not None
@@ -103,7 +103,7 @@ def test_a_file_of_which_most_is_deleted_becomes_smaller_while_it_is_read(file_d
 
 
 @pytest.mark.usefixtures("idle")
-def test_what_was_deleted_leaves_the_log_of_changes_too(file_db: SessionDB) -> None:
+def test_deleted_text_is_erased_from_wal(file_db: SessionDB) -> None:
     path = file_db.path
     assert path is not None
     fill(file_db, 20)
@@ -114,8 +114,8 @@ def test_what_was_deleted_leaves_the_log_of_changes_too(file_db: SessionDB) -> N
     assert b"unmistakable" not in path.read_bytes()
 
 
-def test_a_step_is_small(file_db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock by which everything takes long, a step does one little thing."""
+def test_give_back_space_works_in_small_steps(file_db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the time is always up, a step still frees one page."""
     clock = itertools.count(0.0, 1.0)
     monkeypatch.setattr(engine, "UPKEEP_IDLE_S", 3600.0)
     fill(file_db)
@@ -141,7 +141,7 @@ def test_a_step_is_small(file_db: SessionDB, monkeypatch: pytest.MonkeyPatch) ->
     assert number(file_db, "freelist_count") == free - 1
 
 
-def test_a_part_of_a_file_stays_free(file_db: SessionDB) -> None:
+def test_give_back_space_keeps_some_free_pages(file_db: SessionDB) -> None:
     fill(file_db)
     delete(file_db, OLD)
     before = number(file_db, "page_count")
@@ -164,7 +164,7 @@ def of_before(path: Path, sessions: int = SESSIONS) -> None:
     assert look(path, "PRAGMA auto_vacuum") == [(0,)]
 
 
-def test_new_files_give_their_space_back(tmp_path: Path) -> None:
+def test_new_files_use_incremental_auto_vacuum(tmp_path: Path) -> None:
     with closing(SessionDB(tmp_path / "state.db")) as db:
         assert number(db, "auto_vacuum") == INCREMENTAL
     with closing(ResponseStore(10, tmp_path / "response_store.db")) as responses:
@@ -172,7 +172,7 @@ def test_new_files_give_their_space_back(tmp_path: Path) -> None:
     assert look(tmp_path / "response_store.db", "PRAGMA auto_vacuum") == [(INCREMENTAL,)]
 
 
-def test_a_small_file_of_before_is_made_one_of_them_when_it_is_opened(tmp_path: Path) -> None:
+def test_small_old_file_is_converted_to_incremental_vacuum_on_open(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     of_before(path)
     with closing(SessionDB(path)) as db:
@@ -182,7 +182,7 @@ def test_a_small_file_of_before_is_made_one_of_them_when_it_is_opened(tmp_path: 
 
 
 @pytest.mark.parametrize("way", ["optimize", "prune"])
-def test_a_large_file_of_before_is_made_one_of_them_by_a_vacuum(
+def test_large_old_file_is_converted_by_explicit_vacuum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     path = tmp_path / "state.db"

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from hermes.core.spec import RunSpec
 from hermes.store.base import StoreError
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 
 from .conftest import BAD_IDS, call, contents, listed, talk
 
@@ -83,7 +85,7 @@ def renamed(export: dict[str, Any], id: Any, **fields: Any) -> dict[str, Any]:
 # ---- out and in
 
 
-def test_a_session_comes_back_the_same_in_another_store(db: SessionDB, other: SessionDB) -> None:
+def test_export_import_round_trip(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     talk(other, "before", "so that rows have other numbers")
     export = db.export_session("s")
@@ -96,7 +98,7 @@ def test_a_session_comes_back_the_same_in_another_store(db: SessionDB, other: Se
     assert other.get_messages_as_conversation("s") == db.get_messages_as_conversation("s")
 
 
-def test_an_export_has_all_rows_and_flags_the_inactive_ones(db: SessionDB, other: SessionDB) -> None:
+def test_export_includes_inactive_rows_with_flags(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
     shown = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
@@ -106,7 +108,7 @@ def test_an_export_has_all_rows_and_flags_the_inactive_ones(db: SessionDB, other
         assert [bool(row["synthetic"]) for row in rows[1:]] == [False] * 5 + [True]
 
 
-def test_an_export_shows_what_was_said_and_apart_from_it_what_the_model_sees(db: SessionDB) -> None:
+def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
     ids = talk(db, "s", *"abcd")
     said = db.get_messages_as_conversation("s")
     for text in ("one", "two"):
@@ -116,8 +118,8 @@ def test_an_export_shows_what_was_said_and_apart_from_it_what_the_model_sees(db:
     assert [(row["content"], row["active"]) for row in export["model_messages"]] == [("one", False), ("two", True)]
 
 
-def test_a_document_of_an_older_version_repeats_no_message(db: SessionDB) -> None:
-    """It holds copies of the rows that a compaction kept, and the summary among them."""
+def test_import_of_older_export_version_has_no_duplicates(db: SessionDB) -> None:
+    """An older export holds copies of the rows that a compaction kept, and the summary among them."""
     held = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
     held += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
     held += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
@@ -129,7 +131,7 @@ def test_a_document_of_an_older_version_repeats_no_message(db: SessionDB) -> Non
     assert db.get_session("s")["message_count"] == 5
 
 
-def test_large_data_is_inline_and_comes_back(db: SessionDB, other: SessionDB) -> None:
+def test_export_inlines_blobs(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     export = db.export_session("s")
     assert URL in json.dumps(export)
@@ -137,7 +139,7 @@ def test_large_data_is_inline_and_comes_back(db: SessionDB, other: SessionDB) ->
     assert PICTURE in contents(other, "s")
 
 
-def test_usage_travels_along(db: SessionDB, other: SessionDB) -> None:
+def test_export_import_includes_usage(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     export = db.export_session("s")
     assert sorted((row["model"], row["task"], row["input_tokens"]) for row in export["usage"]) == [
@@ -149,13 +151,13 @@ def test_usage_travels_along(db: SessionDB, other: SessionDB) -> None:
     assert other.get_session("s")["input_tokens"] == 10
 
 
-def test_what_came_in_is_found(db: SessionDB, other: SessionDB) -> None:
+def test_imported_messages_are_searchable(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
     assert [len(other.search_messages(query)) for query in ("question", "北京", "mind", "stopped")] == [1, 1, 0, 0]
 
 
-def test_a_conversation_that_came_in_is_bound_like_any_other(db: SessionDB, other: SessionDB) -> None:
+def test_imported_conversation_can_be_bound(db: SessionDB, other: SessionDB) -> None:
     talk(db, "api-1", "hi", "hello", base_id="api-1")
     other.import_sessions([db.export_session("api-1")])
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -163,14 +165,14 @@ def test_a_conversation_that_came_in_is_bound_like_any_other(db: SessionDB, othe
     assert other.bind_session("api-1", [*history[:1], {"role": "assistant", "content": "no"}]) != "api-1"
 
 
-def test_a_conversation_goes_on_after_it_came_in(db: SessionDB, other: SessionDB) -> None:
+def test_imported_conversation_can_continue(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
     other.append_message("s", "user", "next")
     assert contents(other, "s")[-1] == "next"
 
 
-def test_rows_of_other_sessions_are_not_touched_by_numbers_that_came_in(db: SessionDB) -> None:
+def test_import_does_not_touch_rows_of_other_sessions(db: SessionDB) -> None:
     rich(db)
     export = db.export_session("s")
     talk(db, "t", "mine")
@@ -180,7 +182,7 @@ def test_rows_of_other_sessions_are_not_touched_by_numbers_that_came_in(db: Sess
     assert db.get_messages_as_conversation("copy") == db.get_messages_as_conversation("s")
 
 
-def test_all_sessions_leave_one_after_the_other(db: SessionDB, other: SessionDB) -> None:
+def test_export_all_streams_every_session(db: SessionDB, other: SessionDB) -> None:
     talk(db, "a", "1", source="cli", session_key="k")
     talk(db, "b", "2", source="cron", session_key="k")
     talk(db, "c", "3", source="cli")
@@ -195,7 +197,7 @@ def test_all_sessions_leave_one_after_the_other(db: SessionDB, other: SessionDB)
     assert other.count_sessions(include_children=True) == 4
 
 
-def test_reading_one_session_of_many_leaves_the_store_usable(db: SessionDB) -> None:
+def test_partial_export_all_leaves_store_usable(db: SessionDB) -> None:
     for n in range(5):
         talk(db, f"s{n}", "hi")
     stream = iter(db.export_all())
@@ -215,7 +217,7 @@ def family(db: SessionDB) -> list[dict[str, Any]]:
     return [db.export_session(id) for id in ("delegate", "fork", "root")]
 
 
-def test_lineage_is_kept_whatever_the_order(db: SessionDB, other: SessionDB) -> None:
+def test_import_keeps_lineage_in_any_order(db: SessionDB, other: SessionDB) -> None:
     report = other.import_sessions(family(db))
     assert (report["imported"], report["detached"]) == (3, 0)
     rows = [other.get_session(id) for id in ("root", "fork", "delegate")]
@@ -226,13 +228,13 @@ def test_lineage_is_kept_whatever_the_order(db: SessionDB, other: SessionDB) -> 
     ]
 
 
-def test_a_session_without_its_parent_is_detached(db: SessionDB, other: SessionDB) -> None:
+def test_import_detaches_session_without_parent(db: SessionDB, other: SessionDB) -> None:
     report = other.import_sessions(family(db)[:2])
     assert (report["ok"], report["imported"], report["detached"]) == (True, 2, 1)
     assert [other.get_session(id)["parent_session_id"] for id in ("fork", "delegate")] == [None, "fork"]
 
 
-def test_a_parent_that_is_already_there_is_found(db: SessionDB, other: SessionDB) -> None:
+def test_import_links_existing_parent(db: SessionDB, other: SessionDB) -> None:
     _, fork, root = family(db)
     other.import_sessions([root])
     assert other.import_sessions([fork])["detached"] == 0
@@ -242,7 +244,7 @@ def test_a_parent_that_is_already_there_is_found(db: SessionDB, other: SessionDB
 # ---- conflicts and bad data
 
 
-def test_a_session_that_is_already_there_is_skipped(db: SessionDB, other: SessionDB) -> None:
+def test_import_skips_existing_session(db: SessionDB, other: SessionDB) -> None:
     talk(db, "s", "theirs", model="theirs")
     talk(db, "t", "new")
     talk(other, "s", "mine")
@@ -251,7 +253,7 @@ def test_a_session_that_is_already_there_is_skipped(db: SessionDB, other: Sessio
     assert (contents(other, "s"), contents(other, "t"), other.get_session("s")["model"]) == (["mine"], ["new"], None)
 
 
-def test_importing_twice_changes_nothing_the_second_time(db: SessionDB, other: SessionDB) -> None:
+def test_import_is_idempotent(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     export = db.export_session("s")
     other.import_sessions([export])
@@ -260,12 +262,12 @@ def test_importing_twice_changes_nothing_the_second_time(db: SessionDB, other: S
     assert plain(other.export_session("s")) == plain(export) | NOT_BROUGHT
 
 
-def test_no_sessions_are_no_error(db: SessionDB) -> None:
+def test_import_of_empty_list(db: SessionDB) -> None:
     report = db.import_sessions([])
     assert (report["ok"], report["imported"], report["errors"]) == (True, 0, [])
 
 
-def test_a_title_stays_with_its_holder(db: SessionDB, other: SessionDB) -> None:
+def test_import_does_not_take_over_existing_title(db: SessionDB, other: SessionDB) -> None:
     talk(db, "s", "hi", title="Plans")
     other.create_session("holder", "cli", title="Plans")
     other.import_sessions([db.export_session("s")])
@@ -273,7 +275,7 @@ def test_a_title_stays_with_its_holder(db: SessionDB, other: SessionDB) -> None:
     assert [row["id"] for row in other.list_sessions() if row["title"] == "Plans"] == ["holder"]
 
 
-def test_one_title_twice_in_one_call_stays_unique(db: SessionDB, other: SessionDB) -> None:
+def test_import_keeps_duplicate_titles_unique(db: SessionDB, other: SessionDB) -> None:
     talk(db, "s", "hi", title="Plans")
     export = db.export_session("s")
     report = other.import_sessions([export, export | {"id": "t"}])
@@ -281,14 +283,14 @@ def test_one_title_twice_in_one_call_stays_unique(db: SessionDB, other: SessionD
     assert (report["imported"], titles.count("Plans") <= 1) == (len(titles), True)
 
 
-def test_one_id_twice_in_one_call_is_one_session(db: SessionDB, other: SessionDB) -> None:
+def test_import_of_duplicate_id_creates_one_session(db: SessionDB, other: SessionDB) -> None:
     talk(db, "s", "hi")
     report = other.import_sessions([db.export_session("s")] * 2)
     assert report["imported"] == other.count_sessions()
     assert contents(other, "s") in ([], ["hi"])
 
 
-def test_parents_in_a_circle_stop_nothing(db: SessionDB, other: SessionDB) -> None:
+def test_import_tolerates_parent_cycle(db: SessionDB, other: SessionDB) -> None:
     talk(db, "s", "hi")
     export = db.export_session("s")
     links = {"a": "b", "b": "a", "c": "c"}
@@ -308,7 +310,7 @@ def refused(db: SessionDB, items: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("id", [*BAD_IDS, None, 7, ["s"]])
-def test_a_bad_id_keeps_everything_out(db: SessionDB, id: Any) -> None:
+def test_import_with_invalid_id_is_rejected_as_a_whole(db: SessionDB, id: Any) -> None:
     talk(db, "here", "hi")
     good = db.export_session("here")
     refused(db, [renamed(good, "new"), renamed(good, id)])
@@ -346,14 +348,14 @@ def test_a_bad_id_keeps_everything_out(db: SessionDB, id: Any) -> None:
         lambda item: item | {"usage": [{"model": "m", "provider": "p", "task": "", "input_tokens": "many"}]},
     ],
 )
-def test_bad_data_keeps_everything_out(db: SessionDB, spoil: Any) -> None:
+def test_import_with_invalid_data_is_rejected_as_a_whole(db: SessionDB, spoil: Any) -> None:
     talk(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     refused(db, [good, spoil(renamed(good, "bad"))])
     refused(db, [spoil(renamed(good, "bad")), good])
 
 
-def test_an_error_says_which_session_it_is_about(db: SessionDB) -> None:
+def test_import_error_names_session_index(db: SessionDB) -> None:
     talk(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     [error] = db.import_sessions([good, renamed(good, "a/b")])["errors"]
@@ -362,7 +364,7 @@ def test_an_error_says_which_session_it_is_about(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("what", ["sessions", "rows", "bytes"])
-def test_more_than_the_limits_is_refused(db: SessionDB, what: str) -> None:
+def test_import_over_limits_is_rejected(db: SessionDB, what: str) -> None:
     talk(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     [row] = good["messages"]
@@ -374,7 +376,7 @@ def test_more_than_the_limits_is_refused(db: SessionDB, what: str) -> None:
     refused(db, items[what])
 
 
-def test_as_much_as_the_limits_allow_comes_in(db: SessionDB) -> None:
+def test_import_at_limits_is_accepted(db: SessionDB) -> None:
     talk(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     report = db.import_sessions([renamed(good, f"n{n}") for n in range(500)])
@@ -384,7 +386,7 @@ def test_as_much_as_the_limits_allow_comes_in(db: SessionDB) -> None:
 # ---- secrets
 
 
-def test_known_secrets_are_taken_out_of_an_export(db: SessionDB) -> None:
+def test_export_redacts_known_secrets(db: SessionDB) -> None:
     db.create_session("s", "cli", instructions="use sk-known", system_prompt="sk-known", title="about sk-known")
     db.append_message("s", "user", "my key is sk-known", api_content="sk-known", reasoning="sk-known")
     db.append_message("s", "assistant", [{"type": "text", "text": "sk-known"}])
@@ -405,7 +407,7 @@ def test_known_secrets_are_taken_out_of_an_export(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_a_copy_is_private_and_whole(db: SessionDB, tmp_path: Path, umask: int) -> None:
+def test_backup_is_private_and_complete(db: SessionDB, tmp_path: Path, umask: int) -> None:
     rich(db)
     before = os.umask(umask)
     db.backup(tmp_path / "copy.db")
@@ -417,7 +419,7 @@ def test_a_copy_is_private_and_whole(db: SessionDB, tmp_path: Path, umask: int) 
     restored.close()
 
 
-def test_a_copy_made_while_others_write_is_sound(db: SessionDB, tmp_path: Path) -> None:
+def test_backup_during_writes_is_consistent(db: SessionDB, tmp_path: Path) -> None:
     talk(db, "s", *["words " * 50] * 200)
     done = threading.Event()
     written: list[int] = []
@@ -443,7 +445,7 @@ def test_a_copy_made_while_others_write_is_sound(db: SessionDB, tmp_path: Path) 
     assert db.get_session("s")["message_count"] == 200 + len(written)
 
 
-def test_a_store_is_not_copied_over_itself(file_db: SessionDB, tmp_path: Path) -> None:
+def test_backup_over_itself_is_rejected(file_db: SessionDB, tmp_path: Path) -> None:
     rich(file_db)
     (tmp_path / "link.db").symlink_to(tmp_path / "state.db")
     for path in (tmp_path / "state.db", tmp_path / "link.db"):
@@ -451,3 +453,37 @@ def test_a_store_is_not_copied_over_itself(file_db: SessionDB, tmp_path: Path) -
             file_db.backup(path)
     assert file_db.check(deep=True) == []
     assert len(file_db.get_messages("s")) == 5
+
+
+def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
+    spec = RunSpec("hi", "mine", run_id="run_1")
+    store.runs.create(spec)
+    store.sessions.create_session("mine", "cli")
+    store.sessions.append_message("mine", "user", "hello", run_id="run_1")
+    foreign = {"role": "assistant", "content": "INJECTED", "run_id": "run_1"}
+    done = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
+    assert done["imported"] == 1
+    assert [row.content for row in store.runs.rows("run_1")] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"message_count": 2**70},
+        {"started_at": float("nan")},
+        {"started_at": float("inf")},
+        {"last_active": -5.0},
+        {"end_reason": "x" * 5000},
+        {"messages": [{"role": "user", "content": "x", "token_count": 2**65}]},
+        {"usage": [{"model": "m", "calls": 2**64}]},
+    ],
+)
+def test_import_rejects_out_of_range_numbers(db: SessionDB, fields: dict[str, Any]) -> None:
+    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
+    assert done["ok"] is False and done["errors"][0]["index"] == 0
+    assert db.get_session("s") is None
+
+
+def test_import_detaches_session_that_is_its_own_parent(db: SessionDB) -> None:
+    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
+    assert (done["imported"], done["detached"]) == (1, 1)

@@ -32,12 +32,12 @@ def alias_files() -> list[Path]:
 
 
 @pytest.mark.parametrize(("alias", "real"), [(alias, real) for alias, (real, _) in ALIASES.items()])
-def test_an_alias_is_the_very_module(alias: str, real: str) -> None:
+def test_alias_is_same_module(alias: str, real: str) -> None:
     assert import_module(alias) is import_module(real)
 
 
 @pytest.mark.parametrize(("alias", "real", "name"), [(a, r, n) for a, (r, n) in ALIASES.items()])
-def test_what_is_replaced_through_an_alias_is_replaced(
+def test_patch_through_alias_applies_to_module(
     alias: str, real: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = object()
@@ -45,7 +45,7 @@ def test_what_is_replaced_through_an_alias_is_replaced(
     assert getattr(import_module(real), name) is stand_in
 
 
-def test_what_is_replaced_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_name_is_looked_up_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from hermes.core import home
 
     monkeypatch.setattr("hermes_cli.profiles.resolve", lambda: home.Home(Path("/x"), "other"))
@@ -54,7 +54,7 @@ def test_what_is_replaced_is_looked_up_when_it_is_used(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("order", [0, 1], ids=["alias first", "real first"])
 @pytest.mark.parametrize("alias", ALIASES)
-def test_the_order_of_imports_does_not_matter(alias: str, order: int) -> None:
+def test_alias_import_order_does_not_matter(alias: str, order: int) -> None:
     names = [alias, ALIASES[alias][0]]
     first, second = names[order], names[1 - order]
     code = f"import sys, {first}, {second}; assert sys.modules[{first!r}] is sys.modules[{second!r}]"
@@ -63,13 +63,13 @@ def test_the_order_of_imports_does_not_matter(alias: str, order: int) -> None:
 
 
 @pytest.mark.parametrize("path", alias_files(), ids=lambda path: str(path.relative_to(SRC)))
-def test_an_alias_file_is_a_few_lines_without_logic(path: Path) -> None:
+def test_alias_files_have_no_logic(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= 10
     kinds = {type(node) for node in ast.walk(ast.parse(text))}
     assert not kinds & {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.If, ast.Try, ast.For}
 
 
-def test_every_alias_file_is_known_here() -> None:
+def test_every_alias_file_is_listed() -> None:
     found = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
     assert set(ALIASES) <= found

@@ -13,7 +13,7 @@ from bench.provider import TOKEN, frames, serve
     ("say", "stream", "tokens"),
     [("burst-500", True, 500), ("burst-20", False, 20), ("paced-200-20", True, 20), ("tools-0", True, 1)],
 )
-async def test_the_client_counts_what_the_model_sends(say: str, stream: bool, tokens: int) -> None:
+async def test_bench_client_counts_tokens_of_model(say: str, stream: bool, tokens: int) -> None:
     server, url = await serve()
     client = await connect(url)
     try:
@@ -31,7 +31,7 @@ class Nowhere(asyncio.Transport):
 
 
 @pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: %d"])
-async def test_a_token_counts_once_wherever_a_packet_ends(head: bytes) -> None:
+async def test_bench_counts_token_once_for_any_packet_cut(head: bytes) -> None:
     body = frames([b'{"content":"%s"}' % TOKEN.encode()] * 2)
     if b"%d" in head:
         head %= len(body)

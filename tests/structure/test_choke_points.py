@@ -114,7 +114,7 @@ def parsed(path: Path) -> ast.AST:
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if not name_of(p).startswith("sandbox/")], ids=name_of)
-def test_only_the_sandbox_starts_processes(path: Path) -> None:
+def test_only_sandbox_starts_processes(path: Path) -> None:
     tree, allowed = parsed(path), MAY_START.get(name_of(path), set())
     modules = [(name, line) for name, line in imported(tree) if name.split(".")[0] in PROCESS_MODULES]
     calls = [
@@ -126,7 +126,7 @@ def test_only_the_sandbox_starts_processes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if name_of(p).startswith("tools/")], ids=name_of)
-def test_tools_open_connections_through_the_url_guard_only(path: Path) -> None:
+def test_tools_connect_through_url_guard_only(path: Path) -> None:
     allowed = MAY_CONNECT.get(name_of(path), set())
     found = [(name, line) for name, line in imported(parsed(path)) if name in CONNECTING - allowed]
     calls = [(name, line) for name, _, line in called(parsed(path)) if name in ("open_connection", "create_connection")]
@@ -143,13 +143,13 @@ def opened(tree: ast.AST) -> list[tuple[str, str, int]]:
 
 # The sandbox opens what it mounts and what the kernel says of its processes; nothing of that is sent to a model.
 @pytest.mark.parametrize("path", [p for p in MODULES if not name_of(p).startswith("sandbox/")], ids=name_of)
-def test_files_are_opened_through_the_path_guard_only(path: Path) -> None:
+def test_files_are_opened_through_path_guard_only(path: Path) -> None:
     found = opened(parsed(path))
     count, why = MAY_OPEN.get(name_of(path), (0, "read what is to reach a prompt with hermes.guards.paths"))
     assert len(found) == count, f"{why}: {found}"
 
 
-def test_every_exception_exists() -> None:
+def test_every_listed_exception_exists() -> None:
     assert set(MAY_OPEN) <= set(map(name_of, MODULES))
 
 
@@ -166,5 +166,5 @@ def test_every_exception_exists() -> None:
         ("paths.open(name)", False),
     ],
 )
-def test_an_opened_file_is_seen(line: str, opens: bool) -> None:
+def test_file_open_detector(line: str, opens: bool) -> None:
     assert bool(opened(ast.parse(line))) is opens

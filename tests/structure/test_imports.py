@@ -35,7 +35,7 @@ def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
     return "\n".join(printed), set(json.loads(modules))
 
 
-def test_the_version_is_told_at_little_cost(tmp_path: Path) -> None:
+def test_version_imports_little(tmp_path: Path) -> None:
     printed, modules = ran(["--version"], tmp_path / "home")
     assert hermes.__version__ in printed and "exit 0" in printed
     assert not {name for name in modules if name.partition(".")[0] in {*HEAVY} - {"msgspec"}}
@@ -49,7 +49,7 @@ def test_the_version_says_where_commands_run_without_trying(tmp_path: Path) -> N
     assert "sandbox docker" in printed and not modules & {"hermes.sandbox.choose", "asyncio"}
 
 
-def test_a_server_reads_no_certificates_before_it_needs_them() -> None:
+def test_server_loads_no_certificates_before_use() -> None:
     code = """
 import ssl
 from hermes.server.process_tuning import begin
@@ -66,7 +66,7 @@ assert made().cert_store_stats()["x509_ca"]
 
 
 @pytest.mark.parametrize("module", ["hermes", "hermes.core.failures", "hermes.agent.assembler", "hermes.core.tokens"])
-def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
+def test_pure_modules_import_no_heavy_libraries(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
@@ -74,7 +74,7 @@ def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
 
 
 @pytest.mark.parametrize("library", ["openai", "anthropic", "PIL", "yaml", "ruamel"])
-def test_the_facade_loads_no_library_that_it_may_not_need(library: str) -> None:
+def test_facade_imports_no_optional_library(library: str) -> None:
     code = f"import sys, run_agent; assert {library!r} not in sys.modules, 'loaded'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

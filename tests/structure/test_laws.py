@@ -106,7 +106,7 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_vendor_and_no_model_is_named_outside_the_providers(path: Path) -> None:
+def test_vendors_and_models_are_named_in_providers_only(path: Path) -> None:
     named = [(line, text) for line, text in code_of(path) if VENDORS.search(FIXED.sub("", text))]
     if path.name == "blocking_calls.py":
         # The blocking calls work on the vendors' own clients, which they import when called.
@@ -135,13 +135,13 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
-def test_pure_modules_import_nothing_that_reads_the_world(name: str) -> None:
+def test_pure_modules_import_no_io(name: str) -> None:
     imports = imported(ROOT / name)
     assert {one for one in imports if one in IMPURE or one.split(".")[0] in IMPURE} == set()
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_pure_modules_import_only_what_is_pure_itself(name: str) -> None:
+def test_pure_modules_import_only_pure_modules(name: str) -> None:
     allowed = {n.removesuffix(".py").replace("/", ".") for n in [*PURE, *FOLD]}
     ours = {one for one in imported(ROOT / name) if one.startswith("hermes")}
     assert {one for one in ours if one.removeprefix("hermes.") not in allowed} == set()
@@ -158,7 +158,7 @@ def test_pure_modules_open_nothing_and_keep_no_state(name: str) -> None:
 # ---- L1, L2, L11
 
 
-async def test_a_live_run_costs_one_task(house: House, server: ModelServer) -> None:
+async def test_live_run_uses_one_task(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
     before = len(asyncio.all_tasks())
     specs = [house.spec(server) for _ in range(20)]
@@ -175,7 +175,7 @@ async def test_a_live_run_costs_one_task(house: House, server: ModelServer) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_the_loops_own_executor_is_never_used(house: House, server: ModelServer, host: str) -> None:
+async def test_default_executor_is_never_used(house: House, server: ModelServer, host: str) -> None:
     house.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
     server.script = [
         Reply(
@@ -188,7 +188,7 @@ async def test_the_loops_own_executor_is_never_used(house: House, server: ModelS
     assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
 
 
-async def test_after_a_run_nothing_of_its_transcript_stays_in_memory(house: House, server: ModelServer) -> None:
+async def test_ended_run_leaves_no_transcript_in_memory(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     marker = f"a needle {id(house)} in the haystack"
     server.script = [Reply(text=marker, tool_calls=[Call("look", {"a": marker})]), Reply(text=f"{marker} again")]
@@ -208,7 +208,7 @@ async def test_after_a_run_nothing_of_its_transcript_stays_in_memory(house: Hous
 
 @pytest.mark.parametrize("source", ["api_server", "cli"])
 @pytest.mark.parametrize("with_tools", [False, True])
-async def test_a_turn_leaves_nothing_to_the_collector(
+async def test_turn_creates_no_reference_cycles(
     house: House, server: ModelServer, source: str, with_tools: bool
 ) -> None:
     house.offer(tool("look"))
@@ -258,14 +258,14 @@ def _of_the_product(thing: object) -> bool:
 @pytest.mark.parametrize(
     "text", ["x" * 20_000, "x-" * 10_000, "a.b" * 7_000, "password" * 2_500, "0123456789abcdef" * 1_250]
 )
-def test_redaction_takes_time_in_proportion_to_the_text(text: str) -> None:
+def test_redaction_time_is_linear(text: str) -> None:
     secrets = Secrets([KEY])
     before = time.perf_counter()
     secrets.redact(text)
     assert time.perf_counter() - before < 0.1
 
 
-async def test_a_long_answer_of_a_tool_does_not_hold_up_the_loop(house: House, server: ModelServer) -> None:
+async def test_long_tool_result_does_not_block_loop(house: House, server: ModelServer) -> None:
     house.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
     longest = 0.0
@@ -287,7 +287,7 @@ async def test_a_long_answer_of_a_tool_does_not_hold_up_the_loop(house: House, s
 # ---- L12
 
 
-def test_a_credential_shows_nothing_of_its_value() -> None:
+def test_credential_repr_hides_value() -> None:
     credential = Credential(KEY, "someone")
     assert KEY not in f"{credential!r} {credential!s} {[credential]!r} {credential}"
 
@@ -305,7 +305,7 @@ print(result["final_response"], heavy)
 """
 
 
-async def test_a_turn_loads_no_vendors_library(server: ModelServer) -> None:
+async def test_turn_imports_no_vendor_library(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     pipe = asyncio.subprocess.PIPE
     run = await asyncio.create_subprocess_exec(
@@ -315,7 +315,7 @@ async def test_a_turn_loads_no_vendors_library(server: ModelServer) -> None:
     assert (out.decode().strip(), err.decode()) == ("Done. []", "")
 
 
-async def test_no_log_above_debug_holds_words_of_a_conversation(
+async def test_logs_above_debug_contain_no_conversation_text(
     house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -12,7 +12,7 @@ NAMED = re.compile(r"`((?:tests/[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?`")
 
 
 @pytest.mark.parametrize("document", ["security.md", "reliability.md"])
-def test_every_test_that_a_document_names_exists(document: str) -> None:
+def test_documented_tests_exist(document: str) -> None:
     named = NAMED.findall((ROOT / "docs" / document).read_text())
     assert len(named) > 10
     for path, function in named:

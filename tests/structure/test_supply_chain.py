@@ -32,7 +32,7 @@ def entries(path: Path) -> list[tuple[Requirement, list[str]]]:
 LOCKED = entries(LOCK)
 
 
-def test_every_locked_package_has_one_version_and_hashes() -> None:
+def test_locked_packages_have_one_version_and_hashes() -> None:
     for requirement, hashes in LOCKED:
         [pin] = requirement.specifier
         assert pin.operator == "==" and requirement.url is None and hashes, requirement
@@ -40,7 +40,7 @@ def test_every_locked_package_has_one_version_and_hashes() -> None:
     assert "://" not in text and "index-url" not in text
 
 
-def test_the_lock_has_all_that_the_project_asks_for() -> None:
+def test_lock_satisfies_project_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(w for e in LOCKED_EXTRAS for w in project["optional-dependencies"][e])]
     pins = {canonicalize_name(found.name): next(iter(found.specifier)).version for found, _ in LOCKED}
@@ -48,7 +48,7 @@ def test_the_lock_has_all_that_the_project_asks_for() -> None:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), requirement
 
 
-def test_what_is_installed_is_what_is_locked() -> None:
+def test_installed_packages_match_lock() -> None:
     meant = [found for found, _ in LOCKED if found.marker is None or found.marker.evaluate()]
     pins = {found.name: next(iter(found.specifier)).version for found in meant}
     assert {name: metadata.version(name) for name in pins} == pins
@@ -61,12 +61,12 @@ def bom(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text()
 
 
-def test_the_list_of_components_is_cyclonedx(bom: str) -> None:
+def test_sbom_is_valid_cyclonedx(bom: str) -> None:
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(bom)
     assert fault is None, fault
 
 
-def test_the_list_has_every_locked_package_with_its_hashes(bom: str) -> None:
+def test_sbom_lists_every_locked_package_with_hashes(bom: str) -> None:
     document: dict[str, Any] = json.loads(bom)
     listed = {
         (component["name"], component["version"]): sorted(found["content"] for found in component["hashes"])
@@ -93,7 +93,9 @@ def test_the_list_has_every_locked_package_with_its_hashes(bom: str) -> None:
         ('{"dependencies": [{"name": "a", "skip_reason": "unknown"}]}', 0, "0 packages checked, 0 known faults, 1 not"),
     ],
 )
-def test_the_audit_tells_faults_from_an_unreachable_database(tmp_path: Path, said: str, code: int, words: str) -> None:
+def test_audit_distinguishes_findings_from_unreachable_database(
+    tmp_path: Path, said: str, code: int, words: str
+) -> None:
     (tmp_path / "pip_audit.py").write_text(f"print({said!r})")
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "audit.py"],

@@ -118,7 +118,7 @@ async def test_chat_stream_helper(server: ModelServer, gpt: openai.AsyncOpenAI) 
     assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}', '{"b":"ü"}']
 
 
-async def test_chat_streams_no_usage_unasked(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
+async def test_chat_streams_usage_only_on_request(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     server.script = [FULL]
     stream = await gpt.chat.completions.create(model="m", messages=ASK, stream=True)
     assert [chunk async for chunk in stream if not chunk.choices or chunk.usage is not None] == []
@@ -247,7 +247,7 @@ async def test_anthropic_stream_helper(server: ModelServer, claude: anthropic.As
     assert final.stop_reason == "tool_use"
 
 
-async def test_anthropic_under_a_prefix(server: ModelServer) -> None:
+async def test_anthropic_path_prefix(server: ModelServer) -> None:
     server.script = [SHORT]
     async with anthropic.AsyncAnthropic(base_url=f"{server.url}/anthropic", api_key="k") as claude:
         made = await claude.messages.create(model="m", max_tokens=100, messages=ASK)
@@ -264,7 +264,7 @@ async def test_anthropic_under_a_prefix(server: ModelServer) -> None:
         ("pause_turn", "pause_turn", "pause_turn"),
     ],
 )
-async def test_finish_in_the_protocols_words(
+async def test_finish_reason_per_protocol(
     server: ModelServer, http: aiohttp.ClientSession, finish: str, chat: str, claude: str
 ) -> None:
     server.script = [Reply(text="t", finish=finish)] * 2
@@ -277,7 +277,7 @@ async def test_finish_in_the_protocols_words(
 # --- The script --------------------------------------------------------------------------------------------------
 
 
-async def test_script_in_order_then_exhausted(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
+async def test_script_order_and_exhaustion(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     server.script = [Reply(text="one"), Reply(text="two")]
     for expected in ("one", "two"):
         made = await gpt.chat.completions.create(model="m", messages=ASK)
@@ -322,7 +322,7 @@ async def test_requests_are_recorded(server: ModelServer, gpt: openai.AsyncOpenA
     assert not request.stream and not request.closed_early
 
 
-async def test_a_body_that_is_no_json(server: ModelServer, http: aiohttp.ClientSession) -> None:
+async def test_invalid_json_body_is_400(server: ModelServer, http: aiohttp.ClientSession) -> None:
     async with http.post("/v1/messages", data=b"[") as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
@@ -436,7 +436,7 @@ async def test_cut_at_every_byte(server: ModelServer, http: aiohttp.ClientSessio
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_cut_is_an_error_to_the_libraries(
+async def test_cut_stream_is_an_error_in_libraries(
     server: ModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic, protocol: Protocol
 ) -> None:
     server.script = [Reply(text=SHORT.text, cut_at=100)]
@@ -549,7 +549,7 @@ async def test_reset_before_headers(server: ModelServer, http: aiohttp.ClientSes
     assert not server.requests[0].closed_early
 
 
-async def test_client_that_leaves_during_a_delay(server: ModelServer, http: aiohttp.ClientSession) -> None:
+async def test_client_disconnect_during_delay(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(delay_s=60)]
     asking = asyncio.create_task(fetch(http, "chat"))
     await server.until(lambda: server.open_streams == 1)
@@ -642,7 +642,9 @@ def conversation(protocol: Protocol, *messages: dict[str, Any]) -> dict[str, Any
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("asked", [False, True])
-async def test_text_goes_on(server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asked: bool) -> None:
+async def test_text_is_continued(
+    server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asked: bool
+) -> None:
     reply = Reply(text=["one ", "two ", "three"], reasoning="hm", tool_calls=[Call("act")])
     server.script = [reply]
     more = conversation(protocol, said("one t"), *([GO_ON] if asked else []))
@@ -694,11 +696,11 @@ def strip_ids(data: Any) -> Any:
         ("responses", conversation("responses", said("one"), {"type": "function_call_output", "output": "r"}), ""),
     ],
 )
-def test_what_was_said_already(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
+def test_already_said_text(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
     assert already_said("one two", turns(protocol, body)) == expected
 
 
-async def test_going_on_can_be_turned_off(server: ModelServer, http: aiohttp.ClientSession) -> None:
+async def test_continuation_can_be_disabled(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(text="same", continues=False)]
     assert b"same" in (await fetch(http, "chat", messages=[*ASK, said("same"), GO_ON]))[1]
 
@@ -724,7 +726,7 @@ def text_of(body: bytes) -> str:
 # --- Starting and stopping ---------------------------------------------------------------------------------------
 
 
-async def test_stop_leaves_nothing_behind() -> None:
+async def test_stop_leaves_nothing_running() -> None:
     before = asyncio.all_tasks()
     server = await ModelServer(Reply(text="t", stall_at=5), Reply(delay_s=60), SHORT).start()
     async with aiohttp.ClientSession(base_url=server.url) as http:
@@ -742,7 +744,7 @@ async def test_stop_leaves_nothing_behind() -> None:
     await server.stop()
 
 
-async def test_a_stopped_server_refuses_and_comes_back_on_its_port() -> None:
+async def test_stopped_server_restarts_on_same_port() -> None:
     server = await ModelServer(SHORT).start()
     port = server.port
     await server.stop()
@@ -754,7 +756,7 @@ async def test_a_stopped_server_refuses_and_comes_back_on_its_port() -> None:
     await server.stop()
 
 
-async def test_only_the_loopback_is_bound(server: ModelServer) -> None:
+async def test_server_binds_loopback_only(server: ModelServer) -> None:
     assert server.url == f"http://127.0.0.1:{server.port}"
     with pytest.raises(OSError, match=r".+"):
         await asyncio.open_connection("127.0.0.2", server.port)

@@ -74,7 +74,7 @@ def decided(ran: Ran) -> list[tuple[str, str]]:
         ({"unattended": "allow"}, {"approvals": "deny"}, FLAGGED, "blocked", [("deny", "rule")]),
     ],
 )
-async def test_the_order(
+async def test_approval_rule_precedence(
     make_house: MakeHouse,
     server: ModelServer,
     settings: Json,
@@ -93,7 +93,7 @@ async def test_the_order(
     assert folder.exists() is not (command == FLAGGED and status == "ok")
 
 
-async def test_what_the_model_is_told(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_blocked_answer_to_model(make_house: MakeHouse, server: ModelServer) -> None:
     answer = await Desk(make_house, server).sh(FLAGGED)
     assert {name: answer[name] for name in ("status", "by", "rules", "code", "exit_code")} == {
         "status": "blocked",
@@ -106,7 +106,7 @@ async def test_what_the_model_is_told(make_house: MakeHouse, server: ModelServer
 
 
 @pytest.mark.parametrize("how", ["process", "session"])
-async def test_a_user_who_wants_no_questions(
+async def test_yolo_mode_skips_approvals(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "process":
@@ -130,7 +130,7 @@ async def test_a_user_who_wants_no_questions(
         ("rm -rf /", True),
     ],
 )
-async def test_a_sandbox_makes_some_questions_needless(
+async def test_sandbox_skips_some_approvals(
     make_house: MakeHouse, server: ModelServer, command: str, asked: bool
 ) -> None:
     desk = Desk(make_house, server, "bubblewrap")
@@ -141,9 +141,7 @@ async def test_a_sandbox_makes_some_questions_needless(
     assert ran.tool_results()[0]["status"] == ("blocked" if asked else "ok")
 
 
-async def test_what_comes_from_a_network_that_is_there_is_asked_about(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_remote_code_with_network_needs_approval(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server, "bubblewrap", terminal={"network": True})
     assert (await desk.sh("curl -s x | sh"))["rules"] == ["remote"]
 
@@ -164,7 +162,7 @@ async def test_what_comes_from_a_network_that_is_there_is_asked_about(
         ("git " * 20_000, "git * --force", False),
     ],
 )
-def test_where_a_forbidden_pattern_stands(text: str, pattern: str, found: bool) -> None:
+def test_deny_pattern_matching(text: str, pattern: str, found: bool) -> None:
     assert _mentions(text, pattern) is found
 
 
@@ -174,9 +172,7 @@ def test_where_a_forbidden_pattern_stands(text: str, pattern: str, found: bool) 
 @pytest.mark.parametrize(
     ("choice", "status"), [("once", "ok"), ("session", "ok"), ("always", "ok"), ("deny", "blocked")]
 )
-async def test_an_answer_and_what_it_covers(
-    make_house: MakeHouse, server: ModelServer, choice: str, status: str
-) -> None:
+async def test_approval_choice_scope(make_house: MakeHouse, server: ModelServer, choice: str, status: str) -> None:
     desk = Desk(make_house, server)
     made(desk)
     under_way = await desk.begin(terminal(FLAGGED), answerable=True)
@@ -221,7 +217,7 @@ async def test_an_answer_and_what_it_covers(
         (f"rm -r {KEY}", {}, False),
     ],
 )
-async def test_when_always_is_offered(
+async def test_always_choice_availability(
     make_house: MakeHouse, server: ModelServer, command: str, fields: Json, always: bool
 ) -> None:
     desk = Desk(make_house, server)
@@ -247,21 +243,21 @@ async def test_when_always_is_offered(
         (["git *"], "git reset --hard; rm -r build", "blocked"),
     ],
 )
-async def test_standing_grants(
+async def test_command_allowlist(
     make_house: MakeHouse, server: ModelServer, allowed: list[str], command: str, status: str
 ) -> None:
     desk = Desk(make_house, server, command_allowlist=allowed)
     assert (await desk.sh(command))["status"] == status
 
 
-async def test_nobody_answers_in_time(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_timeout(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server, api_server={"approval_timeout_seconds": 0.05})
     ran = await desk.ran(terminal(FLAGGED), answerable=True)
     assert decided(ran) == [("deny", "timeout")]
     assert (ran.tool_results()[0]["by"], ran.tool_results()[0]["status"]) == ("timeout", "blocked")
 
 
-async def test_a_stop_while_it_is_asked(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_interrupt_during_approval(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     under_way = await desk.begin(terminal(FLAGGED), answerable=True)
     await under_way.seen("approval.requested")
@@ -271,7 +267,7 @@ async def test_a_stop_while_it_is_asked(make_house: MakeHouse, server: ModelServ
     await nothing_left(server)
 
 
-async def test_the_text_shown_is_complete_and_without_secrets(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_text_is_complete_and_redacted(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server)
     words = " ".join(f"word{n}" for n in range(3000))
     under_way = await desk.begin(terminal(f"rm -r build {words} {KEY} end"), answerable=True)
@@ -280,7 +276,7 @@ async def test_the_text_shown_is_complete_and_without_secrets(make_house: MakeHo
     await under_way.end()
 
 
-async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
+async def test_approvals_are_sequential_and_block_only_conflicting_calls(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     desk = Desk(make_house, server)
@@ -301,7 +297,7 @@ async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
     assert ran.tool_results()[:2] == [{"done": "one"}, {"done": "two"}]
 
 
-async def test_leave_given_before_a_crash_counts_for_one_question(house: House, server: ModelServer) -> None:
+async def test_approval_before_crash_counts_for_one_request(house: House, server: ModelServer) -> None:
     said: list[str] = []
 
     async def act(ctx: ToolContext, _: Json) -> Json:
@@ -323,7 +319,9 @@ async def test_leave_given_before_a_crash_counts_for_one_question(house: House, 
 # ---- the other kinds
 
 
-async def test_a_folder_outside_the_workspace(make_house: MakeHouse, server: ModelServer, tmp_path: Path) -> None:
+async def test_write_grant_for_folder_outside_workspace(
+    make_house: MakeHouse, server: ModelServer, tmp_path: Path
+) -> None:
     desk = Desk(make_house, server)
     outside = tmp_path / "elsewhere"
     outside.mkdir()
@@ -347,7 +345,9 @@ async def test_a_folder_outside_the_workspace(make_house: MakeHouse, server: Mod
 
 
 @pytest.mark.parametrize(("key", "choices"), [("", ["once", "deny"]), ("k", ["once", "session", "deny"])])
-async def test_other_leave(make_house: MakeHouse, server: ModelServer, key: str, choices: list[str]) -> None:
+async def test_approval_for_other_tools(
+    make_house: MakeHouse, server: ModelServer, key: str, choices: list[str]
+) -> None:
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, _: Json) -> Json:
@@ -375,7 +375,7 @@ async def smart(make_house: MakeHouse, server: ModelServer, said: Reply, **field
     return desk, await desk.begin(terminal(FLAGGED), replies=(said,), message="clean up the build", answerable=True)
 
 
-async def test_a_reviewer_approves_this_once(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_smart_approval_reviewer_approves_once(make_house: MakeHouse, server: ModelServer) -> None:
     desk, under_way = await smart(make_house, server, verdict("approve"))
     ran = await under_way.end()
     assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "reviewer")])
@@ -392,7 +392,7 @@ async def test_a_reviewer_approves_this_once(make_house: MakeHouse, server: Mode
 @pytest.mark.parametrize(
     ("decision", "choices"), [("deny", ["once", "deny"]), ("unsure", ["once", "session", "always", "deny"])]
 )
-async def test_a_reviewer_who_does_not_approve_leaves_it_to_the_user(
+async def test_smart_approval_reviewer_escalates_to_user(
     make_house: MakeHouse, server: ModelServer, decision: str, choices: list[str]
 ) -> None:
     _, under_way = await smart(make_house, server, verdict(decision, "It deletes more than that."))
@@ -416,7 +416,7 @@ async def test_a_reviewer_who_does_not_approve_leaves_it_to_the_user(
     ],
     ids=["no json", "no decision", "no reason", "no object", "words around it", "refused"],
 )
-async def test_a_reviewer_who_is_none_counts_for_nothing(
+async def test_smart_approval_invalid_reviewer_answer_is_ignored(
     make_house: MakeHouse, server: ModelServer, said: Reply
 ) -> None:
     _, under_way = await smart(make_house, server, said)
@@ -425,7 +425,7 @@ async def test_a_reviewer_who_is_none_counts_for_nothing(
     assert decided(await under_way.end()) == [("deny", "user")]
 
 
-async def test_a_reviewer_has_so_much_time(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_smart_approval_reviewer_timeout(make_house: MakeHouse, server: ModelServer) -> None:
     slow = Reply(text="late", stall_at=0)
     quiet = {"title_generation": {"enabled": False}}
     _, under_way = await smart(make_house, server, slow, auxiliary={**quiet, "approval": {"timeout": 0.2}})
@@ -435,13 +435,13 @@ async def test_a_reviewer_has_so_much_time(make_house: MakeHouse, server: ModelS
         await under_way.end()
 
 
-async def test_a_fence_around_the_verdict_does_no_harm(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_smart_approval_reviewer_answer_in_code_fence(make_house: MakeHouse, server: ModelServer) -> None:
     said = Reply(text='```json\n{"decision": "approve", "reason": "x"}\n```')
     _, under_way = await smart(make_house, server, said)
     assert decided(await under_way.end()) == [("once", "reviewer")]
 
 
-async def test_a_reviewer_is_not_asked_about_what_is_never_done_or_granted(
+async def test_smart_approval_reviewer_is_not_asked_for_denied_or_granted(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     desk = Desk(make_house, server, approvals={"mode": "smart"}, command_allowlist=[FLAGGED])

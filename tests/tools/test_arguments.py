@@ -44,7 +44,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), GOOD)
-def test_arguments_are_read_and_repaired(text: str, value: dict[str, Any]) -> None:
+def test_arguments_are_parsed_and_repaired(text: str, value: dict[str, Any]) -> None:
     parsed = parse(text)
     assert (parsed.state, parsed.value) == ("ok", value)
 
@@ -75,7 +75,7 @@ CUT = [
 
 
 @pytest.mark.parametrize("text", CUT)
-def test_arguments_that_end_in_the_middle_are_cut(text: str) -> None:
+def test_incomplete_arguments_are_cut(text: str) -> None:
     parsed = parse(text)
     assert (parsed.state, parsed.value) == ("cut", None)
 
@@ -101,13 +101,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_anything_else_is_broken_and_said_to_be(text: str) -> None:
+def test_invalid_arguments_are_broken(text: str) -> None:
     parsed = parse(text)
     assert (parsed.state, parsed.value) == ("broken", None)
     assert parsed.fault
 
 
-def test_a_fault_names_the_position() -> None:
+def test_argument_fault_names_position() -> None:
     assert "line 2 column 3" in parse('{"a": 1,\n  b: 2}').fault
     assert "array" in parse("[1]").fault
 
@@ -138,7 +138,7 @@ def is_part(part: Any, whole: Any) -> bool:
 
 @given(_objects, _styles)
 @settings(deadline=None, max_examples=200)
-def test_a_beginning_is_never_read_as_something_else(value: dict[str, Any], style: dict[str, Any]) -> None:
+def test_argument_prefix_is_never_misread_property(value: dict[str, Any], style: dict[str, Any]) -> None:
     text = json.dumps(value, **style)
     assert parse(text).value == value
     for end in range(len(text)):
@@ -151,7 +151,7 @@ def test_a_beginning_is_never_read_as_something_else(value: dict[str, Any], styl
 
 @given(_objects, _styles)
 @settings(deadline=None)
-def test_only_the_closing_brackets_missing_gives_the_whole_value(value: dict[str, Any], style: dict[str, Any]) -> None:
+def test_missing_closing_brackets_are_repaired_property(value: dict[str, Any], style: dict[str, Any]) -> None:
     text = json.dumps(value, **style)
     end = len(text)
     while text[end - 1] in "}] \n":
@@ -162,7 +162,7 @@ def test_only_the_closing_brackets_missing_gives_the_whole_value(value: dict[str
 
 @given(st.text(alphabet='{}[]",:\\ \n\ta1-.tn', max_size=30) | st.text(max_size=30))
 @settings(deadline=None, max_examples=300)
-def test_parsing_never_fails(text: str) -> None:
+def test_parsing_never_fails_property(text: str) -> None:
     parsed = parse(text)
     assert (parsed.state == "ok") == isinstance(parsed.value, dict)
     assert (parsed.state == "ok") == (not parsed.fault)
@@ -173,7 +173,7 @@ def test_parsing_never_fails(text: str) -> None:
     ["[" * 100_000, '{"a":' * 100_000, '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"],
     ids=["arrays", "objects", "closed"],
 )
-def test_a_model_that_writes_brackets_without_end_is_refused(text: str) -> None:
+def test_endless_brackets_are_rejected(text: str) -> None:
     assert parse(text).state in ("cut", "broken")
 
 
@@ -211,11 +211,11 @@ OFFERED = ["read_file", "write_file", "web_search", "todo", "memory", "terminal"
         ("", None),
     ],
 )
-def test_a_name_is_settled_without_guessing(name: str, meant: str | None) -> None:
+def test_tool_name_is_settled_without_guessing(name: str, meant: str | None) -> None:
     assert settle_name(name, OFFERED) == meant
 
 
-def test_an_exact_name_wins_over_a_similar_one() -> None:
+def test_exact_tool_name_wins() -> None:
     assert settle_name("a-b", ["a_b", "a-b"]) == "a-b"
 
 
@@ -231,15 +231,15 @@ def test_an_exact_name_wins_over_a_similar_one() -> None:
         ("readfile", ["read_file", "ReadFile"], "ReadFile"),
     ],
 )
-def test_a_loose_name_counts_where_a_single_tool_fits(name: str, offered: list[str], meant: str | None) -> None:
+def test_loose_tool_name_matches_single_tool(name: str, offered: list[str], meant: str | None) -> None:
     assert settle_name(name, offered) == meant
 
 
-def test_an_offered_name_may_itself_have_other_signs() -> None:
+def test_offered_tool_name_with_other_characters() -> None:
     assert settle_name("my_tool", ["My-Tool"]) == "My-Tool"
 
 
-def test_the_five_nearest_names_are_listed() -> None:
+def test_nearest_tool_names() -> None:
     found = nearest("read_fil", OFFERED)
     assert found[0] == "read_file"
     assert len(found) == 5
@@ -285,7 +285,7 @@ KINDS: dict[str, dict[str, Any]] = {
         ("s", '["x"]', '["x"]'),
     ],
 )
-def test_what_loses_nothing_is_coerced(name: str, given_: Any, wanted: Any) -> None:
+def test_lossless_argument_coercion(name: str, given_: Any, wanted: Any) -> None:
     args, fault = check({name: given_}, schema(**KINDS))
     assert (args[name], type(args[name]), fault) == (wanted, type(wanted), "")
 
@@ -317,31 +317,31 @@ def test_what_loses_nothing_is_coerced(name: str, given_: Any, wanted: Any) -> N
         ("o", "[1]"),
     ],
 )
-def test_what_would_lose_something_is_refused_as_it_is(name: str, value: Any) -> None:
+def test_lossy_argument_is_rejected(name: str, value: Any) -> None:
     args, fault = check({name: value}, schema(**KINDS))
     assert args == {name: value}
     assert name in fault
 
 
 @given(st.integers(-(10**17), 10**17))
-def test_any_whole_number_written_as_text_is_that_number(number: int) -> None:
+def test_integer_text_is_coerced_property(number: int) -> None:
     assert check({"i": str(number)}, schema(**KINDS)) == ({"i": number}, "")
 
 
 @given(st.decimals(-(10**9), 10**9, places=6) | st.decimals(10**17, 10**18 - 1, places=12))
-def test_a_number_written_as_text_keeps_every_digit(number: Decimal) -> None:
+def test_number_text_keeps_every_digit_property(number: Decimal) -> None:
     args, _ = check({"n": format(number, "f")}, schema(**KINDS))
     if not isinstance(args["n"], str):
         assert Decimal(str(args["n"])) == number
 
 
-def test_scalars_inside_lists_and_objects_are_coerced_too() -> None:
+def test_nested_scalars_are_coerced() -> None:
     item = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
     args, fault = check({"items": [{"id": 1, "n": "2"}]}, schema(items={"type": "array", "items": item}))
     assert (args, fault) == ({"items": [{"id": "1", "n": 2}]}, "")
 
 
-def test_a_fault_names_its_place() -> None:
+def test_argument_fault_names_path() -> None:
     inner = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     files = {"type": "array", "items": inner}
     faults = schema_faults({"files": [{"path": "a"}, {"path": ["x"]}]}, schema(files=files))
@@ -355,7 +355,7 @@ def test_unknown_and_missing_arguments_are_named() -> None:
     assert "'x'" in fault and '"s"' in fault
 
 
-def test_at_most_three_faults_are_told() -> None:
+def test_at_most_three_argument_faults() -> None:
     _, fault = check({name: {"no": 1} for name in "inbs"}, schema(**KINDS))
     assert len(fault.split("; ")) == 3
 
@@ -365,7 +365,7 @@ def test_at_most_three_faults_are_told() -> None:
     [float("nan"), float("inf"), 10**40, -(10**40), "\ud800", {"k": "\udfff"}, [[[[]]]]],
     ids=["nan", "inf", "big", "small", "half a pair", "half a pair inside", "deep"],
 )
-def test_odd_values_that_json_can_bring_are_checked_not_tripped_over(value: Any) -> None:
+def test_odd_json_values_are_checked(value: Any) -> None:
     for kind in KINDS.values():
         args, fault = check({"v": value}, schema(v=kind))
         assert isinstance(fault, str) and "v" in args

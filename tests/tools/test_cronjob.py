@@ -41,7 +41,7 @@ async def create(house: House, server: ModelServer, **args: Any) -> Json:
     return (await call(house, server, action="create", **args))["job"]
 
 
-async def test_a_job_has_the_whole_record(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_create_stores_whole_record(jobs: House, server: ModelServer) -> None:
     before = time.time()
     answer = await call(jobs, server, action="create", schedule="every 30m", prompt="Look after the plants.\nAll.")
     job = answer["job"]
@@ -57,13 +57,13 @@ async def test_a_job_has_the_whole_record(jobs: House, server: ModelServer) -> N
     assert await jobs.app.store.jobs.due(before) == []
 
 
-async def test_a_job_is_kept_though_the_turn_is_not(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_outlives_unpersisted_turn(jobs: House, server: ModelServer) -> None:
     job = await create(jobs, server, name="plants", schedule="1d")
     assert job["repeat"] == {"times": 1, "completed": 0}
     assert [kept["id"] for kept in (await call(jobs, server, action="list"))["jobs"]] == [job["id"]]
 
 
-async def test_a_job_can_be_changed_paused_resumed_made_due_and_removed(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_update_pause_resume_run_remove(jobs: House, server: ModelServer) -> None:
     job_id = (await create(jobs, server))["id"]
     changed = await call(jobs, server, action="update", job_id=job_id, schedule="0 9 * * *", repeat=3, model="big")
     assert (changed["job"]["schedule_display"], changed["job"]["model"]) == ("0 9 * * *", "big")
@@ -82,7 +82,7 @@ async def test_a_job_can_be_changed_paused_resumed_made_due_and_removed(jobs: Ho
     assert (await call(jobs, server, action="remove", job_id=job_id))["code"] == "not_found"
 
 
-async def test_pausing_and_resuming_twice_changes_nothing(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_pause_and_resume_are_idempotent(jobs: House, server: ModelServer) -> None:
     job_id = (await create(jobs, server))["id"]
     first = await call(jobs, server, action="pause", job_id=job_id)
     assert await call(jobs, server, action="pause", job_id=job_id) == first
@@ -118,14 +118,14 @@ async def test_pausing_and_resuming_twice_changes_nothing(jobs: House, server: M
         ({"action": "destroy"}, "invalid_arguments"),
     ],
 )
-async def test_what_is_refused(jobs: House, server: ModelServer, args: Json, code: str) -> None:
+async def test_cronjob_rejects_invalid_arguments(jobs: House, server: ModelServer, args: Json, code: str) -> None:
     answer = await call(jobs, server, **args)
     assert answer["code"] == code
     assert (GRAMMAR in answer["error"]) is (code == "bad_schedule")
     assert await jobs.app.store.jobs.list() == []
 
 
-async def test_a_change_that_is_refused_changes_nothing(jobs: House, server: ModelServer) -> None:
+async def test_rejected_cronjob_update_changes_nothing(jobs: House, server: ModelServer) -> None:
     job = await create(jobs, server)
     assert (await call(jobs, server, action="update", job_id=job["id"], schedule="99m 3"))["code"] == "bad_schedule"
     assert (await call(jobs, server, action="update", job_id=job["id"]))["code"] == "invalid_arguments"
@@ -133,7 +133,7 @@ async def test_a_change_that_is_refused_changes_nothing(jobs: House, server: Mod
     assert kept is not None and cronjob.shown(kept) == job
 
 
-async def test_a_turn_with_commands_may_give_a_script(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_script_needs_terminal_tool(jobs: House, server: ModelServer) -> None:
     jobs.offer(cronjob.TOOL, terminal.TOOL)
     job = await create(jobs, server, script="git log -3", effort="low", continuity=True)
     assert (job["script"], job["effort"], job["continuity"]) == ("git log -3", "low", True)
@@ -141,7 +141,7 @@ async def test_a_turn_with_commands_may_give_a_script(jobs: House, server: Model
     assert (leak["code"], "`script`" in leak["error"]) == ("injection_suspected", True)
 
 
-async def test_paused_jobs_are_listed_when_asked_for(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_list_includes_paused_on_request(jobs: House, server: ModelServer) -> None:
     job = await create(jobs, server)
     await call(jobs, server, action="pause", job_id=job["id"])
     assert (await call(jobs, server, action="list"))["jobs"] == []
@@ -149,12 +149,12 @@ async def test_paused_jobs_are_listed_when_asked_for(jobs: House, server: ModelS
     assert [one["id"] for one in listed] == [job["id"]]
 
 
-def test_a_record_of_an_earlier_version_is_shown_whole() -> None:
+def test_cronjob_record_of_older_version() -> None:
     old = {"id": "0" * 12, "name": "old", "enabled": True, "owner": "default"}
     assert cronjob.shown(old).items() >= {"script": None, "effort": None, "continuity": False}.items()
 
 
-async def test_no_more_jobs_than_the_limit(jobs: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cronjob_limit(jobs: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cronjob, "JOBS_MAX", 1)
     await create(jobs, server)
     answer = await call(jobs, server, action="create", schedule="30m", prompt="One more.")
@@ -162,14 +162,14 @@ async def test_no_more_jobs_than_the_limit(jobs: House, server: ModelServer, mon
 
 
 @pytest.mark.parametrize("other", [{"owner": "somebody"}, {"session_key": "theirs"}])
-async def test_jobs_of_others_are_unknown(jobs: House, server: ModelServer, other: Json) -> None:
+async def test_cronjobs_of_other_owner_are_not_found(jobs: House, server: ModelServer, other: Json) -> None:
     job = await create(jobs, server)
     assert (await call(jobs, server, other, action="list"))["jobs"] == []
     for action in ("run", "remove", "pause"):
         assert (await call(jobs, server, other, action=action, job_id=job["id"]))["code"] == "not_found"
 
 
-async def test_a_job_may_do_no_more_than_its_maker_or_changer(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_tool_policy_is_that_of_creator_or_editor(jobs: House, server: ModelServer) -> None:
     narrow = {"tool_policy": frozenset({"cronjob", "todo"})}
     made = await call(jobs, server, narrow, action="create", schedule="every 1h", prompt="Do it.")
     free = await create(jobs, server)
@@ -180,7 +180,7 @@ async def test_a_job_may_do_no_more_than_its_maker_or_changer(jobs: House, serve
         assert kept is not None and kept["tool_policy"] == ["cronjob", "todo"]
 
 
-async def test_times_are_those_of_the_configured_zone(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_cronjob_times_use_configured_timezone(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"timezone": "Asia/Tokyo", "mcp_servers": {"notes": {"command": "notes"}}})
     house.offer(cronjob.TOOL)
     args = {"schedule": "0 9 * * *", "prompt": "Good morning.", "enabled_toolsets": ["todo", "mcp:notes"]}
@@ -189,7 +189,7 @@ async def test_times_are_those_of_the_configured_zone(make_house: MakeHouse, ser
     assert all(text.endswith("T09:00:00+09:00") for text in answer["next_times"])
 
 
-def test_a_record_can_be_made_without_a_tool() -> None:
+def test_cronjob_record_without_tool() -> None:
     from hermes.guards.secrets import Secrets
 
     job = cronjob.made({"schedule": "30m", "prompt": "x", "session_id": "s"}, 1e9, "UTC", Secrets())
@@ -200,14 +200,14 @@ def test_a_record_can_be_made_without_a_tool() -> None:
         cronjob.changed(job, {"timezone": "Nowhere"}, 1e9, Secrets())
 
 
-async def test_it_is_not_offered_where_jobs_are_turned_off(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_cronjob_is_not_offered_when_cron_is_disabled(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"cron": {"enabled": False}})
     house.offer(cronjob.TOOL)
     server.script = [Reply(text="Done.")]
     assert (await house.run(server)).one("run.started")["tools"] == []
 
 
-def test_configured_servers_are_toolsets_of_every_surface() -> None:
+def test_mcp_servers_are_toolsets_of_every_surface() -> None:
     config = {"mcp_servers": {"a": {"enabled": True}, "b": {"enabled": False}, "c": {}}}
     assert {"mcp:a", "mcp:c"} <= toolsets._get_platform_tools(config, "cron")
     assert "mcp:b" not in toolsets._get_platform_tools(config, "cli")

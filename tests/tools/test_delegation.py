@@ -51,7 +51,7 @@ def offer(house: House, *tools: ToolDef) -> None:
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_children_are_runs_of_their_own(house: House, server: ModelServer, persist: bool) -> None:
+async def test_delegated_children_are_own_runs(house: House, server: ModelServer, persist: bool) -> None:
     offer(house, tool("look", **reading()), tool("clarify", toolset="clarify"), tool("cronjob", toolset="cronjob"))
     usage = {"input": 10, "output": 5}
     find = [Reply(tool_calls=[Call("look")], usage=usage), Reply(text="It is blue.", usage=usage)]
@@ -90,7 +90,7 @@ async def test_children_are_runs_of_their_own(house: House, server: ModelServer,
     assert (session["kind"], session["parent_session_id"]) == ("delegate", ran.spec.session_id)
 
 
-async def test_one_failing_task_does_not_hide_the_others(house: House, server: ModelServer) -> None:
+async def test_failing_child_does_not_hide_others(house: House, server: ModelServer) -> None:
     offer(house)
     talk(server, delegate("break", "count"), **{"break": [Reply(status=401, error="no")], "count": [Reply(text="3")]})
     broken, fine = results(await house.run(server))
@@ -98,7 +98,7 @@ async def test_one_failing_task_does_not_hide_the_others(house: House, server: M
     assert (fine["status"], fine["summary"]) == ("completed", "3")
 
 
-async def test_a_child_out_of_steps_has_failed_and_says_what_it_did(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_child_out_of_iterations_fails_with_summary(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"delegation": {"max_iterations": 1, "max_summary_chars": 100}})
     offer(house, tool("look", **reading()))
     talk(server, delegate("search"), search=[Reply(tool_calls=[Call("look")]), Reply(text="Half of it. " * 20)])
@@ -107,7 +107,7 @@ async def test_a_child_out_of_steps_has_failed_and_says_what_it_did(make_house: 
     assert len(half["summary"]) == 100 and half["summary"].endswith("[… cut: 240 characters in all]")
 
 
-async def test_the_child_is_told_goal_and_context_and_nothing_else(house: House, server: ModelServer) -> None:
+async def test_child_gets_goal_and_context_only(house: House, server: ModelServer) -> None:
     offer(house)
     talk(server, Call("delegate_task", {"goal": "count", "context": "sheep"}), count=[Reply(text="3")])
     await house.run(server, "a secret plan", instructions="Speak like a pirate.")
@@ -117,9 +117,7 @@ async def test_the_child_is_told_goal_and_context_and_nothing_else(house: House,
 
 
 @pytest.mark.parametrize("most", [1, 2])
-async def test_no_more_children_at_once_than_the_setting_allows(
-    make_house: MakeHouse, server: ModelServer, most: int
-) -> None:
+async def test_max_concurrent_children_setting(make_house: MakeHouse, server: ModelServer, most: int) -> None:
     house = make_house({"delegation": {"max_concurrent_children": most}})
     at_once = seen = 0
 
@@ -148,14 +146,14 @@ async def test_no_more_children_at_once_than_the_setting_allows(
         ({"goal": "x" * 100_001}, "too_large"),
     ],
 )
-async def test_what_is_refused(house: House, server: ModelServer, args: Json, code: str) -> None:
+async def test_delegation_rejects_invalid_arguments(house: House, server: ModelServer, args: Json, code: str) -> None:
     offer(house)
     talk(server, Call("delegate_task", args))
     [answer] = (await house.run(server)).tool_results()
     assert answer["code"] == code
 
 
-async def test_a_child_cannot_delegate(house: House, server: ModelServer) -> None:
+async def test_child_cannot_delegate(house: House, server: ModelServer) -> None:
     offer(house, tool("look"))
     talk(server, delegate("again"), again=[Reply(tool_calls=[delegate("deeper")]), Reply(text="No.")])
     ran = await house.run(server, persist=True)
@@ -163,7 +161,7 @@ async def test_a_child_cannot_delegate(house: House, server: ModelServer) -> Non
     assert "unknown_tool" in str(next(row.content for row in rows if row.role == "tool"))
 
 
-async def test_a_policy_that_narrows_the_parent_narrows_the_child(house: House, server: ModelServer) -> None:
+async def test_tool_policy_of_parent_applies_to_child(house: House, server: ModelServer) -> None:
     offer(house, tool("look", **reading()), tool("touch", toolset="y"))
     talk(server, delegate("count"), count=[Reply(text="3")])
     await house.run(server, tool_policy=frozenset({"delegation", "x"}))
@@ -171,7 +169,7 @@ async def test_a_policy_that_narrows_the_parent_narrows_the_child(house: House, 
 
 
 @pytest.mark.parametrize("source", ["api_server", "cli"])
-async def test_a_child_works_where_its_parent_does_with_its_leave(
+async def test_child_shares_workspace_and_grants_of_parent(
     make_house: MakeHouse, server: ModelServer, source: Any
 ) -> None:
     house = make_house({"terminal": {"backend": "local"}})
@@ -205,7 +203,7 @@ def waiting(started: asyncio.Event) -> ToolDef:
 
 @pytest.mark.parametrize("persist", [True, False])
 @pytest.mark.parametrize("reason", ["stop", "client_disconnected"])
-async def test_cancelling_the_parent_cancels_its_children_for_the_same_reason(
+async def test_cancelling_parent_cancels_children(
     house: House, server: ModelServer, persist: bool, reason: str
 ) -> None:
     started = asyncio.Event()
@@ -225,7 +223,7 @@ async def test_cancelling_the_parent_cancels_its_children_for_the_same_reason(
     await nothing_left(server)
 
 
-async def test_the_deadline_of_the_parent_is_that_of_its_children(house: House, server: ModelServer) -> None:
+async def test_parent_deadline_applies_to_children(house: House, server: ModelServer) -> None:
     offer(house, waiting(asyncio.Event()))
     talk(server, delegate("wait"), wait=[Reply(tool_calls=[Call("wait")])])
     ran = await house.run(server, persist=True, deadline_seconds=0.3)
@@ -235,7 +233,7 @@ async def test_the_deadline_of_the_parent_is_that_of_its_children(house: House, 
     assert record.state.failure == "deadline"
 
 
-async def test_a_child_that_is_stopped_alone_is_reported_as_such(house: House, server: ModelServer) -> None:
+async def test_cancelled_child_is_reported(house: House, server: ModelServer) -> None:
     started = asyncio.Event()
     offer(house, waiting(started))
     talk(server, delegate("wait"), wait=[Reply(tool_calls=[Call("wait")])])
@@ -265,9 +263,7 @@ async def asked(house: House, server: ModelServer, said: list[str], **fields: An
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_a_childs_question_is_asked_and_answered_in_the_parents_log(
-    house: House, server: ModelServer, named: bool
-) -> None:
+async def test_child_approval_is_answered_in_parent_log(house: House, server: ModelServer, named: bool) -> None:
     said: list[str] = []
     running = await asked(house, server, said)
     request = await running.seen("approval.requested")
@@ -284,7 +280,7 @@ async def test_a_childs_question_is_asked_and_answered_in_the_parents_log(
     assert (resolved["by"], resolved["comment"]) == ("user", "go on")
 
 
-async def test_a_question_answered_at_the_child_is_closed_in_the_parents_log(house: House, server: ModelServer) -> None:
+async def test_child_approval_answered_at_child_is_closed_in_parent_log(house: House, server: ModelServer) -> None:
     said: list[str] = []
     running = await asked(house, server, said)
     request = await running.seen("approval.requested")
@@ -296,7 +292,7 @@ async def test_a_question_answered_at_the_child_is_closed_in_the_parents_log(hou
     assert said == ["deny"] and ran.one("approval.resolved")["choice"] == "deny"
 
 
-async def test_a_question_that_is_open_when_the_parent_stops_is_denied(house: House, server: ModelServer) -> None:
+async def test_child_approval_is_denied_when_parent_is_interrupted(house: House, server: ModelServer) -> None:
     running = await asked(house, server, [])
     await running.seen("approval.requested")
     await running.control("cancel")
@@ -304,7 +300,7 @@ async def test_a_question_that_is_open_when_the_parent_stops_is_denied(house: Ho
     assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "interrupt")
 
 
-async def test_a_question_that_nobody_answers_runs_out(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_child_approval_timeout(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"approvals": {"timeout": 0.05}})
     said: list[str] = []
     ran = await (await asked(house, server, said)).end()
@@ -341,7 +337,7 @@ async def begin(child: Left) -> None:
 
 
 @pytest.mark.parametrize("begun", ["no", "started", "at work"])
-async def test_after_a_crash_the_call_goes_on_with_its_child(house: House, server: ModelServer, begun: str) -> None:
+async def test_delegation_resumes_child_after_crash(house: House, server: ModelServer, begun: str) -> None:
     offer(house)
     server.handler = lambda request: (
         Reply(text="Three.") if request.turns[-1].text == "count" else Reply(text="All done.")
@@ -368,7 +364,7 @@ async def test_after_a_crash_the_call_goes_on_with_its_child(house: House, serve
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_child_that_is_at_its_end_is_not_run_again(house: House, server: ModelServer, told: bool) -> None:
+async def test_finished_child_is_not_run_again_after_crash(house: House, server: ModelServer, told: bool) -> None:
     offer(house)
     server.handler = lambda _: Reply(text="Three.", usage={"input": 10, "output": 5})
     left = await left_with_a_call(house, server)
@@ -386,7 +382,7 @@ async def test_a_child_that_is_at_its_end_is_not_run_again(house: House, server:
 
 
 @pytest.mark.parametrize("on_detach", ["continue", "cancel"])
-async def test_a_shutdown_leaves_the_call_open_where_its_run_will_go_on(
+async def test_shutdown_leaves_delegation_open_for_resume(
     make_house: MakeHouse, server: ModelServer, on_detach: str
 ) -> None:
     house, started = make_house(), asyncio.Event()
@@ -416,7 +412,7 @@ async def test_a_shutdown_leaves_the_call_open_where_its_run_will_go_on(
     assert (result["status"], result["summary"]) == ("completed", "Waited.")
 
 
-async def test_where_the_parent_is_not_gone_on_with_its_child_is_stopped(house: House, server: ModelServer) -> None:
+async def test_child_of_parent_that_is_not_resumed_is_cancelled(house: House, server: ModelServer) -> None:
     offer(house, tool("wait"))
     server.handler = lambda _: Reply(text="never", stall_at=1)
     left = await left_with_a_call(house, server, on_detach="cancel")

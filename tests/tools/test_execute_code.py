@@ -45,13 +45,13 @@ def desk(request: pytest.FixtureRequest, make_house: MakeHouse, server: ModelSer
         ("é = 'ü'; print(é)", "ü\n", "", 0),
     ],
 )
-async def test_a_script_and_its_answer(desk: Desk, text: str, stdout: str, stderr: str, exit_code: int) -> None:
+async def test_script_output_and_exit_code(desk: Desk, text: str, stdout: str, stderr: str, exit_code: int) -> None:
     answer = await desk.call("execute_code", {"code": text})
     assert answer == {"stdout": stdout, "stderr": stderr, "exit_code": exit_code, "status": "ok", "calls": 0}
     assert desk.left_over() == []
 
 
-async def test_a_script_that_fails_says_where(desk: Desk) -> None:
+async def test_script_error_has_traceback(desk: Desk) -> None:
     answer = await desk.call("execute_code", {"code": "def f():\n    return 1 / 0\n\nf()"})
     lines = answer["stderr"].splitlines()
     assert (answer["exit_code"], lines[-1]) == (1, "ZeroDivisionError: division by zero")
@@ -60,13 +60,13 @@ async def test_a_script_that_fails_says_where(desk: Desk) -> None:
     assert wrong["exit_code"] == 1 and "SyntaxError" in wrong["stderr"]
 
 
-async def test_it_runs_where_the_shell_is(desk: Desk) -> None:
+async def test_script_runs_in_shell_cwd(desk: Desk) -> None:
     await desk.sh("mkdir d; cd d; export LEFT=x; echo 'N = 5' > own.py")
     text = "import os, own; print(os.getcwd(), os.environ['LEFT'], own.N)"
     assert (await desk.call("execute_code", {"code": text}))["stdout"] == f"{desk.workspace}/d x 5\n"
 
 
-async def test_much_output_is_cut(desk: Desk) -> None:
+async def test_long_script_output_is_truncated(desk: Desk) -> None:
     text = "import sys\nfor n in range(100000): print(f'{n:05}')\nprint('e' * 1000000, file=sys.stderr)"
     ran = await desk.ran(script(text))
     [answer] = ran.tool_results()
@@ -79,7 +79,7 @@ async def test_much_output_is_cut(desk: Desk) -> None:
     assert {event["stream"] for event in ran.of("tool.output")} == {"stdout", "stderr", "info"}
 
 
-async def test_time_is_limited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_script_timeout(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", 2.0)
     mark = new_mark()
     text = f"import os; print('so far'); os.system('sleep {mark}')"
@@ -93,7 +93,7 @@ async def test_time_is_limited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
 # ---- its calls
 
 
-async def test_a_call_has_records_of_its_own(desk: Desk) -> None:
+async def test_script_tool_calls_are_recorded(desk: Desk) -> None:
     text = "from hermes_tools import terminal\nfor n in (1, 2): print(terminal(f'echo {n}; exit {n}'))"
     ran = await desk.ran(script(text), persist=True)
     [answer] = ran.tool_results()
@@ -112,7 +112,7 @@ async def test_a_call_has_records_of_its_own(desk: Desk) -> None:
     assert [row.tool_call_id for row in rows if row.role == "tool"] == ["call_x"], "the conversation has one result"
 
 
-async def test_arguments_by_place_and_name(desk: Desk) -> None:
+async def test_script_tool_arguments_by_position_and_name(desk: Desk) -> None:
     seen: list[Json] = []
 
     async def read(_: ToolContext, args: Json) -> Json:
@@ -144,7 +144,7 @@ except TypeError as error: print(error)
     assert seen == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
 
 
-async def test_every_guard_holds_for_its_calls(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_script_tool_calls_pass_every_guard(make_house: MakeHouse, server: ModelServer) -> None:
     desk = Desk(make_house, server, "bubblewrap")
     (desk.workspace / "build").mkdir(parents=True)
     text = "from hermes_tools import terminal\nfor c in ('rm -rf /', 'rm -r build'): print(terminal(c)['status'])"
@@ -157,14 +157,14 @@ async def test_every_guard_holds_for_its_calls(make_house: MakeHouse, server: Mo
     assert [event["by"] for event in ran.of("approval.resolved")] == ["rule", "user"]
 
 
-async def test_so_many_calls_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_script_tool_call_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tool.limits, "CODE_CALLS_MAX", 2)
     text = "from hermes_tools import terminal\nfor n in range(4): print(terminal('true').get('code'))"
     answer = await desk.call("execute_code", {"code": text})
     assert (answer["stdout"], answer["calls"]) == ("None\nNone\nlimit_reached\nlimit_reached\n", 2)
 
 
-async def test_calls_from_threads_do_not_mix(desk: Desk) -> None:
+async def test_script_tool_calls_from_threads(desk: Desk) -> None:
     text = """
 from concurrent.futures import ThreadPoolExecutor
 from hermes_tools import terminal
@@ -185,7 +185,7 @@ with ThreadPoolExecutor(8) as pool:
         '{"name": "terminal", "arguments": 5}',
     ],
 )
-async def test_a_script_that_speaks_for_itself_gets_no_further(desk: Desk, said: str) -> None:
+async def test_script_cannot_forge_tool_protocol(desk: Desk, said: str) -> None:
     text = f"""
 import hermes_tools, socket, gc
 wire = next(o for o in gc.get_objects() if isinstance(o, socket.SocketIO))
@@ -201,7 +201,7 @@ print(wire.readinto(bytearray(9)) >= 0)
 
 
 @pytest.mark.parametrize(("choice", "status"), [("once", "ok"), ("session", "ok"), ("deny", "blocked")])
-async def test_without_a_sandbox_the_whole_script_is_shown_first(
+async def test_script_without_sandbox_is_shown_for_approval(
     make_house: MakeHouse, server: ModelServer, choice: str, status: str
 ) -> None:
     desk = Desk(make_house, server)
@@ -221,7 +221,7 @@ async def test_without_a_sandbox_the_whole_script_is_shown_first(
 @pytest.mark.parametrize(
     "text", ["import os; os.system('rm -rf /')", "import subprocess as s; s.run('git push', shell=True)"]
 )
-async def test_what_is_never_done_is_not_done_by_a_script(
+async def test_hard_denied_command_in_script_is_not_run(
     make_house: MakeHouse, server: ModelServer, text: str
 ) -> None:
     desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
@@ -229,7 +229,7 @@ async def test_what_is_never_done_is_not_done_by_a_script(
     assert ran.tool_results()[0]["by"] == "rule" and "tool.started" not in ran.types
 
 
-async def test_in_a_sandbox_nobody_is_asked_about_a_script(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_script_in_sandbox_needs_no_approval(make_house: MakeHouse, server: ModelServer) -> None:
     ran = await Desk(make_house, server, "bubblewrap").ran(script("print(1)"), answerable=True)
     assert ran.tool_results()[0]["stdout"] == "1\n" and not ran.of("approval.resolved")
 
@@ -237,7 +237,7 @@ async def test_in_a_sandbox_nobody_is_asked_about_a_script(make_house: MakeHouse
 # ---- being stopped
 
 
-async def test_a_stop_ends_the_script_and_the_call_it_is_in(desk: Desk, server: ModelServer) -> None:
+async def test_interrupt_ends_script_and_its_tool_call(desk: Desk, server: ModelServer) -> None:
     await desk.ran(script("print(1)"), persist=True)
     before, mark = descriptors(), new_mark()
     text = f"""
@@ -264,7 +264,7 @@ print(terminal('echo inside; sleep {mark}'))
     assert descriptors() <= before
 
 
-async def test_a_script_that_ends_during_a_call_ends_the_call(desk: Desk) -> None:
+async def test_script_exit_ends_its_tool_call(desk: Desk) -> None:
     mark = new_mark()
     text = f"""
 import os, threading, time
@@ -281,7 +281,7 @@ while not os.path.exists('here'): time.sleep(0.01)
     assert running(mark) == []
 
 
-async def test_one_script_after_the_other_leaves_nothing(desk: Desk) -> None:
+async def test_scripts_leave_nothing_behind(desk: Desk) -> None:
     await desk.call("execute_code", {"code": "print(1)"})
     before: Any = descriptors()
     for _ in range(5):

@@ -46,7 +46,7 @@ def sha(data: bytes) -> str:
 # ---- reading
 
 
-async def test_lines_come_with_their_numbers(filing: Filing) -> None:
+async def test_read_file_numbers_lines(filing: Filing) -> None:
     filing.put("src/a.py", "one\n  two\n\nfour")
     answer = await filing.call(READ, path="src/a.py")
     expected = {"path": "src/a.py", "content": "1|one\n2|  two\n3|\n4|four", "total_lines": 4}
@@ -57,7 +57,7 @@ async def test_lines_come_with_their_numbers(filing: Filing) -> None:
     ("offset", "limit", "content", "next_offset"),
     [(1, 2, "1|a\n2|b", 3), (3, 2, "3|c\n4|d", 5), (5, 2, "5|e", None), (2, 2000, "2|b\n3|c\n4|d\n5|e", None)],
 )
-async def test_a_part_says_where_the_next_begins(
+async def test_read_file_pagination(
     filing: Filing, offset: int, limit: int, content: str, next_offset: int | None
 ) -> None:
     filing.put("f", "a\nb\nc\nd\ne\n")
@@ -69,20 +69,20 @@ async def test_a_part_says_where_the_next_begins(
 @pytest.mark.parametrize(
     ("content", "offset", "note"), [("", 1, "empty"), ("a\n", 2, "no line 2"), ("a", 9, "no line 9")]
 )
-async def test_where_there_is_nothing_it_is_said(filing: Filing, content: str, offset: int, note: str) -> None:
+async def test_read_file_empty_or_past_end_note(filing: Filing, content: str, offset: int, note: str) -> None:
     filing.put("f", content)
     answer = await filing.call(READ, path="f", offset=offset)
     assert answer["content"] == "" and note in answer["note"] and not answer["truncated"]
 
 
 @pytest.mark.parametrize("args", [{"offset": 0}, {"limit": 0}, {"limit": READ_LINES_MAX + 1}, {"x": 1}, {"path": ""}])
-async def test_what_does_not_fit_the_schema_is_refused(filing: Filing, args: Json) -> None:
+async def test_read_file_rejects_invalid_arguments(filing: Filing, args: Json) -> None:
     filing.put("f", "a")
     assert (await filing.call(READ, **{"path": "f", **args}))["code"] == "invalid_arguments"
 
 
 @given(text=st.text("ab\n\r\x0c\u2028é", max_size=60), offset=st.integers(1, 20))
-def test_any_part_is_that_part(text: str, offset: int, tmp_path_factory: Any) -> None:
+def test_read_file_slice_property(text: str, offset: int, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("lines") / "f"
     path.write_bytes(text.encode())
     with path.open("rb") as file:
@@ -99,7 +99,7 @@ def test_any_part_is_that_part(text: str, offset: int, tmp_path_factory: Any) ->
     assert lines.last == len(expected) and digest == sha(text.encode())
 
 
-async def test_a_long_line_is_cut_and_named(filing: Filing) -> None:
+async def test_read_file_truncates_long_lines(filing: Filing) -> None:
     filing.put("f", "short\n" + "x" * LINE_CHARS_MAX + "\n" + "y" * 300_000 + "\nend\n")
     answer = await filing.call(READ, path="f")
     lines = answer["content"].split("\n")
@@ -108,7 +108,7 @@ async def test_a_long_line_is_cut_and_named(filing: Filing) -> None:
     assert lines[2] == "3|" + "y" * LINE_CHARS_MAX + " […]"
 
 
-async def test_an_answer_holds_no_more_than_fits(filing: Filing) -> None:
+async def test_read_file_answer_fits_window(filing: Filing) -> None:
     filing.put("f", "".join(f"line {n} {'x' * 90}\n" for n in range(5000)))
     answer = await filing.call(READ, path="f", limit=2000)
     assert 80_000 < len(answer["content"]) <= 100_000 and answer["truncated"]
@@ -118,7 +118,7 @@ async def test_an_answer_holds_no_more_than_fits(filing: Filing) -> None:
     assert 2000 < len(answer["content"]) < 8192 * 3.6 * 0.15
 
 
-async def test_of_a_huge_file_only_a_part_is_in_memory(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_file_of_huge_file_is_bounded(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filing.put("huge", "first\nsecond\n")
     os.truncate(path, 5 * 1024**3)
     with path.open("r+b") as file:
@@ -142,7 +142,7 @@ async def test_of_a_huge_file_only_a_part_is_in_memory(filing: Filing, monkeypat
     assert os.path.getsize(path) > SEEN_BYTES_MAX
 
 
-async def test_a_missing_file_is_told_with_names_like_it(filing: Filing) -> None:
+async def test_missing_file_suggests_similar_names(filing: Filing) -> None:
     for name in ("config.py", "confide.py", "README.md", "src/server.py"):
         filing.put(name)
     answer = await filing.call(READ, path="Config.yp")
@@ -154,7 +154,7 @@ async def test_a_missing_file_is_told_with_names_like_it(filing: Filing) -> None
     assert (await filing.call(READ, path="qqqqqqq"))["near"] == []
 
 
-async def test_a_folder_is_no_file(filing: Filing) -> None:
+async def test_folder_path_is_rejected(filing: Filing) -> None:
     filing.put("src/a.py")
     for tool, more in ((READ, {}), (WRITE, {"content": "x"}), (WRITE, {"content": "x", "overwrite": True})):
         answer = await filing.call(tool, path="src", **more)
@@ -174,13 +174,13 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
         ("a.dat", PNG, "image/png"),
     ],
 )
-async def test_what_is_no_text_is_told_by_type_and_size(filing: Filing, name: str, content: bytes, kind: str) -> None:
+async def test_binary_file_is_described(filing: Filing, name: str, content: bytes, kind: str) -> None:
     filing.put(name, content)
     answer = await filing.call(READ, path=name)
     assert (answer["code"], answer["type"], answer["bytes"]) == ("binary_file", kind, len(content))
 
 
-async def test_bytes_that_are_no_text_are_said_to_be_replaced(filing: Filing) -> None:
+async def test_invalid_utf8_is_replaced_with_note(filing: Filing) -> None:
     filing.put("f", b"caf\xe9\n")
     answer = await filing.call(READ, path="f")
     assert answer["content"] == "1|caf�" and "patch" in answer["note"]
@@ -192,26 +192,26 @@ async def test_bytes_that_are_no_text_are_said_to_be_replaced(filing: Filing) ->
     ("path", "rule"),
     [("../user/.ssh/id", "credentials"), (".env", "environment_files"), ("/etc/shadow", "system_secrets")],
 )
-async def test_what_the_guard_refuses_is_told_by_its_rule(filing: Filing, path: str, rule: str) -> None:
+async def test_path_guard_rejection_names_rule(filing: Filing, path: str, rule: str) -> None:
     filing.put(".env", f"X={KNOWN}")
     answer = await filing.call(READ, path=path)
     assert (answer["code"], answer["rule"]) == ("path_refused", rule) and KNOWN not in str(answer)
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may read everything")
-async def test_what_the_system_refuses_is_told(filing: Filing) -> None:
+async def test_permission_error_is_reported(filing: Filing) -> None:
     filing.put("f", "x").chmod(0)
     assert (await filing.call(READ, path="f"))["rule"] == "permissions"
 
 
-async def test_the_runs_own_spilled_answers_can_be_read(filing: Filing) -> None:
+async def test_spilled_results_of_run_are_readable(filing: Filing) -> None:
     filing.resources.spill.mkdir(parents=True)
     (filing.resources.spill / "call.txt").write_text("long\n")
     answer = await filing.call(READ, path=str(filing.resources.spill / "call.txt"))
     assert answer["content"] == "1|long" and answer["path"].startswith("/")
 
 
-async def test_a_relative_path_begins_where_the_shell_is(filing: Filing) -> None:
+async def test_relative_path_starts_in_shell_cwd(filing: Filing) -> None:
     filing.put("sub/a.txt", "in sub")
     filing.resources.session.shell = Shell(filing.folder, str(filing.folder / "sub"), {})
     answer = await filing.call(READ, path="a.txt")
@@ -234,12 +234,12 @@ TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xYabcd"
         ('MARK = "[redacted]"', 'MARK = "[redacted]"'),
     ],
 )
-async def test_secrets_are_shown_by_their_kind_only(filing: Filing, line: str, seen: str) -> None:
+async def test_read_file_redacts_secrets_by_kind(filing: Filing, line: str, seen: str) -> None:
     filing.put("f", f"top\n{line}\nend\n")
     assert (await filing.call(READ, path="f"))["content"] == f"1|top\n2|{seen}\n3|end"
 
 
-async def test_a_secret_is_known_where_the_shown_part_of_its_line_ends(filing: Filing) -> None:
+async def test_secret_at_line_truncation_is_redacted(filing: Filing) -> None:
     for at in range(LINE_CHARS_MAX - len(KNOWN), LINE_CHARS_MAX + 2, 5):
         filing.put("f", " " * at + KNOWN + " " * 10_000)
         content = (await filing.call(READ, path="f"))["content"]
@@ -247,7 +247,7 @@ async def test_a_secret_is_known_where_the_shown_part_of_its_line_ends(filing: F
 
 
 @pytest.mark.parametrize("filler", [1, 63, 500, 4_095, 5_000])
-async def test_a_secret_is_hidden_wherever_it_stands_in_a_file(filing: Filing, filler: int) -> None:
+async def test_secret_is_redacted_anywhere_in_file(filing: Filing, filler: int) -> None:
     """Secrets are looked for in many lines at once; that changes nothing."""
     kinds = [(f"a {KNOWN} b", "a «redacted:known» b"), (f"url = {TOKEN}", "url = «redacted:credential»")]
     lines = ["x" * filler, "plain", "é" * (filler % 700)]
@@ -269,19 +269,19 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n"
 
 
 @pytest.mark.parametrize("offset", [3000, 3002, 3004, 3006])
-async def test_a_private_key_far_down_is_not_shown_wherever_reading_begins(filing: Filing, offset: int) -> None:
+async def test_private_key_is_redacted_from_any_offset(filing: Filing, offset: int) -> None:
     filing.put("notes.md", "some text that goes on\n" * 3000 + KEY + "after\n")
     content = (await filing.call(READ, path="notes.md", offset=offset))["content"]
     assert "MII" not in content and content.endswith("|after") and "«redacted:private_key»" in content
 
 
-async def test_what_only_looks_like_the_beginning_of_a_key_hides_nothing_else(filing: Filing) -> None:
+async def test_incomplete_key_header_redacts_nothing_else(filing: Filing) -> None:
     filing.put("a.py", 'HEAD = "-----BEGIN PRIVATE KEY-----"\n\ndef f(x):\n    return x\n')
     content = (await filing.call(READ, path="a.py"))["content"]
     assert content.endswith("3|def f(x):\n4|    return x")
 
 
-def test_marks_of_file_contents_stay_as_they_are_when_an_answer_is_redacted() -> None:
+def test_redaction_marks_survive_result_redaction() -> None:
     lines = ["TOKEN=«redacted:known»", 'password: "«redacted:credential»"', "postgres://u:«redacted:known»@h/db"]
     secrets = Secrets([KNOWN])
     if secrets.redact(lines[0]) != lines[0]:
@@ -289,7 +289,7 @@ def test_marks_of_file_contents_stay_as_they_are_when_an_answer_is_redacted() ->
     assert [secrets.redact(line) for line in lines] == lines
 
 
-async def test_a_mark_is_not_written_back(filing: Filing) -> None:
+async def test_write_file_rejects_redaction_marks(filing: Filing) -> None:
     path = filing.put("f", f"key: {KNOWN}\n")
     content = (await filing.call(READ, path="f"))["content"].removeprefix("1|")
     answer = await filing.call(WRITE, path="f", content=content)
@@ -300,7 +300,7 @@ async def test_a_mark_is_not_written_back(filing: Filing) -> None:
 # ---- writing
 
 
-async def test_a_new_file_is_made_with_its_folders(filing: Filing) -> None:
+async def test_write_file_creates_folders(filing: Filing) -> None:
     answer = await filing.call(WRITE, path="a/b/c.txt", content="one\ntwo\n")
     expected: Json = {"path": "a/b/c.txt", "bytes": 8, "created": True, "added": 2, "removed": 0, "diagnostics": []}
     assert answer == expected
@@ -308,7 +308,7 @@ async def test_a_new_file_is_made_with_its_folders(filing: Filing) -> None:
     assert os.listdir(filing.folder / "a/b") == ["c.txt"]
 
 
-async def test_the_record_of_the_start_has_the_digests(filing: Filing) -> None:
+async def test_tool_started_records_file_digests(filing: Filing) -> None:
     path = filing.put("f", "old")
     await filing.call(READ, path="f")
     await filing.call(WRITE, path="f", content="new")
@@ -317,7 +317,7 @@ async def test_the_record_of_the_start_has_the_digests(filing: Filing) -> None:
     assert filing.started["before"] == {str(filing.folder / "g"): None}
 
 
-async def test_a_file_that_is_not_known_is_not_written_over(filing: Filing) -> None:
+async def test_write_file_rejects_unread_file(filing: Filing) -> None:
     path = filing.put("f", "old\nsame\n")
     assert (await filing.call(WRITE, path="f", content="new"))["code"] == "stale_file"
     await filing.call(READ, path="f")
@@ -333,7 +333,7 @@ async def test_a_file_that_is_not_known_is_not_written_over(filing: Filing) -> N
     assert path.read_text() == "last"
 
 
-async def test_a_file_that_changes_while_leave_is_asked_is_not_written_over(filing: Filing) -> None:
+async def test_write_file_detects_change_during_approval(filing: Filing) -> None:
     path = filing.put("f", "old")
     args = {"path": "f", "content": "new", "overwrite": True}
     ctx = await filing.prepare(WRITE, args)
@@ -343,7 +343,7 @@ async def test_a_file_that_changes_while_leave_is_asked_is_not_written_over(fili
     assert refusal.value.answer["code"] == "stale_file" and path.read_text() == "meanwhile"
 
 
-async def test_mode_links_and_line_ends_are_kept(filing: Filing) -> None:
+async def test_write_file_keeps_mode_links_and_line_endings(filing: Filing) -> None:
     path = filing.put("real.sh", b"\xef\xbb\xbfone\r\ntwo\r\n")
     path.chmod(0o750)
     (filing.folder / "link.sh").symlink_to("real.sh")
@@ -354,26 +354,26 @@ async def test_mode_links_and_line_ends_are_kept(filing: Filing) -> None:
     assert path.read_bytes() == b"\xef\xbb\xbfone\r\nTWO\r\n" and stat.S_IMODE(path.stat().st_mode) == 0o750
 
 
-async def test_line_ends_that_are_given_are_taken(filing: Filing) -> None:
+async def test_write_file_keeps_given_line_endings(filing: Filing) -> None:
     path = filing.put("f", b"a\r\nb\r\n")
     await filing.call(WRITE, path="f", content="a\r\nc\r\n", overwrite=True)
     assert path.read_bytes() == b"a\r\nc\r\n"
 
 
-async def test_what_may_be_written_but_not_read_is_replaced_unseen(filing: Filing) -> None:
+async def test_write_only_file_is_replaced_unseen(filing: Filing) -> None:
     path = filing.put(".env", f"A={KNOWN}\n")
     assert (await filing.call(WRITE, path=".env", content="B=1\n"))["code"] == "stale_file"
     answer = await filing.call(WRITE, path=".env", content="B=1\n", overwrite=True)
     assert (answer["created"], answer["added"], answer["removed"]) == (False, 1, None) and path.read_text() == "B=1\n"
 
 
-async def test_too_much_is_refused(filing: Filing) -> None:
+async def test_write_file_size_limit(filing: Filing) -> None:
     answer = await filing.call(WRITE, path="f", content="é" * (WRITTEN_BYTES_MAX // 2 + 1))
     assert answer["code"] == "too_large" and not (filing.folder / "f").exists()
     assert "code" not in await filing.call(WRITE, path="f", content="x" * WRITTEN_BYTES_MAX)
 
 
-async def test_a_write_that_fails_leaves_the_file_and_no_draft(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_write_keeps_old_file_and_no_draft(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filing.put("f", "old")
 
     def full(_: int) -> None:
@@ -407,7 +407,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-async def test_outside_the_workspace_leave_is_asked_for_the_folder(filing: Filing, asked: list[Path]) -> None:
+async def test_write_outside_workspace_asks_for_folder(filing: Filing, asked: list[Path]) -> None:
     outside = filing.folder.parent / "elsewhere"
     outside.mkdir()
     assert "code" not in await filing.call(WRITE, path=str(outside / "a"), content="x")
@@ -415,7 +415,7 @@ async def test_outside_the_workspace_leave_is_asked_for_the_folder(filing: Filin
     assert asked == [outside] and (outside / "b").exists()
 
 
-async def test_without_leave_nothing_is_written(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_denied_write_changes_nothing(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
     async def folder(*_: Any) -> None:
         raise approvals.Blocked("user", "The user did not allow it.")
 
@@ -425,13 +425,13 @@ async def test_without_leave_nothing_is_written(filing: Filing, monkeypatch: pyt
     assert answer["status"] == "blocked" and not outside.exists()
 
 
-async def test_what_controls_a_repository_needs_leave(filing: Filing, asked: list[Path]) -> None:
+async def test_git_control_file_write_needs_approval(filing: Filing, asked: list[Path]) -> None:
     filing.put(".git/config", "[core]\n")
     assert "code" not in await filing.call(WRITE, path=".git/config", content="[x]\n", overwrite=True)
     assert asked == [filing.folder / ".git"]
 
 
-async def test_no_leave_is_asked_for_what_is_never_written(filing: Filing, asked: list[Path]) -> None:
+async def test_forbidden_write_asks_no_approval(filing: Filing, asked: list[Path]) -> None:
     for path in ("/etc/passwd", "~/.ssh/authorized_keys", "~/.hermes/config.yaml"):
         assert (await filing.call(WRITE, path=path, content="x"))["code"] == "path_refused"
     assert asked == []
@@ -443,7 +443,7 @@ async def test_no_leave_is_asked_for_what_is_never_written(filing: Filing, asked
 @pytest.mark.parametrize(
     ("now", "known"), [(b"old", "not_done"), (b"new", "done"), (b"other", "unclear"), (None, "unclear")]
 )
-async def test_what_became_of_a_write_is_seen_from_the_file(filing: Filing, now: bytes | None, known: str) -> None:
+async def test_write_reconcile_by_digest(filing: Filing, now: bytes | None, known: str) -> None:
     path = filing.put("f", "old")
     args = {"path": "f", "content": "new"}
     await filing.call(READ, path="f")
@@ -459,7 +459,7 @@ async def test_what_became_of_a_write_is_seen_from_the_file(filing: Filing, now:
         assert path.read_bytes() == b"new"
 
 
-async def test_a_record_without_digests_tells_nothing(filing: Filing) -> None:
+async def test_reconcile_without_digests_is_unclear(filing: Filing) -> None:
     assert await file_access.reconcile(filing.context(), {}, {}) == "unclear"
 
 
@@ -482,19 +482,19 @@ async def test_a_record_without_digests_tells_nothing(filing: Filing) -> None:
         ("a.txt", "{", None),
     ],
 )
-def test_what_does_not_parse_is_told_with_its_place(name: str, content: str, place: tuple[int, int] | None) -> None:
+def test_syntax_diagnostics_name_position(name: str, content: str, place: tuple[int, int] | None) -> None:
     found = diagnostics(name, content.encode())
     assert found is not None
     assert [(fault["line"], fault["column"]) for fault in found] == ([] if place is None else [place])
     assert all(fault["message"] for fault in found)
 
 
-async def test_a_file_is_written_also_when_it_does_not_parse(filing: Filing) -> None:
+async def test_write_file_with_syntax_error_is_written(filing: Filing) -> None:
     answer = await filing.call(WRITE, path="a.json", content="{")
     assert answer["diagnostics"][0]["line"] == 1 and (filing.folder / "a.json").read_text() == "{"
 
 
-def test_much_content_is_not_looked_at() -> None:
+def test_diagnostics_skip_large_content() -> None:
     assert diagnostics("a.json", b" " * 1_000_000) is None
 
 
@@ -508,7 +508,7 @@ def offered(make_house: MakeHouse) -> House:
     return house
 
 
-async def test_a_model_reads_writes_changes_and_searches(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_model_reads_writes_patches_and_searches(make_house: MakeHouse, server: ModelServer) -> None:
     house = offered(make_house)
     path = house.home.workspace / "a.txt"
     path.write_text(f"one\n{TOKEN}\n")
@@ -539,7 +539,7 @@ CUT_OFF = {
 
 @pytest.mark.parametrize("name", CUT_OFF)
 @pytest.mark.parametrize("was_done", [False, True])
-async def test_a_call_that_was_cut_off_ends_exactly_once(
+async def test_interrupted_file_call_ends_exactly_once(
     make_house: MakeHouse, server: ModelServer, name: str, was_done: bool
 ) -> None:
     house = offered(make_house)

@@ -30,7 +30,7 @@ def message(*parts: Message) -> Message:
         ([{"role": "user", "content": "x"}, message(WEB)], True),
     ],
 )
-def test_whether_a_conversation_holds_images(messages: list[Message], there: bool) -> None:
+def test_conversation_has_images(messages: list[Message], there: bool) -> None:
     assert images.has_images(messages) is there
 
 
@@ -60,13 +60,13 @@ def test_inline_images_are_scaled_down(size: tuple[int, int], mode: str, smaller
     assert size_of(before["content"][1]) == size, "the stored message is not touched"
 
 
-def test_images_elsewhere_are_asked_for_in_low_detail() -> None:
+def test_remote_images_use_low_detail() -> None:
     (after,) = images.shrink_images([message(WEB)])
     assert after["content"] == [{"type": "image_url", "image_url": {"url": "https://h.test/a.png", "detail": "low"}}]
 
 
 @pytest.mark.parametrize("data", ["bm90IGFuIGltYWdl", "%%%", ""])
-def test_an_image_that_cannot_be_read_is_sent_as_it_is(data: str) -> None:
+def test_unreadable_image_is_sent_unchanged(data: str) -> None:
     pytest.importorskip("PIL.Image")
     url = f"data:image/png;base64,{data}"
     (after,) = images.shrink_images([message({"type": "image_url", "image_url": {"url": url}})])

@@ -84,7 +84,7 @@ def results(ran: Ran) -> list[Any]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_the_model_is_shown_an_image_that_it_reads(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_read_file_shows_image_to_model(house: House, server: ModelServer, protocol: Protocol) -> None:
     house.offer(files.READ)
     put(house, box=PICTURE)
     ran = await turn(house, server, read("box"), protocol=protocol)
@@ -97,7 +97,7 @@ async def test_the_model_is_shown_an_image_that_it_reads(house: House, server: M
     assert ran.one("tool.finished")["chars"] == len(content[0]["text"])
 
 
-async def test_a_large_image_is_scaled_and_other_kinds_are_converted(house: House, server: ModelServer) -> None:
+async def test_large_image_is_scaled_and_other_formats_converted(house: House, server: ModelServer) -> None:
     house.offer(files.READ)
     put(house, **{"wide.png": picture(3000, 10), "a.bmp": picture(form="BMP")})
     await turn(house, server, [*read("wide.png"), *read("a.bmp")])
@@ -107,9 +107,7 @@ async def test_a_large_image_is_scaled_and_other_kinds_are_converted(house: Hous
 
 
 @pytest.mark.parametrize("offered", [True, False])
-async def test_a_model_that_sees_nothing_is_told_what_the_file_is(
-    house: House, server: ModelServer, offered: bool
-) -> None:
+async def test_model_without_vision_gets_file_description(house: House, server: ModelServer, offered: bool) -> None:
     house.offer(files.READ, *([vision.TOOL] if offered else []))
     put(house, box=PICTURE)
     ran = await turn(house, server, read("box"), model=BLIND)
@@ -119,7 +117,9 @@ async def test_a_model_that_sees_nothing_is_told_what_the_file_is(
     assert shown(server.requests[-1]) == []
 
 
-async def test_what_cannot_be_shown_is_said(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_image_that_cannot_be_shown_is_reported(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.offer(files.READ)
     put(house, small=PICTURE, large=PICTURE + b"\0", damaged=PICTURE[:45])
     monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(PICTURE))
@@ -129,7 +129,7 @@ async def test_what_cannot_be_shown_is_said(house: House, server: ModelServer, m
     assert [json.loads(told)["code"] for told in (large, damaged)] == ["too_large", "image_unreadable"]
 
 
-async def test_a_script_gets_no_image(house: House, server: ModelServer) -> None:
+async def test_script_gets_no_image(house: House, server: ModelServer) -> None:
     house.offer(files.READ, code.TOOL)
     put(house, box=PICTURE)
     script = "from hermes_tools import read_file\nprint(read_file(path='box')['code'])"
@@ -141,7 +141,7 @@ async def test_a_script_gets_no_image(house: House, server: ModelServer) -> None
 # ---- what becomes of them
 
 
-async def test_rows_hold_images_and_the_next_turn_shows_them_again(house: House, server: ModelServer) -> None:
+async def test_rows_keep_images_for_next_turn(house: House, server: ModelServer) -> None:
     house.offer(files.READ)
     put(house, box=PICTURE)
     ran = await turn(house, server, read("box"), persist=True)
@@ -154,7 +154,7 @@ async def test_rows_hold_images_and_the_next_turn_shows_them_again(house: House,
     assert shown(server.requests[-1]) == [] and "cannot be shown" in json.dumps(server.requests[-1].body)
 
 
-async def test_an_embedded_model_gets_the_text_only() -> None:
+async def test_local_model_gets_text_only() -> None:
     content = [{"type": "text", "text": '{"note": "a box"}'}, {"type": "image_url", "image_url": {"url": "data:x"}}]
     call = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
     messages: list[Json] = [
@@ -166,7 +166,7 @@ async def test_an_embedded_model_gets_the_text_only() -> None:
     assert "box" in sent and "data:x" not in sent
 
 
-async def test_a_model_that_refuses_images_goes_on_without_them(house: House, server: ModelServer) -> None:
+async def test_image_rejection_continues_without_images(house: House, server: ModelServer) -> None:
     house.offer(files.READ)
     put(house, box=PICTURE)
 
@@ -182,14 +182,14 @@ async def test_a_model_that_refuses_images_goes_on_without_them(house: House, se
     assert again.result["final_response"] == "Done.", "the session is not lost"
 
 
-async def test_the_same_call_twice_shows_the_image_with_both_answers(house: House, server: ModelServer) -> None:
+async def test_identical_image_calls_show_image_twice(house: House, server: ModelServer) -> None:
     house.offer(files.READ)
     put(house, box=PICTURE)
     first, second = results(await turn(house, server, [*read("box"), *read("box")]))
     assert first == second and has_images([{"content": first}])
 
 
-async def test_another_image_under_the_same_name_is_no_repetition(house: House, server: ModelServer) -> None:
+async def test_different_image_of_same_name_is_no_repetition(house: House, server: ModelServer) -> None:
     pictures = iter([picture(color="red"), picture(color="blue"), picture(color="blue")])
 
     async def look(ctx: ToolContext, _: Json) -> Json:
@@ -202,7 +202,7 @@ async def test_another_image_under_the_same_name_is_no_repetition(house: House, 
     assert hints[:2] == [None, None] and "same result" in hints[2]
 
 
-async def test_an_answer_that_is_spilled_or_refused(house: House, server: ModelServer) -> None:
+async def test_image_of_spilled_or_failed_result(house: House, server: ModelServer) -> None:
     async def look(ctx: ToolContext, args: Json) -> Json:
         ctx.images.append(data_url(PICTURE))
         if args["a"] == "no":
@@ -216,7 +216,7 @@ async def test_an_answer_that_is_spilled_or_refused(house: House, server: ModelS
     assert json.loads(refused)["code"] == "not_found"
 
 
-async def test_words_of_the_user_go_into_the_text(house: House, server: ModelServer) -> None:
+async def test_steer_is_added_to_text_of_image_result(house: House, server: ModelServer) -> None:
     house.offer(files.READ)
     put(house, box=PICTURE)
     steered, steps = asyncio.Event(), [Reply(tool_calls=read("box")), Reply(text="Done.", continues=False)]
@@ -238,7 +238,7 @@ async def test_words_of_the_user_go_into_the_text(house: House, server: ModelSer
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-async def test_clients_are_shown_the_text(start: Start, home_folder: Path, surface: str) -> None:
+async def test_clients_get_text_of_image_result(start: Start, home_folder: Path, surface: str) -> None:
     talk = await Talk(await start(), surface, home_folder).begin()
     talk.workspace.mkdir(parents=True)
     (talk.workspace / "box").write_bytes(PICTURE)
@@ -248,7 +248,7 @@ async def test_clients_are_shown_the_text(start: Start, home_folder: Path, surfa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_responses_hold_the_text(start: Start, home_folder: Path, stream: bool) -> None:
+async def test_responses_store_text_of_image_result(start: Start, home_folder: Path, stream: bool) -> None:
     replies = [Reply(text="Done.", continues=False)] * 2
     api = await start(Reply(tool_calls=read("box")), *replies)
     (home_folder / "workspace").mkdir(parents=True)
@@ -271,7 +271,7 @@ async def test_responses_hold_the_text(start: Start, home_folder: Path, stream: 
 # ---- MCP
 
 
-async def test_images_of_a_server_are_shown_and_kept(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_images_are_shown_and_kept(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, plain=over_pipes("plain", "stdio"))
     ran = await turn(house, server, [Call("mcp_plain_picture", {})])
     [url] = shown(server.requests[-1])
@@ -283,7 +283,7 @@ async def test_images_of_a_server_are_shown_and_kept(make_house: MakeHouse, serv
     assert "shown" not in kept and shown(server.requests[-1]) == []
 
 
-async def test_a_server_cannot_flood_the_model_with_images(
+async def test_mcp_images_are_limited(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp.limits, "MCP_IMAGES_MAX", 2)
@@ -299,7 +299,7 @@ async def test_a_server_cannot_flood_the_model_with_images(
 # ---- errors
 
 
-async def test_our_own_errors_are_not_framed_as_words_from_outside(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_own_mcp_errors_are_not_framed_as_foreign(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, plain=over_pipes("plain", "stdio"))
     ran = await turn(house, server, [Call("mcp_plain_add", {"a": "x"}), Call("mcp_plain_fail", {})])
     ours, theirs = results(ran)
@@ -307,7 +307,7 @@ async def test_our_own_errors_are_not_framed_as_words_from_outside(make_house: M
     assert "data from outside" in theirs
 
 
-async def test_an_answer_of_the_round_itself_says_what_to_do_next(house: House, server: ModelServer) -> None:
+async def test_tool_round_errors_have_hint(house: House, server: ModelServer) -> None:
     async def fall(_: ToolContext, args: Json) -> Json:
         raise ValueError("no")
 
@@ -323,7 +323,7 @@ async def test_an_answer_of_the_round_itself_says_what_to_do_next(house: House, 
     assert all(answer["hint"].endswith(".") for answer in found)
 
 
-async def test_advice_about_going_in_circles_is_added_to_what_a_tool_says(house: House, server: ModelServer) -> None:
+async def test_repetition_hint_is_appended_to_tool_hint(house: House, server: ModelServer) -> None:
     async def refuse(_: ToolContext, args: Json) -> Json:
         raise ToolError("No.", "not_found", "Look elsewhere.")
 

@@ -94,7 +94,7 @@ def offered(server: ModelServer) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize("way", ["sandbox", "pipes", "http"])
-async def test_tools_of_a_server_are_offered_and_answer(
+async def test_mcp_tools_are_offered_and_callable(
     make_house: MakeHouse, server: ModelServer, website: str, way: str
 ) -> None:
     if way == "sandbox" and (failure := bubblewrap.probe()):
@@ -128,7 +128,7 @@ async def test_tools_of_a_server_are_offered_and_answer(
     ("mode", "asked"),
     [("never", []), ("destructive", ["erase"]), ("always", ["add", "echo", "erase"])],
 )
-async def test_leave_is_asked_for_as_the_settings_say(
+async def test_mcp_approval_setting(
     make_house: MakeHouse, server: ModelServer, website: str, mode: str, asked: list[str]
 ) -> None:
     house = house_with(make_house, plain={"url": website, "approval": mode})
@@ -140,7 +140,7 @@ async def test_leave_is_asked_for_as_the_settings_say(
     assert len(ran.of("tool.started")) == 3 - len(asked)
 
 
-async def test_leave_can_be_given_for_the_session(make_house: MakeHouse, server: ModelServer, website: str) -> None:
+async def test_mcp_approval_for_session(make_house: MakeHouse, server: ModelServer, website: str) -> None:
     house = house_with(make_house, plain={"url": website})
     for choice in ("session", None):
         server.script = [Reply(tool_calls=[Call("mcp_plain_erase", {"what": "all"})]), Reply(text="Done.")]
@@ -153,17 +153,13 @@ async def test_leave_can_be_given_for_the_session(make_house: MakeHouse, server:
         assert found == {"text": "all is gone"}
 
 
-async def test_only_the_tools_that_are_named_are_taken(
-    make_house: MakeHouse, server: ModelServer, website: str
-) -> None:
+async def test_mcp_tools_setting_filters_tools(make_house: MakeHouse, server: ModelServer, website: str) -> None:
     house = house_with(make_house, plain={"url": website, "tools": ["add", "nothing"]})
     await turn(house, server)
     assert list(offered(server)) == ["mcp_plain_add", "mcp_plain_read_resource"]
 
 
-async def test_a_server_is_a_toolset_that_a_policy_can_take_away(
-    make_house: MakeHouse, server: ModelServer, website: str
-) -> None:
+async def test_mcp_server_is_a_toolset(make_house: MakeHouse, server: ModelServer, website: str) -> None:
     house = house_with(make_house, plain={"url": website}, off={"command": "no", "enabled": False})
     ran = await turn(house, server, toolsets=None)
     assert "mcp_plain_add" in ran.one("run.started")["tools"]
@@ -172,7 +168,7 @@ async def test_a_server_is_a_toolset_that_a_policy_can_take_away(
     assert [state["name"] for state in house.app.services.mcp.states()] == ["plain"]
 
 
-async def test_the_process_has_an_environment_of_its_own(
+async def test_mcp_process_environment_is_clean(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-something-secret")
@@ -185,9 +181,7 @@ async def test_the_process_has_an_environment_of_its_own(
 
 @pytest.mark.usefixtures("swift")
 @pytest.mark.parametrize("kind", ["plain", "rough"])
-async def test_a_change_is_told_and_used_from_the_next_turn(
-    make_house: MakeHouse, server: ModelServer, kind: str
-) -> None:
+async def test_mcp_tool_list_change_applies_to_next_turn(make_house: MakeHouse, server: ModelServer, kind: str) -> None:
     house = house_with(make_house, s=over_pipes(kind, *(["stdio"] if kind == "plain" else [])))
     ran = await turn(house, server, Call("mcp_s_grow" if kind == "plain" else "mcp_s_change"), session_id="same")
     new = "mcp_s_grown" if kind == "plain" else "mcp_s_changed"
@@ -202,7 +196,7 @@ async def test_a_change_is_told_and_used_from_the_next_turn(
     assert not (await turn(house, server, session_id="same")).of("notice")
 
 
-async def test_another_configuration_is_another_connection(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_config_change_reconnects(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     first = int((await answer(house, server, "mcp_s_pid"))["text"])
     assert int((await answer(house, server, "mcp_s_pid"))["text"]) == first
@@ -213,7 +207,7 @@ async def test_another_configuration_is_another_connection(make_house: MakeHouse
     assert ran.one("run.started")["tools"] == []
 
 
-async def test_nothing_is_left_when_the_app_ends(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_processes_end_with_app(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     pids = [int(pid) for pid in (await answer(house, server, "mcp_s_nest"))["text"].split()]
     assert all(is_alive(pid, None) for pid in pids)
@@ -223,7 +217,7 @@ async def test_nothing_is_left_when_the_app_ends(make_house: MakeHouse, server: 
             await asyncio.sleep(0.01)
 
 
-async def test_eager_servers_are_connected_before_anybody_asks(make_house: MakeHouse) -> None:
+async def test_mcp_eager_connect(make_house: MakeHouse) -> None:
     house = make_house({"mcp_servers": {"s": over_pipes("rough", connect="eager"), "lazy": over_pipes("rough")}})
     house.app.services.mcp.begin(house.app.settings)
     [state] = house.app.services.mcp.states()
@@ -233,7 +227,7 @@ async def test_eager_servers_are_connected_before_anybody_asks(make_house: MakeH
 # ---- not well behaved
 
 
-async def test_a_slow_server_delays_one_turn_and_joins_the_next(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_slow_mcp_server_delays_one_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"mcp_discovery_timeout": 0.3, "mcp_servers": {"mute": over_pipes("rough", "mute")}})
     house.offer()
     house.toolsets = frozenset({"mcp:mute"})
@@ -263,7 +257,7 @@ async def test_a_slow_server_delays_one_turn_and_joins_the_next(make_house: Make
         ({"enabled": True}, "either `command` or `url`"),
     ],
 )
-async def test_after_five_failures_a_server_is_down_and_the_session_is_told_once(
+async def test_mcp_server_is_down_after_five_failures_with_one_notice(
     make_house: MakeHouse, server: ModelServer, config: Json, words: str
 ) -> None:
     house = house_with(make_house, s=config)
@@ -280,7 +274,7 @@ async def test_after_five_failures_a_server_is_down_and_the_session_is_told_once
 
 
 @pytest.mark.usefixtures("swift")
-async def test_a_server_that_dies_in_a_call_comes_back(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_server_restarts_after_crash_in_call(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     before = (await answer(house, server, "mcp_s_pid"))["text"]
     died = await answer(house, server, "mcp_s_die")
@@ -288,13 +282,13 @@ async def test_a_server_that_dies_in_a_call_comes_back(make_house: MakeHouse, se
     assert (await answer(house, server, "mcp_s_pid"))["text"] != before
 
 
-async def test_a_call_that_hangs_ends_with_its_time(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_call_timeout(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough", timeout=3))
     ran = await turn(house, server, Call("mcp_s_hang"))
     assert ran.one("tool.finished")["status"] == "timeout"
 
 
-async def test_a_call_that_hangs_can_be_stopped_at_once(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_call_interrupt(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     server.script = [Reply(tool_calls=[Call("mcp_s_hang")])]
     running = await house.begin(house.spec(server))
@@ -305,7 +299,7 @@ async def test_a_call_that_hangs_can_be_stopped_at_once(make_house: MakeHouse, s
 
 
 @pytest.mark.usefixtures("swift")
-async def test_a_flood_ends_the_call_and_takes_no_memory(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_output_flood_ends_call(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     await answer(house, server, "mcp_s_pid")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -315,24 +309,24 @@ async def test_a_flood_ends_the_call_and_takes_no_memory(make_house: MakeHouse, 
     assert int((await answer(house, server, "mcp_s_pid"))["text"])
 
 
-async def test_a_server_that_talks_without_end_is_heard_out(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_chatter_is_tolerated(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     assert (await answer(house, server, "mcp_s_chatter"))["text"] == "chatter is done"
 
 
-async def test_what_is_no_message_is_passed_over(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_non_messages_are_skipped(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     assert (await answer(house, server, "mcp_s_garbage"))["text"] == "garbage is done"
     assert (await answer(house, server, "mcp_s_wrong"))["code"] == "mcp_unavailable"
     assert (await answer(house, server, "mcp_s_pid"))["text"]
 
 
-async def test_sampling_elicitation_and_roots_are_declined(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_sampling_elicitation_and_roots_are_declined(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough"))
     assert json.loads((await answer(house, server, "mcp_s_ask"))["text"]) == [-32601] * 3 + [None]
 
 
-async def test_tools_beyond_a_quarter_of_the_window_are_left_out_and_named(
+async def test_mcp_tools_over_quarter_of_window_are_omitted_with_notice(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     house = make_house({**HOUR, "mcp_servers": {"s": over_pipes("rough", "many")}})
@@ -348,13 +342,13 @@ async def test_tools_beyond_a_quarter_of_the_window_are_left_out_and_named(
     assert f"mcp_s_t{len(names) - 1:03}" in notice["message"]
 
 
-async def test_a_list_without_end_comes_to_one(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_endless_tool_list_is_limited(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough", "endless"))
     await turn(house, server)
     assert len(house.app.services.mcp.states()[0]["tools"]) == 100
 
 
-async def test_lies_are_not_believed(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_false_annotations_are_not_trusted(make_house: MakeHouse, server: ModelServer) -> None:
     house = house_with(make_house, s=over_pipes("rough", "lies", approval="never"))
     ran = await turn(house, server)
     found = offered(server)
@@ -370,7 +364,7 @@ async def test_lies_are_not_believed(make_house: MakeHouse, server: ModelServer)
     assert len([name for name in found if name.startswith("mcp_s_read_resource")]) == 2
 
 
-async def test_without_the_sdk_it_is_said_what_to_install(
+async def test_missing_mcp_sdk_suggests_install(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "hermes.tools.mcp_link", None)
@@ -471,7 +465,7 @@ class RoughSite:
         ("gone", "mcp_unavailable", True),
     ],
 )
-async def test_whatever_a_site_does_ends_one_call_only(
+async def test_rough_mcp_site_fails_single_call_only(
     make_house: MakeHouse, server: ModelServer, name: str, code: str, again: bool
 ) -> None:
     rough = RoughSite()
@@ -487,7 +481,7 @@ async def test_whatever_a_site_does_ends_one_call_only(
         assert "DELETE" in rough.methods
 
 
-async def test_a_site_can_tell_that_its_tools_have_changed(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_site_tool_list_change(make_house: MakeHouse, server: ModelServer) -> None:
     rough = RoughSite()
     async with site(rough.handle) as url:
         house = house_with(make_house, s={"url": url})
@@ -499,7 +493,7 @@ async def test_a_site_can_tell_that_its_tools_have_changed(make_house: MakeHouse
         await house.close()
 
 
-async def test_a_key_in_the_headers_is_sent_there_and_told_nowhere(
+async def test_mcp_header_key_is_not_leaked(
     make_house: MakeHouse, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[str] = []
@@ -516,7 +510,7 @@ async def test_a_key_in_the_headers_is_sent_there_and_told_nowhere(
     assert "very-secret" not in json.dumps([ran.events, house.app.services.mcp.states()]) + caplog.text
 
 
-async def test_a_site_cannot_lead_to_where_nobody_may_go(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_mcp_redirect_is_checked_by_url_guard(make_house: MakeHouse, server: ModelServer) -> None:
     async def handle(_: web.Request) -> web.Response:
         raise web.HTTPTemporaryRedirect("http://169.254.169.254/mcp")
 

@@ -21,11 +21,11 @@ from hermes.tools.mcp_names import Unfit
         ("s", "x" * 58, "mcp_s_" + "x" * 58),
     ],
 )
-def test_names_are_plain(server: str, tool: str, name: str) -> None:
+def test_mcp_tool_names_are_plain(server: str, tool: str, name: str) -> None:
     assert names.toolname(server, tool, {}) == name
 
 
-def test_names_are_short_and_nobody_elses_and_stay() -> None:
+def test_mcp_tool_names_are_short_unique_and_stable() -> None:
     taken: dict[str, str] = {}
     asked = [("a", "b_c"), ("a_b", "c"), ("A", "b_c"), ("a", "b-c"), ("s", "x" * 100), ("s", "x" * 101)]
     given = [names.toolname(server, tool, taken) for server, tool in asked]
@@ -46,7 +46,7 @@ def test_names_are_short_and_nobody_elses_and_stay() -> None:
         ({"type": "object", "oneOf": [{}], "$ref": "#/$defs/x"}, {"type": "object", "properties": {}}),
     ],
 )
-def test_schemas_are_made_safe(given: Any, kept: Any) -> None:
+def test_mcp_schemas_are_sanitised(given: Any, kept: Any) -> None:
     assert names.schema(given) == kept
 
 
@@ -65,12 +65,12 @@ def test_schemas_are_made_safe(given: Any, kept: Any) -> None:
         (json.loads('{"items":' * 50 + "{}" + "}" * 50), "deeply"),
     ],
 )
-def test_schemas_that_cannot_be_used_are_not(given: Any, why: str) -> None:
+def test_unusable_mcp_schemas_are_rejected(given: Any, why: str) -> None:
     with pytest.raises(Unfit, match=why):
         names.schema(given)
 
 
-def test_descriptions_are_cut_and_marked() -> None:
+def test_mcp_descriptions_are_truncated_and_marked() -> None:
     said = names.description("s", "t", "d" * 2000)
     assert said.startswith("The tool 't' of the MCP server 's', which says of it: ddd") and len(said) < 1_100
     assert names.description("s", "t", None) == "The tool 't' of the MCP server 's'."
@@ -88,18 +88,18 @@ def test_descriptions_are_cut_and_marked() -> None:
         ({"destructiveHint": True, "idempotentHint": True}, "idempotent", True),
     ],
 )
-def test_hints(hints: Any, effect: str, asked: bool) -> None:
+def test_mcp_annotations_to_effect_and_approval(hints: Any, effect: str, asked: bool) -> None:
     assert names.effect(hints) == effect
     assert names.needs_approval("destructive", hints) is asked
     assert names.needs_approval("always", hints) and not names.needs_approval("never", hints)
 
 
-def test_what_fits_is_kept_in_order() -> None:
+def test_mcp_tools_that_fit_are_kept_in_order() -> None:
     assert names.fit_into_window([("a", 5), ("b", 7), ("c", 4)], 10) == ({"a", "c"}, ["b"])
     assert names.fit_into_window([("a", 5)], -1) == (set(), ["a"])
 
 
-def test_answers() -> None:
+def test_mcp_result_content() -> None:
     picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(b"png").decode()}
     inner = {"type": "resource", "resource": {"uri": "a://b", "text": "inner"}}
     link = {"type": "resource_link", "uri": "a://c", "name": "c", "size": 3}

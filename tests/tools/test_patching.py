@@ -54,7 +54,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("text", "old", "new", "result", "by"), REPLACED)
-def test_a_place_is_found_by_the_strictest_way_that_finds_one(
+def test_patch_uses_strictest_matching_strategy(
     text: str, old: str, new: str, result: str, by: str
 ) -> None:
     assert replace_text(text, old, new, False) == (result, by)
@@ -64,7 +64,7 @@ def test_a_place_is_found_by_the_strictest_way_that_finds_one(
     ("text", "old", "lines"),
     [("b\na\nb\n", "b", [1, 3]), ("b \na\n  c\nb  \n", "b\n", [1, 4]), ("  x\n    x\n", "x ", [1, 2])],
 )
-def test_several_places_are_all_named(text: str, old: str, lines: list[int]) -> None:
+def test_patch_reports_ambiguous_match_lines(text: str, old: str, lines: list[int]) -> None:
     with pytest.raises(ToolError) as refusal:
         replace_text(text, old, "c", False)
     answer = refusal.value.answer
@@ -80,11 +80,11 @@ def test_several_places_are_all_named(text: str, old: str, lines: list[int]) -> 
         ("a \na \na \n", "a\na\n", "b\n", "a \nb\n"),
     ],
 )
-def test_all_places_can_be_changed(text: str, old: str, new: str, result: str) -> None:
+def test_patch_replace_all(text: str, old: str, new: str, result: str) -> None:
     assert replace_text(text, old, new, True)[0] == result
 
 
-def test_where_nothing_fits_the_nearest_places_are_named() -> None:
+def test_patch_no_match_names_nearest_places() -> None:
     text = "\n".join(["import os", "", "def first(x):", "    return x", "", "def second(y):", "    return y + 1", ""])
     with pytest.raises(ToolError) as refusal:
         replace_text(text, "def second(y):\n    return y + 2", "", False)
@@ -96,19 +96,19 @@ def test_where_nothing_fits_the_nearest_places_are_named() -> None:
     assert nearest([""] * 10, [""]) == []
 
 
-def test_the_end_of_a_file_is_no_line() -> None:
+def test_patch_end_of_file_is_not_a_line() -> None:
     with pytest.raises(ToolError):
         replace_text("a\nb \n", "b\n\n", "c\n", False)
 
 
-def test_blank_lines_alone_are_not_looked_for_loosely() -> None:
+def test_patch_blank_lines_are_not_matched_loosely() -> None:
     with pytest.raises(ToolError) as refusal:
         replace_text("a\n \nb\n", "\n\t\n", "", False)
     assert refusal.value.answer["code"] == "no_match"
 
 
 @given(st.text("ab \n", max_size=40), st.text("ab \n", min_size=1, max_size=6), st.text("xy\n", max_size=5))
-def test_what_occurs_exactly_once_is_replaced_exactly(text: str, old: str, new: str) -> None:
+def test_patch_unique_exact_match_property(text: str, old: str, new: str) -> None:
     if text.count(old) == 1 and text.find(old) == text.rfind(old):
         assert replace_text(text, old, new, False) == (text.replace(old, new), "exact")
 
@@ -159,7 +159,7 @@ PATCHED = [
 
 
 @pytest.mark.parametrize(("text", "patch", "result", "by"), PATCHED)
-def test_hunks_find_their_place_in_order(text: str, patch: str, result: str | None, by: str) -> None:
+def test_patch_hunks_apply_in_order(text: str, patch: str, result: str | None, by: str) -> None:
     try:
         assert apply_hunks(text, hunks(patch)) == (result, by)
     except ToolError as refusal:
@@ -179,20 +179,20 @@ def test_hunks_find_their_place_in_order(text: str, patch: str, result: str | No
         "*** Add File: f\n*** Move to: g",
     ],
 )
-def test_what_is_no_patch_is_refused_with_the_grammar(patch: str) -> None:
+def test_invalid_patch_is_rejected_with_grammar(patch: str) -> None:
     with pytest.raises(ToolError) as refusal:
         parse_patch(patch)
     answer = refusal.value.answer
     assert answer["code"] == "invalid_arguments" and "*** Update File" in answer["hint"]
 
 
-def test_a_new_file_may_have_empty_lines_without_a_sign() -> None:
+def test_patch_add_file_with_unsigned_empty_lines() -> None:
     [section] = parse_patch("*** Add File: f\n+a\n\n+b\n\n*** End Patch\n")
     assert apply_hunks("", section.hunks)[0] == "a\n\nb\n"
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
-def test_a_diff_leads_from_one_text_to_the_other(old: list[str], new: list[str]) -> None:
+def test_diff_round_trip_property(old: list[str], new: list[str]) -> None:
     text, added, removed = unified_diff(old, new, ("f", "f"))
     rows = text.split("\n")[2:]
     assert [sum(row.startswith(sign) for row in rows) for sign in "+-"] == [added, removed]
@@ -201,7 +201,7 @@ def test_a_diff_leads_from_one_text_to_the_other(old: list[str], new: list[str])
         assert made == "\n".join(new) + "\n"
 
 
-def test_a_long_difference_is_told_without_comparing_everything() -> None:
+def test_long_diff_is_computed_cheaply() -> None:
     old = [f"line {n}" for n in range(20_000)]
     text, added, removed = unified_diff(old, [*old[:5], "x", *old[10_000:]], ("f", "f"))
     assert (added, removed) == (1, 9995) and text.split("\n")[2] == "@@ -3,10001 +3,7 @@"
@@ -214,7 +214,7 @@ async def change(filing: Filing, path: str, old: str, new: str, **more: Any) -> 
     return await filing.call(TOOL, mode="replace", path=path, old_string=old, new_string=new, **more)
 
 
-async def test_a_part_of_a_file_is_changed(filing: Filing) -> None:
+async def test_patch_changes_part_of_file(filing: Filing) -> None:
     path = filing.put("a.py", "one\ntwo\nthree\n")
     path.chmod(0o755)
     answer = await change(filing, "a.py", "two", "2")
@@ -229,13 +229,13 @@ async def test_a_part_of_a_file_is_changed(filing: Filing) -> None:
 
 
 @pytest.mark.parametrize("data", [b"a\r\nb\r\nc\r\n", b"\xef\xbb\xbfa\r\nb\r\nc\r\n", b"caf\xe9\r\na\r\nb\r\nc\r\n"])
-async def test_bytes_that_are_not_meant_stay(filing: Filing, data: bytes) -> None:
+async def test_patch_keeps_other_bytes(filing: Filing, data: bytes) -> None:
     path = filing.put("f", data)
     assert (await change(filing, "f", "a\nb", "x\ny\nz"))["matched_by"] == "exact"
     assert path.read_bytes() == data.replace(b"a\r\nb", b"x\r\ny\r\nz")
 
 
-async def test_a_changed_file_is_known_only_if_it_was_before(filing: Filing) -> None:
+async def test_patched_file_counts_as_read_only_if_it_was(filing: Filing) -> None:
     path = filing.put("f", "a\nb\n")
     await change(filing, "f", "a", "c")
     assert str(path) not in filing.resources.session.seen
@@ -266,7 +266,7 @@ async def test_a_changed_file_is_known_only_if_it_was_before(filing: Filing) -> 
         ({"mode": "patch", "patch": "*** Delete File: gone"}, "path_not_found"),
     ],
 )
-async def test_what_cannot_be_done_changes_nothing(filing: Filing, args: Json, code: str) -> None:
+async def test_failed_patch_changes_nothing(filing: Filing, args: Json, code: str) -> None:
     filing.put("f", "a\na\n")
     filing.put("bin", b"a\0")
     filing.put(".env", "a")
@@ -277,7 +277,7 @@ async def test_what_cannot_be_done_changes_nothing(filing: Filing, args: Json, c
     assert {path.name: path.stat().st_mtime_ns for path in filing.folder.iterdir()} == before
 
 
-async def test_nothing_secret_is_quoted(filing: Filing) -> None:
+async def test_patch_diff_is_redacted(filing: Filing) -> None:
     filing.put("f", f"one\nkey {KNOWN}\nthree\n")
     answer = await change(filing, "f", "one\nkey", "x\nkez")
     assert KNOWN not in str(answer) and "+kez «redacted:known»" in answer["diff"]
@@ -287,7 +287,7 @@ async def test_nothing_secret_is_quoted(filing: Filing) -> None:
     assert KNOWN in (filing.folder / "f").read_text()
 
 
-async def test_a_long_diff_is_cut(filing: Filing) -> None:
+async def test_patch_long_diff_is_truncated(filing: Filing) -> None:
     filing.put("f", "line\n" * 20_000)
     answer = await change(filing, "f", "line", "some other text " + KNOWN, replace_all=True)
     assert len(answer["diff"]) <= DIFF_CHARS_MAX and KNOWN not in answer["diff"] and "left out" in answer["diff"]
@@ -321,7 +321,7 @@ def tree(filing: Filing) -> dict[str, tuple[str, int]]:
     return {str(p.relative_to(filing.folder)): (p.read_text(), stat.S_IMODE(p.stat().st_mode)) for p in found}
 
 
-async def test_several_files_change_as_one(filing: Filing) -> None:
+async def test_patch_several_files_atomically(filing: Filing) -> None:
     several(filing)
     answer = await filing.call(TOOL, mode="patch", patch=SEVERAL)
     made = tree(filing)
@@ -341,7 +341,7 @@ async def test_several_files_change_as_one(filing: Filing) -> None:
     assert "--- c.txt\n+++ /dev/null" in answer["diff"] and "--- run.sh\n+++ bin/run.sh" in answer["diff"]
 
 
-async def test_one_hunk_that_does_not_fit_changes_no_file(filing: Filing) -> None:
+async def test_patch_one_failing_hunk_changes_no_file(filing: Filing) -> None:
     several(filing)
     before = tree(filing)
     answer = await filing.call(TOOL, mode="patch", patch=SEVERAL.replace("-old", "-older"))
@@ -350,7 +350,7 @@ async def test_one_hunk_that_does_not_fit_changes_no_file(filing: Filing) -> Non
 
 
 @pytest.mark.parametrize("failing", range(5))
-async def test_when_a_write_fails_all_is_as_before(
+async def test_patch_write_failure_rolls_back(
     filing: Filing, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several(filing)
@@ -373,7 +373,7 @@ async def test_when_a_write_fails_all_is_as_before(
     assert tree(filing) == before
 
 
-async def test_what_cannot_be_undone_is_named(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patch_failed_rollback_is_reported(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
     several(filing)
     count, replace = 0, Paths.replace
 
@@ -389,7 +389,7 @@ async def test_what_cannot_be_undone_is_named(filing: Filing, monkeypatch: pytes
     assert answer["code"] == "tool_crashed" and answer["error"].endswith("undone in: a.py.")
 
 
-async def test_a_file_that_changes_meanwhile_stops_all(filing: Filing) -> None:
+async def test_patch_detects_concurrent_change(filing: Filing) -> None:
     several(filing)
     args = {"mode": "patch", "patch": SEVERAL}
     ctx = await filing.prepare(TOOL, args)
@@ -400,7 +400,7 @@ async def test_a_file_that_changes_meanwhile_stops_all(filing: Filing) -> None:
     assert refusal.value.answer["code"] == "stale_file" and tree(filing) == before
 
 
-async def test_what_became_of_a_patch_is_seen_from_all_its_files(filing: Filing) -> None:
+async def test_patch_reconcile_by_digests(filing: Filing) -> None:
     several(filing)
     args = {"mode": "patch", "patch": SEVERAL}
     ctx = await filing.prepare(TOOL, args)
@@ -416,6 +416,6 @@ async def test_what_became_of_a_patch_is_seen_from_all_its_files(filing: Filing)
     assert await known() == "unclear", "some files are as before, some as after"
 
 
-def test_the_preview_names_the_files() -> None:
+def test_patch_preview_names_files() -> None:
     assert TOOL.preview({"patch": SEVERAL}) == "a.py, new/b.py, c.txt, run.sh"
     assert TOOL.preview({"mode": "patch"}) == ""

@@ -41,7 +41,7 @@ async def until_said(desk: Desk, session_id: str, text: str) -> Json:
 
 
 @each_backend
-async def test_a_process_outlives_its_turn(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
+async def test_background_process_outlives_turn(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
     desk = allowed(make_house, server, backend)
     first = await started(desk, "echo one; until [ -e go ]; do sleep 0.01; done; echo two; exit 3")
     state = await until_said(desk, first, "one")
@@ -54,7 +54,7 @@ async def test_a_process_outlives_its_turn(make_house: MakeHouse, server: ModelS
 
 
 @each_backend
-async def test_a_process_is_ended_with_all_it_has_started(
+async def test_killing_background_process_ends_its_children(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
     desk, mark = allowed(make_house, server, backend), new_mark()
@@ -71,13 +71,13 @@ async def test_a_process_is_ended_with_all_it_has_started(
     assert descriptors() <= before and desk.left_over() == []
 
 
-async def test_a_background_command_changes_nothing_for_the_next_one(desk: Desk) -> None:
+async def test_background_command_keeps_shell_state_unchanged(desk: Desk) -> None:
     one = await started(desk, "cd /; export A=b")
     await process(desk, "wait", one)
     assert (await desk.sh("pwd; echo $A"))["output"] == f"{desk.workspace}\n\n"
 
 
-async def test_a_session_sees_its_own_only(desk: Desk) -> None:
+async def test_background_processes_are_per_session(desk: Desk) -> None:
     one = await started(desk, f"sleep {new_mark()}")
     other: Any = {"session_id": "s2"}
     assert (await desk.call("process", {"action": "list"}, **other))["processes"] == []
@@ -87,7 +87,7 @@ async def test_a_session_sees_its_own_only(desk: Desk) -> None:
     assert (await process(desk, "poll", one))["state"] == "running"
 
 
-async def test_with_the_server_they_end_and_then_are_lost(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_background_processes_end_with_server(make_house: MakeHouse, server: ModelServer) -> None:
     desk, mark = allowed(make_house, server), new_mark()
     one = await started(desk, f"sleep {mark}", notify_on_complete=True)
     await desk.house.close()
@@ -108,11 +108,11 @@ async def test_with_the_server_they_end_and_then_are_lost(make_house: MakeHouse,
         ({"action": "poll", "session_id": "proc_00000000", "offset": -1}, "invalid_arguments"),
     ],
 )
-async def test_what_cannot_be_asked(desk: Desk, arguments: Json, code: str) -> None:
+async def test_process_tool_rejects_invalid_requests(desk: Desk, arguments: Json, code: str) -> None:
     assert (await desk.call("process", arguments))["code"] == code
 
 
-async def test_so_many_at_once_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_background_process_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tool, "BACKGROUND_MAX", 2)
     short = await started(desk, "true")
     await process(desk, "wait", short)
@@ -124,7 +124,7 @@ async def test_so_many_at_once_and_no_more(desk: Desk, monkeypatch: pytest.Monke
     assert (await desk.sh("echo this runs"))["output"] == "this runs\n"
 
 
-async def test_the_last_of_much_output_is_kept(desk: Desk) -> None:
+async def test_background_output_keeps_tail(desk: Desk) -> None:
     one = await started(desk, "seq -w 1 100000")
     state = await process(desk, "wait", one)
     assert (state["total"], state["next_offset"], len(state["output"])) == (700_000, 700_000, 10_000)
@@ -144,7 +144,7 @@ async def test_the_last_of_much_output_is_kept(desk: Desk) -> None:
         (99, 2, ("", 10, 10, None)),
     ],
 )
-def test_a_slice_of_the_output(offset: int | None, limit: int, told: tuple[Any, ...]) -> None:
+def test_background_output_slice(offset: int | None, limit: int, told: tuple[Any, ...]) -> None:
     found = Background("proc_1", "default", "s", "true", None, None, output="3456789", dropped=3)  # type: ignore[arg-type]
     slice_ = _slice(found, offset, limit)
     assert (slice_["output"], slice_["offset"], slice_["next_offset"], slice_.get("dropped")) == told
@@ -153,7 +153,7 @@ def test_a_slice_of_the_output(offset: int | None, limit: int, told: tuple[Any, 
 # ---- being told of the end
 
 
-async def test_the_turn_that_runs_is_told(desk: Desk, server: ModelServer) -> None:
+async def test_background_completion_is_told_to_running_turn(desk: Desk, server: ModelServer) -> None:
     command = {
         "command": "until [ -e go ]; do sleep 0.01; done; exit 4",
         "background": True,
@@ -171,7 +171,7 @@ async def test_the_turn_that_runs_is_told(desk: Desk, server: ModelServer) -> No
     assert "has ended with exit code 4" in said
 
 
-async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
+async def test_background_completion_is_notice_of_next_turn(desk: Desk) -> None:
     one = await started(desk, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (desk.workspace / "go").touch()
     on_desk = desk.house.app.services.session_states.of("default", "s1")
@@ -184,7 +184,7 @@ async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
     assert (await desk.ran(Call("process", {"action": "list"}))).of("notice") == []
 
 
-async def test_nothing_of_the_turn_stays_in_memory(desk: Desk, house: House) -> None:
+async def test_background_process_keeps_no_turn_in_memory(desk: Desk, house: House) -> None:
     await started(desk, f"sleep {new_mark()}", notify_on_complete=True)
     [found] = desk.house.app.services.outside.processes.of("default", "s1")
     assert found.task is not None

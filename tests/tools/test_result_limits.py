@@ -26,12 +26,12 @@ async def shaped(
     return content, Path(spilled) if spilled else None
 
 
-async def test_a_short_answer_goes_as_it_is(tmp_path: Path) -> None:
+async def test_short_result_is_unchanged(tmp_path: Path) -> None:
     answer = {"output": "two\nlines", "exit_code": 0}
     assert await shaped(shaper(tmp_path), answer) == (json.dumps(answer), None)
 
 
-async def test_a_long_answer_is_spilled_in_lines_that_can_be_read_and_searched(tmp_path: Path) -> None:
+async def test_long_result_is_spilled_to_file(tmp_path: Path) -> None:
     lines = "".join(f"line {n}: é\n" for n in range(1_000))
     content, spilled = await shaped(shaper(tmp_path), {"content": lines, "total_lines": 1_000})
     assert spilled is not None and spilled.stat().st_mode & 0o777 == 0o600
@@ -42,7 +42,7 @@ async def test_a_long_answer_is_spilled_in_lines_that_can_be_read_and_searched(t
     assert told["begins"] == whole[:1_500] and "read_file" in told["hint"]
 
 
-async def test_the_answers_of_one_step_share_twice_the_room(tmp_path: Path) -> None:
+async def test_results_of_one_step_share_budget(tmp_path: Path) -> None:
     shape, answer = shaper(tmp_path), {"output": "x" * 3_000}
     spilled = [(await shaped(shape, answer, f"call_{n}"))[1] is not None for n in range(3)]
     assert spilled == [False, False, True]
@@ -50,12 +50,12 @@ async def test_the_answers_of_one_step_share_twice_the_room(tmp_path: Path) -> N
     assert (await shaped(shape, answer, "call_4"))[1] is None
 
 
-async def test_a_call_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
+async def test_spill_file_name_cannot_escape_folder(tmp_path: Path) -> None:
     _, spilled = await shaped(shaper(tmp_path), {"output": "x" * 9_000}, "../../up/../call")
     assert spilled is not None and spilled.parent == tmp_path
 
 
-async def test_what_comes_from_outside_cannot_end_its_own_frame(tmp_path: Path) -> None:
+async def test_foreign_content_cannot_close_its_frame(tmp_path: Path) -> None:
     shape = shaper(tmp_path)
     framed, _ = await shaped(shape, {"content": "a page of more than a few words"}, foreign=True)
     mark = framed.partition("]")[0].removeprefix("[")

@@ -45,7 +45,7 @@ NOW = at("2026-11-13T10:10:00")
         ),
     ],
 )
-def test_what_can_be_written_is_kept(text: str, kept: dict[str, Any]) -> None:
+def test_schedule_parsing(text: str, kept: dict[str, Any]) -> None:
     assert parse(text, NOW, BERLIN) == kept
 
 
@@ -57,7 +57,7 @@ def test_what_can_be_written_is_kept(text: str, kept: dict[str, Any]) -> None:
         "a b c d e", "*/0 * * * *", "2020-01-01T00:00", "2026-11-13T10:10", "0001-01-01", "9999-12-31", "2026-13-01",
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_the_grammar(text: str) -> None:
+def test_invalid_schedule_is_rejected_with_grammar(text: str) -> None:
     with pytest.raises(BadSchedule) as refused:
         parse(text, NOW, BERLIN)
     assert str(refused.value).endswith(schedule.GRAMMAR)
@@ -77,12 +77,12 @@ def test_anything_else_is_refused_with_the_grammar(text: str) -> None:
         ("0 0 29 2 *", "2026-11-13T10:10", ["2028-02-29T00:00:00+01:00", "2032-02-29T00:00:00+01:00"]),
     ],
 )
-def test_the_next_times(text: str, after: str, times: list[str]) -> None:
+def test_schedule_next_times(text: str, after: str, times: list[str]) -> None:
     found = parse(text, at(after), BERLIN)
     assert next_times(found, at(after), BERLIN, 2) == times
 
 
-def test_what_runs_once_has_one_time() -> None:
+def test_one_shot_schedule_has_one_time() -> None:
     once = parse("30m", NOW, BERLIN)
     assert next_time(once, NOW, BERLIN) == NOW + 1800
     assert next_time(once, NOW + 1800, BERLIN) is None
@@ -90,12 +90,12 @@ def test_what_runs_once_has_one_time() -> None:
 
 
 @pytest.mark.parametrize(("passed", "wait"), [(0, 600), (599, 1), (600, 600), (2000, 400)])
-def test_spans_are_counted_from_the_last_time_and_missed_ones_collapse(passed: int, wait: int) -> None:
+def test_interval_schedule_collapses_missed_times(passed: int, wait: int) -> None:
     often = parse("every 10m", NOW, BERLIN)
     assert next_time(often, NOW + passed, BERLIN, last=NOW) == NOW + passed + wait
 
 
-def test_a_time_zone_that_does_not_exist_is_refused() -> None:
+def test_unknown_timezone_is_rejected() -> None:
     assert zone_named("Europe/Berlin") is BERLIN
     assert datetime.fromtimestamp(NOW, zone_named("")).timestamp() == NOW
     for name in ("Europe/Atlantis", "../etc/passwd", "\0"):

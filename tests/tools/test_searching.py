@@ -60,7 +60,7 @@ async def places(filing: Filing, pattern: str, **args: Any) -> list[str]:
 # ---- content
 
 
-async def test_lines_are_found_in_order_with_their_place(filing: Filing) -> None:
+async def test_search_finds_lines_in_order(filing: Filing) -> None:
     filing.put("b/x.py", "def f():\n    return needle\n")
     filing.put("a.txt", "needle\nno\nneedle two needle\n")
     answer = await search(filing, "needle")
@@ -77,7 +77,7 @@ async def test_lines_are_found_in_order_with_their_place(filing: Filing) -> None
     }
 
 
-async def test_pages_meet_without_gap(filing: Filing) -> None:
+async def test_search_pagination_has_no_gap(filing: Filing) -> None:
     for name in "abc":
         filing.put(name, "x 1\nx 2\nno\nx 3\n")
     whole = (await search(filing, "x"))["matches"]
@@ -94,7 +94,7 @@ async def test_pages_meet_without_gap(filing: Filing) -> None:
     assert answer["matches"] == [] and answer["next_offset"] is None
 
 
-async def test_lines_around_a_hit(filing: Filing) -> None:
+async def test_search_context_lines(filing: Filing) -> None:
     filing.put("f", "1\n2\n3 x\n4\n5 x\n6\n7\n")
     hits = (await search(filing, "x", context=2))["matches"]
     assert [(hit["before"], hit["text"], hit["after"]) for hit in hits] == [
@@ -103,7 +103,7 @@ async def test_lines_around_a_hit(filing: Filing) -> None:
     ]
 
 
-async def test_counts_and_names_only(filing: Filing) -> None:
+async def test_search_output_modes_count_and_files(filing: Filing) -> None:
     filing.put("a", "x\nx\n")
     filing.put("b", "y\n")
     filing.put("c", "x x\n")
@@ -133,7 +133,7 @@ async def test_counts_and_names_only(filing: Filing) -> None:
         ("--", {}, ["a.py:4"]),
     ],
 )
-async def test_patterns_and_globs(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
+async def test_search_patterns_and_globs(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
     filing.put("a.py", "def f(x):\n    return 'é'\naaa\n--help\n")
     filing.put("crlf.txt", "one\r\ntwo\r\n")
     filing.put("sub/inner/d.txt", "deep\n")
@@ -158,14 +158,14 @@ async def test_patterns_and_globs(filing: Filing, pattern: str, args: Json, expe
         ({"pattern": "x", "offset": -1}, "invalid_arguments"),
     ],
 )
-async def test_what_cannot_be_searched_is_told(filing: Filing, args: Json, code: str) -> None:
+async def test_search_rejects_invalid_requests(filing: Filing, args: Json, code: str) -> None:
     filing.put("bin", b"\0x")
     filing.put(".env", "x")
     answer = await filing.call(TOOL, **args)
     assert answer["code"] == code and answer["error"], answer
 
 
-async def test_limits_on_their_good_side(filing: Filing) -> None:
+async def test_search_limits_are_accepted(filing: Filing) -> None:
     filing.put("f", "x\n")
     pattern = "x" + "y?" * (SEARCH_PATTERN_CHARS_MAX // 2 - 1)
     answer = await search(filing, pattern, limit=SEARCH_HITS_MAX, context=SEARCH_CONTEXT_LINES_MAX)
@@ -175,7 +175,7 @@ async def test_limits_on_their_good_side(filing: Filing) -> None:
 # ---- what is left out
 
 
-async def test_ignored_hidden_and_binary_files_are_left_out(filing: Filing) -> None:
+async def test_search_skips_ignored_hidden_and_binary_files(filing: Filing) -> None:
     filing.put(".gitignore", "*.log\n/build/\n!keep.log\n")
     for name in ("a.txt", "b.log", "keep.log", "build/x.txt", "sub/build/y.txt", ".hidden", ".dir/z.txt"):
         filing.put(name, "needle\n")
@@ -191,7 +191,7 @@ async def test_ignored_hidden_and_binary_files_are_left_out(filing: Filing) -> N
     assert await places(filing, "needle", file_glob="*.log") == ["keep.log:1"]
 
 
-async def test_what_the_guard_refuses_is_counted_whether_it_matches_or_not(filing: Filing) -> None:
+async def test_search_counts_withheld_files(filing: Filing) -> None:
     filing.put("a.txt", "needle\n")
     filing.put("store.kdbx", "needle\n")
     filing.put("other.kdbx", "nothing\n")
@@ -203,7 +203,7 @@ async def test_what_the_guard_refuses_is_counted_whether_it_matches_or_not(filin
     assert [(answer["matches"], answer["withheld"]) for answer in named] == [([], 1)] * 3
 
 
-async def test_hits_in_a_private_key_are_left_out_and_counted(filing: Filing) -> None:
+async def test_search_withholds_private_key_matches(filing: Filing) -> None:
     filing.put(
         "server.pem", "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
     )
@@ -211,14 +211,14 @@ async def test_hits_in_a_private_key_are_left_out_and_counted(filing: Filing) ->
     assert (answer["matches"], answer["total"], answer["withheld"]) == ([], 0, 1)
 
 
-async def test_secrets_are_shown_by_their_kind_only(filing: Filing) -> None:
+async def test_search_redacts_secrets_by_kind(filing: Filing) -> None:
     filing.put("f", f"needle {KNOWN} end\n" + f"needle {'x' * 490} {KNOWN}\n")
     hits = (await search(filing, "needle"))["matches"]
     assert hits[0]["text"] == "needle «redacted:known» end"
     assert KNOWN[:6] not in str(hits) and len(hits[1]["text"]) <= 500
 
 
-async def test_no_more_is_answered_than_fits(filing: Filing) -> None:
+async def test_search_answer_fits_window(filing: Filing) -> None:
     filing.put("f", ("needle " + "x" * 200 + "\n") * 400)
     filing.resources.window_tokens = 8192
     answer = await search(filing, "needle", limit=400)
@@ -226,7 +226,7 @@ async def test_no_more_is_answered_than_fits(filing: Filing) -> None:
     assert answer["next_offset"] == len(answer["matches"])
 
 
-async def test_the_runs_own_spilled_answers_can_be_searched(filing: Filing) -> None:
+async def test_search_in_spilled_results(filing: Filing) -> None:
     filing.resources.spill.mkdir(parents=True)
     path = filing.resources.spill / "call.txt"
     path.write_text("a\nneedle\n")
@@ -256,7 +256,7 @@ async def test_the_runs_own_spilled_answers_can_be_searched(filing: Filing) -> N
         ("*.kdbx", {}, []),
     ],
 )
-async def test_files_are_found_by_name(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
+async def test_search_files_by_name(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
     for name in ("a.py", "src/b.py", "src/deep/c.py", "src/deep/d.txt", ".github/w/ci.yml", "out/x.py", "k.kdbx"):
         filing.put(name)
     filing.put(".gitignore", "out/\n")
@@ -266,12 +266,12 @@ async def test_files_are_found_by_name(filing: Filing, pattern: str, args: Json,
 
 
 @pytest.mark.parametrize("glob", ["*a" * 40 + "b", "**/" * 20 + "x", "{a,b}" * 6])
-def test_no_glob_takes_long(glob: str) -> None:
+def test_glob_matching_is_fast(glob: str) -> None:
     assert not Glob(glob).matches(["a" * 250] * 30)
 
 
 @pytest.mark.parametrize("glob", ["[", "a\\", "{a,b}" * 7, "[z-a]"])
-def test_what_is_no_glob_is_said_so(glob: str) -> None:
+def test_invalid_glob_is_rejected(glob: str) -> None:
     with pytest.raises(ValueError):
         Glob(glob)
 
@@ -279,7 +279,7 @@ def test_what_is_no_glob_is_said_so(glob: str) -> None:
 # ---- time
 
 
-async def test_a_pattern_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_with_endless_pattern_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filing = Filing(tmp_path)
     filing.resources.make = LocalWithoutRipgrep
     filing.put("a", "x\n")
@@ -292,7 +292,7 @@ async def test_a_pattern_that_never_ends_is_ended(tmp_path: Path, monkeypatch: p
     filing.threads.close()
 
 
-async def test_where_nothing_can_be_started_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_without_sandbox_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no(*_: Any, **__: Any) -> Any:
         raise SandboxError("no")
 
@@ -307,7 +307,7 @@ class WrappedWithoutRipgrep(NoRipgrep, Bubblewrap):
 
 
 @pytest.mark.parametrize("kind", [Bubblewrap, WrappedWithoutRipgrep])
-async def test_in_a_sandbox_the_same_is_found(tmp_path: Path, kind: Any) -> None:
+async def test_search_in_sandbox(tmp_path: Path, kind: Any) -> None:
     if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
     filing = Filing(tmp_path)
@@ -391,7 +391,7 @@ CONTENTS = st.lists(st.sampled_from(["needle", "Needle x", "", "other", "né", "
     "needle",
     {"path": "a"},
 )
-async def test_with_and_without_ripgrep_the_same_is_found(
+async def test_search_with_and_without_ripgrep_agree_property(
     tmp_path_factory: pytest.TempPathFactory,
     tree: dict[str, list[str]],
     ignoring: dict[tuple[str, str], list[str]],

@@ -27,7 +27,7 @@ async def search(house: House, server: ModelServer, *arguments: Json, **fields: 
     return await asked(house, server, TOOL, *arguments, **fields)
 
 
-async def test_a_query_finds_hits_with_context(house: House, server: ModelServer) -> None:
+async def test_session_search_hits_with_context(house: House, server: ModelServer) -> None:
     ids = await held(house, "past", title="Foxes")
     await held(house, "other", ("user", "Nothing of the kind."))
     [answer] = await search(house, server, {"query": "wood"})
@@ -39,7 +39,7 @@ async def test_a_query_finds_hits_with_context(house: House, server: ModelServer
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_the_running_session_is_left_out(house: House, server: ModelServer, persist: bool) -> None:
+async def test_session_search_excludes_running_session(house: House, server: ModelServer, persist: bool) -> None:
     await held(house, "past")
     await held(house, "now")
     found, mine, recent = await search(
@@ -54,7 +54,9 @@ SCOPES = [("default", None), ("default", "room-1"), ("default", "room-2"), ("ada
 
 
 @pytest.mark.parametrize(("owner", "key"), SCOPES)
-async def test_only_the_own_scope_is_seen(house: House, server: ModelServer, owner: str, key: str | None) -> None:
+async def test_session_search_is_scoped_to_owner(
+    house: House, server: ModelServer, owner: str, key: str | None
+) -> None:
     ids = {}
     for number, (whose, where) in enumerate(SCOPES):
         ids[whose, where] = await held(house, f"s{number}", owner=whose, session_key=where)
@@ -74,7 +76,7 @@ async def test_only_the_own_scope_is_seen(house: House, server: ModelServer, own
     assert {answer["code"] for answer in others if "error" in answer} == {"not_found"}
 
 
-async def test_hits_of_others_do_not_hide_the_own(
+async def test_session_search_hits_of_others_do_not_hide_own(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_search, "RECALL_BATCH", 4)
@@ -89,7 +91,7 @@ async def test_hits_of_others_do_not_hide_the_own(
     assert (found["hits"], found["complete"]) == ([], False)
 
 
-async def test_windows(house: House, server: ModelServer) -> None:
+async def test_session_search_windows(house: House, server: ModelServer) -> None:
     ids = await held(house, "past", *[("user", f"line {n}") for n in range(60)])
     calls: list[Json] = [
         {"around_message_id": ids[30]},
@@ -104,7 +106,7 @@ async def test_windows(house: House, server: ModelServer) -> None:
     assert told[-1]["code"] == "not_found"
 
 
-async def test_long_messages_are_cut_and_calls_named(house: House, server: ModelServer) -> None:
+async def test_session_search_truncates_messages_and_names_calls(house: House, server: ModelServer) -> None:
     await held(house, "past", ("user", "x" * 2001))
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
     await house.app.store.sessions.append_message("past", "assistant", "", tool_calls=calls)
@@ -114,7 +116,7 @@ async def test_long_messages_are_cut_and_calls_named(house: House, server: Model
     assert second["calls"] == ["look"]
 
 
-async def test_sorting_and_roles(house: House, server: ModelServer) -> None:
+async def test_session_search_sort_and_role_filter(house: House, server: ModelServer) -> None:
     for number in range(3):
         await held(house, f"s{number}", ("user", "fox one"), ("assistant", "fox two"), ("tool", "fox three"))
     newest, oldest, users, two, odd = await search(
@@ -132,7 +134,7 @@ async def test_sorting_and_roles(house: House, server: ModelServer) -> None:
     assert odd["code"] == "invalid_arguments"
 
 
-async def test_the_recent_ones(house: House, server: ModelServer) -> None:
+async def test_session_search_recent_sessions(house: House, server: ModelServer) -> None:
     for number in range(12):
         await held(house, f"s{number:02}", title=f"Talk {number}")
     few, many = await search(house, server, {}, {"limit": 10, "query": "  "})
@@ -157,7 +159,7 @@ async def test_the_recent_ones(house: House, server: ModelServer) -> None:
         ({"query": 'NOT ( "* AND'}, True),
     ],
 )
-async def test_the_limits_of_a_call(house: House, server: ModelServer, given: Json, good: bool) -> None:
+async def test_session_search_limits(house: House, server: ModelServer, given: Json, good: bool) -> None:
     await held(house, "past")
     [answer] = await search(house, server, given)
     assert answer.get("code") == (None if good else "invalid_arguments")

@@ -46,7 +46,7 @@ def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
         ("no_such_command_here 2>/dev/null", 127, ""),
     ],
 )
-async def test_a_command_and_its_answer(
+async def test_terminal_answer(
     make_house: MakeHouse, server: ModelServer, backend: str, command: str, code: int, output: str
 ) -> None:
     desk = allowed(make_house, server, backend)
@@ -59,7 +59,7 @@ async def test_a_command_and_its_answer(
 
 
 @each_backend
-async def test_the_next_command_begins_where_the_last_one_ended(
+async def test_terminal_cwd_persists_per_session(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
     desk = allowed(make_house, server, backend)
@@ -76,7 +76,7 @@ async def test_the_next_command_begins_where_the_last_one_ended(
     assert other["output"] == f"{desk.workspace}\n", "another session has a shell of its own"
 
 
-async def test_commands_know_no_key_and_no_variable_of_ours(
+async def test_terminal_environment_has_no_secrets(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "HERMES_WRITE_SAFE_ROOT", "SOME_OTHER"):
@@ -84,14 +84,14 @@ async def test_commands_know_no_key_and_no_variable_of_ours(
     assert "planted-value" not in (await allowed(make_house, server).sh("env"))["output"]
 
 
-async def test_no_command_hides_something_in_the_next(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_terminal_shell_state_cannot_be_poisoned(make_house: MakeHouse, server: ModelServer) -> None:
     desk = allowed(make_house, server, approvals={"mode": "off"})
     hide = "f() { echo hidden; }; export -f f; export BASH_ENV=/x LD_PRELOAD=/x PS4=x KEPT=yes"
     await desk.sh(hide)
     assert (await desk.sh("f; env | grep -cE '^(BASH_|LD_|PS4)'; echo $KEPT 2>&1"))["output"].endswith("0\nyes\n")
 
 
-async def test_sudo_never_asks(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_sudo_is_non_interactive(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "sudo"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho with $*\n")
@@ -104,7 +104,7 @@ async def test_sudo_never_asks(desk: Desk, tmp_path: Path, monkeypatch: pytest.M
 
 
 @each_backend
-async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
+async def test_terminal_long_output_is_truncated_and_spilled(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
     desk = allowed(make_house, server, backend, tool_output={"max_bytes": 10_000})
@@ -119,14 +119,14 @@ async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
     assert spill.stat().st_mode & 0o777 == 0o600 and spill.parent.parent.name == "tool_results"
 
 
-async def test_the_file_has_a_limit_that_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_spill_file_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_buffer.limits, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
     answer = await desk.sh("yes 0123456 | head -c 5000000")
     assert "its first 2 MiB are in" in answer["output"]
     assert Path(answer["spill"]).stat().st_size == 2 << 20
 
 
-async def test_a_flood_takes_little_memory_and_shows_its_beginning(desk: Desk) -> None:
+async def test_terminal_output_flood_uses_little_memory(desk: Desk) -> None:
     await desk.sh("true")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ran = await desk.ran(Call("terminal", {"command": "yes abcdefg | head -c 300000000"}))
@@ -140,7 +140,7 @@ async def test_a_flood_takes_little_memory_and_shows_its_beginning(desk: Desk) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
-def test_text_is_the_same_however_it_is_cut(size: int) -> None:
+def test_terminal_text_is_same_for_any_chunking(size: int) -> None:
     data = "ä\x1b[0;1mb\x1b]8;;http://x\x1b\\link\x1b(B\r\nc\r\x1b[Kd \x1b".encode()
     readable = OutputDecoder(Secrets(["sk-planted-000000000"]))
     pieces = [readable.feed(data[at : at + size]) for at in range(0, len(data), size)]
@@ -150,7 +150,7 @@ def test_text_is_the_same_however_it_is_cut(size: int) -> None:
 @pytest.mark.parametrize(
     ("said", "told"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
 )
-def test_the_ends_of_a_text(said: int, told: str) -> None:
+def test_output_head_and_tail(said: int, told: str) -> None:
     ends = HeadAndTail(10)
     for at in range(said):
         ends.add(str(at % 10))
@@ -161,7 +161,7 @@ def test_the_ends_of_a_text(said: int, told: str) -> None:
 
 
 @each_backend
-async def test_lines_are_shown_while_the_command_runs(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
+async def test_terminal_output_is_streamed(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
     desk = allowed(make_house, server, backend)
     command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
     under_way = await desk.begin(Call("terminal", {"command": command}))
@@ -176,7 +176,7 @@ async def test_lines_are_shown_while_the_command_runs(make_house: MakeHouse, ser
     assert (await under_way.end()).tool_results()[0]["output"] == "one\ntwo"
 
 
-async def test_a_secret_is_seen_nowhere(desk: Desk, home_folder: Path) -> None:
+async def test_terminal_output_is_redacted(desk: Desk, home_folder: Path) -> None:
     half = len(KEY) // 2
     command = f"printf {KEY[:half]}; sleep 0.3; echo {KEY[half:]}; seq 100000; printf x{KEY}y"
     ran = await desk.ran(Call("terminal", {"command": command}), persist=True)
@@ -189,7 +189,7 @@ async def test_a_secret_is_seen_nowhere(desk: Desk, home_folder: Path) -> None:
 
 
 @each_backend
-async def test_time_is_limited(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
+async def test_terminal_timeout(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
     desk, mark = allowed(make_house, server, backend), new_mark()
     ran = await desk.ran(Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5}))
     [answer] = ran.tool_results()
@@ -200,7 +200,7 @@ async def test_time_is_limited(make_house: MakeHouse, server: ModelServer, backe
 
 
 @each_backend
-async def test_an_interrupt_ends_the_whole_group_and_keeps_what_was_said(
+async def test_terminal_interrupt_ends_process_group_and_keeps_output(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
     desk, mark = allowed(make_house, server, backend), new_mark()
@@ -221,7 +221,7 @@ async def test_an_interrupt_ends_the_whole_group_and_keeps_what_was_said(
     assert descriptors() <= before
 
 
-async def test_one_of_several_calls_is_told_to_end_gently_too(desk: Desk) -> None:
+async def test_terminal_interrupt_of_parallel_calls_is_graceful(desk: Desk) -> None:
     mark = new_mark()
     slow = f"trap 'sleep 0.2; echo bye; exit' INT; echo hello; while :; do sleep 0.01; done # {mark}"
     calls = [Call("terminal", {"command": slow}), Call("process", {"action": "wait", "session_id": "proc_00000000"})]
@@ -249,7 +249,7 @@ async def test_one_of_several_calls_is_told_to_end_gently_too(desk: Desk) -> Non
         ({"command": "rm -rf /"}, "blocked", "another way"),
     ],
 )
-async def test_what_is_not_run(desk: Desk, arguments: Json, code: str, words: str) -> None:
+async def test_terminal_rejects_invalid_commands(desk: Desk, arguments: Json, code: str, words: str) -> None:
     ran = await desk.ran(Call("terminal", arguments))
     [answer] = ran.tool_results()
     assert ran.one("tool.finished")["code"] == code and words in answer.get("hint", "")
@@ -259,13 +259,13 @@ async def test_what_is_not_run(desk: Desk, arguments: Json, code: str, words: st
 
 
 @pytest.mark.parametrize("command", ["sleep 0.01 & wait", "(sleep 5 &) ; true", "echo '&' nohup"])
-async def test_what_only_looks_like_leaving_something_behind(desk: Desk, command: str) -> None:
+async def test_terminal_allows_apparent_background_commands(desk: Desk, command: str) -> None:
     answer = await desk.sh(command)
     assert answer.get("code") in (None, "invalid_arguments")
     assert running("sleep 5") == [] or answer.get("code") is None
 
 
-async def test_a_sandbox_that_does_not_work_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_reports_unusable_sandbox(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise ConfigError("The sandbox 'docker' does not work here: no daemon.")
 
@@ -274,7 +274,7 @@ async def test_a_sandbox_that_does_not_work_is_told(desk: Desk, monkeypatch: pyt
     assert answer["code"] == "tool_unavailable" and "no daemon" in answer["error"]
 
 
-async def test_a_command_longer_than_the_system_takes_is_told(desk: Desk) -> None:
+async def test_terminal_reports_too_long_command(desk: Desk) -> None:
     answer = await desk.sh("echo " + "'" * 49_998)
     assert answer["code"] in ("tool_unavailable", "blocked") and desk.left_over() == []
 
@@ -297,11 +297,11 @@ async def test_a_command_longer_than_the_system_takes_is_told(desk: Desk) -> Non
         ("", False),
     ],
 )
-def test_what_goes_to_the_network(command: str, online: bool) -> None:
+def test_goes_online_detection(command: str, online: bool) -> None:
     assert goes_online(command) is online
 
 
-async def test_a_command_that_expects_more_network_than_there_is_gets_a_hint(
+async def test_terminal_network_failure_gets_hint(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
     desk = allowed(make_house, server, "bubblewrap")
@@ -316,7 +316,7 @@ NAMES = "env | grep ^HERMES_ | sort"
 
 
 @each_backend
-async def test_commands_know_their_session_and_surface(
+async def test_terminal_environment_names_session_and_surface(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
     desk = allowed(make_house, server, backend)

@@ -26,7 +26,7 @@ def tool(name: str, toolset: str = "x", **fields: Any) -> ToolDef:
     return ToolDef(name, "about", toolset, {"type": "object"}, lambda _ctx, _args: {}, **fields)
 
 
-def test_tools_are_offered_by_set_sorted_by_name_without_the_unavailable() -> None:
+def test_registry_offers_sorted_available_tools() -> None:
     settings: Any = object()
     registry = Registry([tool("b"), tool("a"), tool("c", "y"), tool("d", available=lambda _: "not now")])
     assert list(registry.offered(["x", "unknown"], settings)) == ["a", "b"]
@@ -34,22 +34,22 @@ def test_tools_are_offered_by_set_sorted_by_name_without_the_unavailable() -> No
     assert registry.get("d") is not None and registry.get("e") is None
 
 
-def test_a_name_is_taken_once() -> None:
+def test_registry_rejects_duplicate_names() -> None:
     with pytest.raises(ValueError, match="a"):
         Registry([tool("a"), tool("a", "y")])
 
 
-def test_class_and_scope_may_depend_on_the_arguments() -> None:
+def test_tool_effect_and_scope_depend_on_arguments() -> None:
     one = tool("a", effect=lambda args: "read" if args.get("q") else "effect", scope=frozenset)
     assert (one.effect_of({"q": 1}), one.effect_of({}), one.scope_of({"k": 1})) == ("read", "effect", frozenset("k"))
     assert tool("b").scope_of({}) == tool("c", alone=True, scope=lambda _: frozenset()).scope_of({}) == {"*"}
 
 
-def test_an_answer_is_rendered_as_json_that_people_can_read() -> None:
+def test_tool_answer_is_rendered_as_readable_json() -> None:
     assert render({"text": "é😀"}) == '{"text": "é😀"}'
 
 
-def test_a_refusal_carries_code_hint_and_fields() -> None:
+def test_tool_error_fields() -> None:
     assert ToolError("No.", "blocked", "Ask.", n=1).answer == {
         "error": "No.",
         "code": "blocked",
@@ -60,7 +60,7 @@ def test_a_refusal_carries_code_hint_and_fields() -> None:
 
 
 @pytest.mark.parametrize("name", [tool.name for tool in builtin().all()])
-def test_the_schemas_of_built_in_tools_are_sound(name: str) -> None:
+def test_builtin_tool_schemas_are_valid(name: str) -> None:
     found = builtin().get(name)
     assert found is not None and found.description
     assert found.parameters["additionalProperties"] is False
@@ -93,7 +93,7 @@ ALL = IN_JOBS | {"memory", "delegation", "cronjob", "clarify"}
         ({"mcp_servers": {"a": {}, "b": {"enabled": False}}}, "cron", IN_JOBS | {"mcp:a"}),
     ],
 )
-def test_the_sets_of_a_surface(config: dict[str, Any], platform: str, expected: set[str]) -> None:
+def test_platform_toolsets(config: dict[str, Any], platform: str, expected: set[str]) -> None:
     assert _get_platform_tools(config, platform) == expected
 
 
@@ -112,31 +112,31 @@ def plan(args: dict[str, Any], last: str | None = None) -> dict[str, Any]:
     return cast("dict[str, Any]", todo.TOOL.run(ctx, args))
 
 
-def test_a_list_is_written_read_and_counted() -> None:
+def test_todo_write_read_and_count() -> None:
     answer = plan({"todos": [item("1", "completed"), item("2")]})
     assert answer["counts"] == {"pending": 1, "in_progress": 0, "completed": 1, "cancelled": 0}
     assert plan({}, render(answer)) == answer
     assert plan({})["todos"] == []
 
 
-def test_merging_changes_items_in_place_and_adds_new_ones_at_the_end() -> None:
+def test_todo_merge_updates_in_place_and_appends() -> None:
     last = render(plan({"todos": [item("1"), item("2")]}))
     merged = plan({"todos": [item("3"), item("1", "completed")], "merge": True}, last)["todos"]
     assert [(i["id"], i["status"]) for i in merged] == [("1", "completed"), ("2", "pending"), ("3", "pending")]
     assert [i["id"] for i in plan({"todos": [item("3")]}, last)["todos"]] == ["3"]
 
 
-def test_the_last_answer_is_understood_with_words_of_the_user_after_it() -> None:
+def test_todo_reads_last_answer_with_steer_text() -> None:
     last = render(plan({"todos": [item("1")]})) + "\n<user-steer>\nfaster\n</user-steer>"
     assert [i["id"] for i in plan({}, last)["todos"]] == ["1"]
 
 
 @pytest.mark.parametrize("last", ["", "gone", "[]", '{"error": "x"}', '{"todos": 5}'])
-def test_an_answer_that_is_no_list_is_an_empty_one(last: str) -> None:
+def test_todo_unreadable_last_answer_is_empty_list(last: str) -> None:
     assert plan({}, last)["todos"] == []
 
 
-def test_the_limits_of_a_list() -> None:
+def test_todo_limits() -> None:
     schema = todo.TOOL.parameters
     full = [item(str(i)) for i in range(256)]
     assert not check({"todos": full}, schema)[1]
@@ -149,13 +149,13 @@ def test_the_limits_of_a_list() -> None:
     assert refused.value.answer["code"] == "limit_reached"
 
 
-def test_two_items_with_one_id_are_refused() -> None:
+def test_todo_duplicate_ids_are_rejected() -> None:
     with pytest.raises(ToolError) as refused:
         plan({"todos": [item("1"), item("1")]})
     assert refused.value.answer["code"] == "invalid_arguments"
 
 
-def test_todo_is_idempotent_and_previewed() -> None:
+def test_todo_is_idempotent_with_preview() -> None:
     assert todo.TOOL.effect_of({}) == "idempotent"
     assert (todo.TOOL.preview({"todos": [item("1")]}), todo.TOOL.preview({})) == ("1 items", "show")
 
@@ -184,7 +184,7 @@ def refusal(file: MemoryFile, *operations: dict[str, Any]) -> dict[str, Any]:
     return refused.value.answer
 
 
-def test_entries_lie_between_lines_that_hold_only_the_sign(file: MemoryFile) -> None:
+def test_memory_entries_are_separated_by_section_sign(file: MemoryFile) -> None:
     assert file.entries() == []
     assert change(file, add("Uses tabs."), add(" Two\nlines. ")) == ["Uses tabs.", "Two\nlines."]
     assert file.path.read_text() == "Uses tabs.\n§\nTwo\nlines.\n"
@@ -193,7 +193,7 @@ def test_entries_lie_between_lines_that_hold_only_the_sign(file: MemoryFile) -> 
     assert file.entries() == ["one", "see § 5"]
 
 
-def test_entries_are_replaced_and_removed_by_a_piece_of_them(file: MemoryFile) -> None:
+def test_memory_replace_and_remove_by_substring(file: MemoryFile) -> None:
     change(file, add("Uses tabs."), add("Likes tea."))
     assert change(file, {"action": "replace", "old_text": "tabs", "content": "Uses spaces."}) == [
         "Uses spaces.",
@@ -203,7 +203,7 @@ def test_entries_are_replaced_and_removed_by_a_piece_of_them(file: MemoryFile) -
     assert change(file, {"action": "remove", "old_text": "Uses"}) == [] == file.entries()
 
 
-def test_what_is_known_is_not_added_again(file: MemoryFile) -> None:
+def test_memory_duplicate_is_not_added(file: MemoryFile) -> None:
     assert change(file, add("Uses tabs."), add("Uses tabs.")) == ["Uses tabs."]
 
 
@@ -222,30 +222,30 @@ def test_what_is_known_is_not_added_again(file: MemoryFile) -> None:
         (add("x" * 60), "memory_full"),
     ],
 )
-def test_a_batch_is_all_or_nothing(file: MemoryFile, operation: dict[str, Any], code: str) -> None:
+def test_memory_batch_is_atomic(file: MemoryFile, operation: dict[str, Any], code: str) -> None:
     before = change(file, add("Uses tabs."), add("Likes tea."))
     assert refusal(file, add("New."), operation)["code"] == code
     assert file.entries() == before
 
 
-def test_a_full_memory_says_how_full_and_with_what(file: MemoryFile) -> None:
+def test_memory_full_reports_size_and_entries(file: MemoryFile) -> None:
     change(file, add("Uses tabs."))
     answer = refusal(file, add("x" * 60))
     assert (answer["chars"], answer["entries"]) == (len("Uses tabs."), ["Uses tabs."])
     assert "60" in answer["error"]
 
 
-def test_the_limit_counts_the_separators_and_holds_exactly(file: MemoryFile) -> None:
+def test_memory_limit_counts_separators(file: MemoryFile) -> None:
     assert change(file, add("x" * 30), add("y" * 27))
     assert refusal(file, {"action": "replace", "old_text": "y", "content": "y" * 28})["code"] == "memory_full"
 
 
-def test_one_batch_can_make_room_and_use_it(file: MemoryFile) -> None:
+def test_memory_batch_may_free_space_for_itself(file: MemoryFile) -> None:
     change(file, add("x" * 50))
     assert change(file, add("y" * 50), {"action": "remove", "old_text": "xx"}) == ["y" * 50]
 
 
-def test_listing_inside_a_batch_changes_nothing(file: MemoryFile) -> None:
+def test_memory_list_in_batch_changes_nothing(file: MemoryFile) -> None:
     change(file, add("Uses tabs."))
     listing = {"action": "list", "old_text": "tabs"}
     with contextlib.suppress(ToolError):
@@ -253,7 +253,7 @@ def test_listing_inside_a_batch_changes_nothing(file: MemoryFile) -> None:
     assert file.entries() == ["Uses tabs."]
 
 
-def test_every_owner_and_session_key_has_a_memory_of_its_own(tmp_path: Path) -> None:
+def test_memory_is_separate_per_owner_and_session_key(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert memory_dir(home, "default", None) == tmp_path / "memories"
     digest = hashlib.sha256(b"ada\0chat-1").hexdigest()[:32]
@@ -271,11 +271,11 @@ def test_every_owner_and_session_key_has_a_memory_of_its_own(tmp_path: Path) -> 
         ({"target": "user", "operations": [add("x")]}, "effect"),
     ],
 )
-def test_only_listing_is_a_read(args: dict[str, Any], effect: str) -> None:
+def test_memory_only_list_is_read_effect(args: dict[str, Any], effect: str) -> None:
     assert not check(args, memory.TOOL.parameters)[1]
     assert memory.TOOL.effect_of(args) == effect
 
 
-def test_the_schema_of_memory_names_its_targets() -> None:
+def test_memory_schema_requires_known_target() -> None:
     assert check({}, memory.TOOL.parameters)[1]
     assert check({"target": "other"}, memory.TOOL.parameters)[1]

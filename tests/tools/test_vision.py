@@ -63,7 +63,7 @@ def shown(server: ModelServer) -> Any:
     return Image.open(io.BytesIO(base64.b64decode(text))), head.removeprefix("data:")
 
 
-async def test_a_data_url_is_looked_at_by_the_main_route(house: House, server: ModelServer) -> None:
+async def test_vision_data_url_uses_main_route(house: House, server: ModelServer) -> None:
     [answer] = await look(house, server, data_url(picture()))
     assert answer == {"answer": "A red box.", "model": "m"}
     image, kind = shown(server)
@@ -72,7 +72,7 @@ async def test_a_data_url_is_looked_at_by_the_main_route(house: House, server: M
     assert "What is it?" in request.turns[-1].text and "tools" not in request.body
 
 
-async def test_what_it_cost_is_on_record_under_its_task(house: House, server: ModelServer) -> None:
+async def test_vision_usage_is_recorded_under_task(house: House, server: ModelServer) -> None:
     house.offer(TOOL)
     server.handler = lambda request: (
         Reply(text="A box.", usage={"input": 7, "output": 3})
@@ -86,7 +86,7 @@ async def test_what_it_cost_is_on_record_under_its_task(house: House, server: Mo
     assert (usage["input_tokens"], usage["output_tokens"]) == (7, 3)
 
 
-async def test_a_route_of_its_own_is_asked(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_vision_auxiliary_route(make_house: MakeHouse, server: ModelServer) -> None:
     async with ModelServer() as other:
         other.handler = lambda _: Reply(text="Seen elsewhere.")
         provider = {"base_url": f"{other.url}/v1", "api_key": "k-0123456789", "api_mode": "chat_completions"}
@@ -97,12 +97,12 @@ async def test_a_route_of_its_own_is_asked(make_house: MakeHouse, server: ModelS
         assert len(other.requests) == 1
 
 
-async def test_no_model_that_sees_is_said(house: House, server: ModelServer) -> None:
+async def test_vision_without_vision_model_is_unavailable(house: House, server: ModelServer) -> None:
     [answer] = await look(house, server, data_url(picture()), seen=None)
     assert answer["code"] == "tool_unavailable" and "auxiliary.vision" in answer["hint"]
 
 
-async def test_turned_off_it_is_not_offered(make_house: MakeHouse) -> None:
+async def test_disabled_vision_is_not_offered(make_house: MakeHouse) -> None:
     house = make_house({"auxiliary": {"vision": {"enabled": False}}})
     assert TOOL.available(house.app.settings)
 
@@ -110,7 +110,7 @@ async def test_turned_off_it_is_not_offered(make_house: MakeHouse) -> None:
 # ---- from the web and from files
 
 
-async def test_an_image_of_the_web_comes_through_the_url_guard(house: House, server: ModelServer) -> None:
+async def test_vision_web_image_passes_url_guard(house: House, server: ModelServer) -> None:
     house.configure({"web": {"ask_hosts": False}})
     stage = Stage(house.app.services.files)
     stage.answers["page.test"] = [[WORLD]]
@@ -131,7 +131,7 @@ async def test_an_image_of_the_web_comes_through_the_url_guard(house: House, ser
     assert private["code"] == "url_refused"
 
 
-async def test_a_file_comes_through_the_path_guard(house: House, server: ModelServer, tmp_path: Path) -> None:
+async def test_vision_file_passes_path_guard(house: House, server: ModelServer, tmp_path: Path) -> None:
     house.home.workspace.mkdir(parents=True)
     (house.home.workspace / "box.png").write_bytes(picture())
     (house.home.workspace / "text.png").write_text("no image")
@@ -149,7 +149,7 @@ async def test_a_file_comes_through_the_path_guard(house: House, server: ModelSe
 
 
 @pytest.mark.parametrize(("wide", "kind"), [(2048, "image/png"), (2049, "image/jpeg")])
-async def test_an_image_that_is_too_wide_is_scaled(house: House, server: ModelServer, wide: int, kind: str) -> None:
+async def test_vision_wide_image_is_scaled(house: House, server: ModelServer, wide: int, kind: str) -> None:
     await look(house, server, data_url(picture(wide, 16)))
     image, sent_as = shown(server)
     assert (image.width, sent_as) == (2048, kind)
@@ -158,23 +158,23 @@ async def test_an_image_that_is_too_wide_is_scaled(house: House, server: ModelSe
 @pytest.mark.parametrize(
     ("form", "kind"), [("PNG", "image/png"), ("JPEG", "image/jpeg"), ("GIF", "image/gif"), ("WEBP", "image/webp")]
 )
-def test_usual_kinds_are_sent_as_they_are(form: str, kind: str) -> None:
+def test_vision_usual_formats_are_sent_unchanged(form: str, kind: str) -> None:
     data = picture(form=form)
     assert vision.fit_image(data) == (kind, data)
 
 
 @pytest.mark.parametrize(("form", "mode"), [("BMP", "RGB"), ("TIFF", "CMYK"), ("ICO", "RGBA"), ("PPM", "L")])
-def test_others_become_jpeg(form: str, mode: str) -> None:
+def test_vision_other_formats_become_jpeg(form: str, mode: str) -> None:
     kind, data = vision.fit_image(picture(16, 16, form, mode, 0))
     assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).size == (16, 16)
 
 
-def test_what_is_transparent_becomes_white() -> None:
+def test_vision_transparency_becomes_white() -> None:
     kind, data = vision.fit_image(picture(3000, 10, "PNG", "RGBA", (0, 0, 0, 0)))
     assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).getpixel((5, 5)) == (255, 255, 255)
 
 
-def test_a_photo_is_turned_upright() -> None:
+def test_vision_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     out = io.BytesIO()
@@ -194,13 +194,13 @@ def test_a_photo_is_turned_upright() -> None:
         (picture(form="JPEG")[:300], "image_unreadable"),
     ],
 )
-def test_what_cannot_be_read_is_said(data: bytes, code: str) -> None:
+def test_vision_unreadable_image_is_rejected(data: bytes, code: str) -> None:
     with pytest.raises(vision.ToolError) as refused:
         vision.fit_image(data)
     assert refused.value.answer["code"] == code and refused.value.answer["hint"]
 
 
-def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vision_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vision.limits, "IMAGE_PIXELS_MAX", 100)
     assert vision.fit_image(picture(10, 10))
     with pytest.raises(vision.ToolError) as refused:
@@ -208,7 +208,7 @@ def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert refused.value.answer["code"] == "too_large"
 
 
-async def test_an_image_of_too_many_bytes_is_refused(
+async def test_vision_byte_limit(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = picture()
@@ -220,12 +220,12 @@ async def test_an_image_of_too_many_bytes_is_refused(
 
 
 @pytest.mark.parametrize("place", ["data:image/png;base64,a!b", "data:image/png,abc", "data:image/png;base64"])
-async def test_odd_data_urls(house: House, server: ModelServer, place: str) -> None:
+async def test_vision_invalid_data_urls(house: House, server: ModelServer, place: str) -> None:
     [answer] = await look(house, server, place)
     assert answer["code"] in ("image_unreadable", "invalid_arguments")
 
 
-def test_without_the_extra_large_images_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vision_without_pillow_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vision, "can_shrink", lambda: False)
     data = picture()
     monkeypatch.setattr(vision.limits, "IMAGE_UNSCALED_BYTES_MAX", len(data))
@@ -239,7 +239,7 @@ def test_without_the_extra_large_images_name_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("length", "good"), [(10_000, True), (10_001, False)])
-async def test_the_length_of_a_question(house: House, server: ModelServer, length: int, good: bool) -> None:
+async def test_vision_question_length(house: House, server: ModelServer, length: int, good: bool) -> None:
     house.offer(TOOL)
     steps = [
         Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "x" * length})]),

@@ -63,7 +63,7 @@ async def read(house: House, server: ModelServer, handler: Any, *urls: str, **mo
     return found
 
 
-async def test_a_page_is_read_as_markdown(house: House, server: ModelServer) -> None:
+async def test_web_extract_page_as_markdown(house: House, server: ModelServer) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/old":
             raise web.HTTPFound("/new")
@@ -82,7 +82,7 @@ async def test_a_page_is_read_as_markdown(house: House, server: ModelServer) -> 
     }
 
 
-async def test_pages_are_fetched_at_once_and_one_bad_page_is_an_error_of_that_page(
+async def test_web_extract_fetches_concurrently_with_errors_per_page(
     house: House, server: ModelServer
 ) -> None:
     waiting = 0
@@ -109,7 +109,7 @@ async def test_pages_are_fetched_at_once_and_one_bad_page_is_an_error_of_that_pa
     assert private["code"] == scheme["code"] == "url_refused"
 
 
-async def test_a_url_with_a_secret_is_refused_and_not_told(house: House, server: ModelServer) -> None:
+async def test_web_extract_url_with_secret_is_rejected(house: House, server: ModelServer) -> None:
     house.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
     outside(house)
     ran = await turn(house, server, EXTRACT, {"urls": [f"http://page.test/{KEY}"]})
@@ -120,7 +120,7 @@ async def test_a_url_with_a_secret_is_refused_and_not_told(house: House, server:
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/xml"])
-async def test_other_text_stays_as_it_is(house: House, server: ModelServer, content_type: str) -> None:
+async def test_web_extract_plain_text_is_unchanged(house: House, server: ModelServer, content_type: str) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text='{"a": "<b>é</b>"}', content_type=content_type)
 
@@ -129,7 +129,7 @@ async def test_other_text_stays_as_it_is(house: House, server: ModelServer, cont
 
 
 @pytest.mark.parametrize("limit", [100, 101])
-async def test_a_long_page_keeps_head_and_tail_and_is_spilled_whole(
+async def test_web_extract_long_page_is_truncated_and_spilled(
     house: House, server: ModelServer, limit: int
 ) -> None:
     text = "begin " + "x" * 90 + " end."
@@ -150,7 +150,7 @@ async def test_a_long_page_keeps_head_and_tail_and_is_spilled_whole(
     assert stat.S_IMODE(spill.stat().st_mode) == 0o600
 
 
-async def test_a_spilled_page_has_its_own_limit(house: House, server: ModelServer) -> None:
+async def test_web_extract_spill_limit(house: House, server: ModelServer) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text="é" * 1_000_001)
 
@@ -172,13 +172,13 @@ async def test_a_spilled_page_has_its_own_limit(house: House, server: ModelServe
         ({"urls": ["ftp://x/"], "more": 1}, False),
     ],
 )
-async def test_the_limits_of_a_call(house: House, server: ModelServer, given: Json, good: bool) -> None:
+async def test_web_extract_limits(house: House, server: ModelServer, given: Json, good: bool) -> None:
     [answer] = await asked(house, server, EXTRACT, given)
     assert ("pages" in answer) is good
     assert good or answer["code"] == "invalid_arguments"
 
 
-async def test_what_a_page_says_is_framed(house: House, server: ModelServer) -> None:
+async def test_web_extract_content_is_framed_as_foreign(house: House, server: ModelServer) -> None:
     stage = outside(house)
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -260,7 +260,7 @@ async def searched(
 
 
 @pytest.mark.parametrize("backend", list(NAMES))
-async def test_results_of_every_backend_look_alike(
+async def test_web_search_results_of_every_backend(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str
 ) -> None:
     engine = Engine(backend)
@@ -281,7 +281,7 @@ async def test_results_of_every_backend_look_alike(
         assert headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_the_address_of_the_search_server_may_stand_in_the_secrets_file(
+async def test_web_search_server_url_from_secrets_file(
     house: House, server: ModelServer
 ) -> None:
     engine = Engine("searxng")
@@ -304,7 +304,7 @@ async def test_the_address_of_the_search_server_may_stand_in_the_secrets_file(
         ("searxng", "<p>forbidden", 403, "403"),
     ],
 )
-async def test_a_backend_that_fails_is_told_without_its_words(
+async def test_web_search_backend_failure_hides_its_text(
     house: House,
     server: ModelServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -319,14 +319,14 @@ async def test_a_backend_that_fails_is_told_without_its_words(
     assert told["code"] == "backend_failed" and word in told["error"] and told["hint"]
 
 
-async def test_nothing_found_is_no_error(
+async def test_web_search_without_results(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = await searched(house, server, monkeypatch, tmp_path, "brave", Engine("brave", {"web": None}))
     assert told["results"] == []
 
 
-async def test_the_limit_holds_for_servers_that_ignore_it(
+async def test_web_search_limit_is_enforced(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     many = {"results": [{"title": str(n), "url": f"https://{n}.example/", "content": "x" * 900} for n in range(30)]}
@@ -335,7 +335,7 @@ async def test_the_limit_holds_for_servers_that_ignore_it(
     assert len(told["results"][0]["snippet"]) == limits.WEB_SNIPPET_CHARS_MAX + 1
 
 
-async def test_a_server_that_is_not_there_and_a_secret_in_the_query(
+async def test_web_search_unreachable_server_and_secret_in_query(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
@@ -357,7 +357,7 @@ async def test_a_server_that_is_not_there_and_a_secret_in_the_query(
         ({"query": "x", "limit": 0}, False),
     ],
 )
-async def test_the_limits_of_a_search(
+async def test_web_search_argument_limits(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, given: Json, good: bool
 ) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
@@ -377,7 +377,7 @@ async def test_the_limits_of_a_search(
         ("brave", "searxng tavily", None),
     ],
 )
-async def test_which_backend_is_asked(
+async def test_web_search_backend_choice(
     house: House,
     server: ModelServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -438,7 +438,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         ("plain", "plain"),
     ],
 )  # fmt: skip
-def test_html_as_markdown(parser: str, text: str, shown: str) -> None:
+def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
     title, found, complete = markdown(text, "https://x.test/a/")
     assert (found, complete) == (shown, True)
     assert title == ("t" if text.startswith("<title>") else "")
@@ -453,7 +453,7 @@ def test_html_as_markdown(parser: str, text: str, shown: str) -> None:
         ("<p>before<main>too little</main>after", "before\n\ntoo little\n\nafter"),
     ],
 )
-def test_the_main_part_is_enough(parser: str, text: str, shown: str) -> None:
+def test_html_main_part_is_extracted(parser: str, text: str, shown: str) -> None:
     long = "x" * limits.MAIN_PART_CHARS_MIN
     assert markdown(text.format(x=long), "https://x.test/")[1] == shown.format(x=long)
 
@@ -465,13 +465,13 @@ TANGLES = [
 
 
 @pytest.mark.parametrize("piece", TANGLES)
-def test_tangled_pages_come_to_an_end(parser: str, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_tangled_pages_terminate(parser: str, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGE_READ_S_MAX", 0.3)
     _, text, _ = markdown(piece * (200_000 // len(piece)) + "<p>end", "https://x.test/")
     assert len(text) < 10_000_000
 
 
-def test_when_time_is_up_what_was_read_counts(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_time_limit_keeps_partial_text(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(pages.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(pages, "PAGE_READ_S_MAX", 20)
@@ -479,7 +479,7 @@ def test_when_time_is_up_what_was_read_counts(parser: str, monkeypatch: pytest.M
     assert not complete and 0 < text.count("word") < 100
 
 
-def test_the_plain_parser_reads_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_plain_parser_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lxml.etree", None)
     size = limits.PLAIN_HTML_CHARS_MAX
     assert markdown("x" * size, "https://x.test/")[1:] == ("x" * size, True)
@@ -504,12 +504,12 @@ def test_the_plain_parser_reads_only_so_much(monkeypatch: pytest.MonkeyPatch) ->
         ),
     ],
 )
-def test_bytes_become_text(data: bytes, charset: str, text: str) -> None:
+def test_html_charset_decoding(data: bytes, charset: str, text: str) -> None:
     assert pages.read(data, "text/html", charset, "https://x.test/").text == text
 
 
 @pytest.mark.parametrize("kind", ["text/html", "text/plain"])
-def test_nothing_to_read_is_said(kind: str) -> None:
+def test_page_without_text_is_reported(kind: str) -> None:
     with pytest.raises(pages.Unreadable, match="no text"):
         pages.read(b"<script>x</script>" if kind == "text/html" else b" \n", kind, "", "https://x.test/")
 
@@ -540,7 +540,7 @@ def pdf(text: str) -> bytes:
     return out + f"{end}startxref\n{len(out)}\n%%EOF\n".encode()
 
 
-async def test_a_pdf_is_read_as_text(house: House, server: ModelServer) -> None:
+async def test_pdf_is_read_as_text(house: House, server: ModelServer) -> None:
     pytest.importorskip("pypdf")
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -555,21 +555,21 @@ async def test_a_pdf_is_read_as_text(house: House, server: ModelServer) -> None:
     [(b"%PDF-1.4\n", "damaged"), (b"no pdf", "damaged"), (pdf(""), "no text")],
     ids=["cut", "not", "empty"],
 )
-def test_a_bad_pdf_is_said(data: bytes, words: str) -> None:
+def test_invalid_pdf_is_reported(data: bytes, words: str) -> None:
     pytest.importorskip("pypdf")
     with pytest.raises(pages.Unreadable, match=words) as failed:
         pages.read(data, "application/pdf", "", "")
     assert failed.value.code == "fetch_failed"
 
 
-def test_without_the_extra_a_pdf_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdf_without_pypdf_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pypdf", None)
     with pytest.raises(pages.Unreadable, match=r"hermes\[web\]") as failed:
         pages.read(pdf("x"), "application/pdf", "", "")
     assert failed.value.code == "tool_unavailable"
 
 
-def test_a_pdf_is_read_as_far_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdf_time_limit_keeps_partial_text(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pypdf")
     monkeypatch.setattr(pages, "PAGE_CHARS_MAX", 10)
     page = pages.read(pdf("First page.\nSecond.\nThird."), "application/pdf", "", "")

@@ -70,7 +70,7 @@ def asked_last(request: Request) -> str:
 
 
 @ways
-def test_to_the_limit_of_iterations(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
+def test_crew_reaches_iteration_limit(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
     """The model never stops by itself; the last request has no functions and every call and result of before."""
 
     def reply(request: Request) -> Reply:
@@ -89,7 +89,7 @@ def test_to_the_limit_of_iterations(hermes: Hermes, model: Any, way: dict[str, A
 
 
 @ways
-def test_an_answer_before_the_limit(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
+def test_crew_answers_before_limit(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
     def reply(request: Request) -> Reply:
         if request.turns[-1].role == "tool":
             return Reply(text=ANSWER, continues=False)
@@ -102,7 +102,7 @@ def test_an_answer_before_the_limit(hermes: Hermes, model: Any, way: dict[str, A
 
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}], ids=["plain", "stream"])
-def test_without_functions_its_own_format_is_text(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
+def test_crew_without_function_calling_uses_text_format(hermes: Hermes, model: Any, way: dict[str, Any]) -> None:
     """For models without functions calls are lines of text, and their results are lines of the assistant's own."""
 
     def reply(request: Request) -> Reply:

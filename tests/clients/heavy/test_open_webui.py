@@ -44,7 +44,7 @@ def connected(request: pytest.FixtureRequest, hermes: Hermes, webui: OpenWebUI) 
     return webui
 
 
-def test_a_chat_goes_on(hermes: Hermes, connected: OpenWebUI) -> None:
+def test_chat_continues(hermes: Hermes, connected: OpenWebUI) -> None:
     assert MODEL in connected.models()
     chat = connected.begin("say hello")
     assert chat.messages[-1]["content"] == TEXT
@@ -52,7 +52,7 @@ def test_a_chat_goes_on(hermes: Hermes, connected: OpenWebUI) -> None:
     assert said(hermes) == [("user", "say hello"), ("assistant", TEXT), ("user", "count")]
 
 
-def test_the_tasks_of_a_chat_are_done(model: Any, connected: OpenWebUI) -> None:
+def test_title_tags_and_follow_up_tasks(model: Any, connected: OpenWebUI) -> None:
     """Title, tags and follow-ups are questions of their own, which are no part of the chat."""
     told = {
         "title": {"title": "A Greeting"},
@@ -77,7 +77,7 @@ def test_the_tasks_of_a_chat_are_done(model: Any, connected: OpenWebUI) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["use your list", "misuse your list"])
-def test_a_tool_of_the_server_is_not_taken_for_its_own(connected: OpenWebUI, prompt: str) -> None:
+def test_server_tool_is_not_taken_for_client_tool(connected: OpenWebUI, prompt: str) -> None:
     chat = connected.begin(prompt)
     assert "".join(LOOKING) in chat.messages[-1]["content"]
     assert chat.messages[-1]["content"].strip().endswith("".join(FOUND))
@@ -102,7 +102,7 @@ class Tools:
 """
 
 
-def test_its_own_tools_and_a_long_answer(model: Any, connected: OpenWebUI, garden: str) -> None:
+def test_client_tools_and_long_answers(model: Any, connected: OpenWebUI, garden: str) -> None:
     """Tool results and answers of hundreds of kilobytes come whole, in both directions."""
     long = [f"word{number} " for number in range(30_000)]
 
@@ -119,7 +119,7 @@ def test_its_own_tools_and_a_long_answer(model: Any, connected: OpenWebUI, garde
     assert found["content"].endswith("".join(long).strip())
 
 
-def test_a_failure_is_shown(connected: OpenWebUI) -> None:
+def test_failure_is_shown(connected: OpenWebUI) -> None:
     """Also one in the middle of a stream, which it finds only in a frame without choices."""
     chat = connected.begin("say hello")
     assert REFUSAL in json.dumps(chat.ask("break")["error"])
@@ -140,8 +140,8 @@ def test_continue_response(hermes: Hermes, model: Any, webui: OpenWebUI) -> None
     assert ("assistant", story) in said(hermes)
 
 
-def test_through_responses_nothing_is_continued(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
-    """That protocol has no such thing: the person is told so, and the chat goes on."""
+def test_continue_response_is_unsupported_over_responses(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
+    """The protocol has no such request: the user is told so, and the chat continues."""
     webui.connect(hermes, "responses")
     chat = webui.begin("say hello")
     told = chat.go_on()

@@ -90,7 +90,7 @@ both_ways = pytest.mark.parametrize("way", [Plain(), Streamed()], ids=["plain", 
 
 
 @both_ways
-def test_text_and_tools_of_the_server(hermes: Hermes, way: Any) -> None:
+def test_text_and_server_tools(hermes: Hermes, way: Any) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, name="Tester", instructions="Be brief.")
         assert (await way.ask(agent, "say hello"))[0] == "".join(HELLO)
@@ -103,7 +103,7 @@ def test_text_and_tools_of_the_server(hermes: Hermes, way: Any) -> None:
 
 @both_ways
 @pytest.mark.parametrize("prompt", ["use my weather", "use my weather twice"])
-def test_its_own_plugin(hermes: Hermes, way: Any, prompt: str) -> None:
+def test_client_plugin_is_called(hermes: Hermes, way: Any, prompt: str) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         plugin = Weather()
         agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, name="Tester", plugins=[plugin])
@@ -115,7 +115,7 @@ def test_its_own_plugin(hermes: Hermes, way: Any, prompt: str) -> None:
 
 
 @both_ways
-def test_a_thread_is_a_chain_of_responses(hermes: Hermes, way: Any) -> None:
+def test_thread_is_a_response_chain(hermes: Hermes, way: Any) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, name="Tester", plugins=[Weather()])
         thread: Any = ResponsesAgentThread(client=client)
@@ -137,7 +137,7 @@ def test_a_thread_is_a_chain_of_responses(hermes: Hermes, way: Any) -> None:
 
 
 @both_ways
-def test_a_thread_without_a_store_sends_everything(hermes: Hermes, way: Any) -> None:
+def test_thread_without_store_sends_everything(hermes: Hermes, way: Any) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         agent = OpenAIResponsesAgent(
             ai_model_id=MODEL, client=client, name="Tester", plugins=[Weather()], store_enabled=False
@@ -156,7 +156,7 @@ def said(hermes: Hermes) -> list[tuple[str, str]]:
     return [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns if turn.role != "system"]
 
 
-def test_an_answer_follows_a_schema(hermes: Hermes) -> None:
+def test_answer_follows_schema(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         text = OpenAIResponsesAgent.configure_response_format(Person)
         agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, name="Tester", text=text)
