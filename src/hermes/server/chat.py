@@ -30,8 +30,6 @@ from hermes.tools.arguments import unusable
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
-_UNSUPPORTED = ("audio", "functions", "function_call", "web_search_options")
-
 
 @dataclass(slots=True)
 class ParsedMessages:
@@ -261,7 +259,7 @@ def _check_supported(asked: ChatRequest) -> None:
         raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
     if asked.modalities is not None and asked.modalities != ["text"]:
         raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
-    for name in _UNSUPPORTED:
+    for name in asked.UNSUPPORTED:
         if getattr(asked, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
 

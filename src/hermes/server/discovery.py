@@ -71,13 +71,13 @@ class NotReady(Error, kw_only=True):
     readiness: Readiness
 
 
-@route("GET", "/health", "health", "Liveness check", scope=None, answers=Health)
-@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None, answers=Health)
+@route("GET", "/health", "health", "Liveness check", scope=None)
+@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None)
 async def health(adapter: APIServerAdapter, request: web.Request) -> Health:
     return Health()
 
 
-@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None, answers=DetailedHealth)
+@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None)
 async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> DetailedHealth:
     state = await _state(adapter)
     running = adapter._app.engine.active if adapter._app is not None else 0
@@ -96,7 +96,7 @@ async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> De
     )
 
 
-@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, answers=Ready, refusals={503: NotReady})
+@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
 async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready | web.Response:
     result = await readiness(adapter, await _state(adapter), whole=_is_admin(adapter, request))
     if result.status == OK:
@@ -140,12 +140,12 @@ class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Model]
 
 
-@route("GET", "/v1/models", "models", "List models", scope="any", answers=ModelList, features=("model_routes",))
+@route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
 async def models(adapter: APIServerAdapter, request: web.Request) -> ModelList:
     return ModelList(data=list(_models(adapter).values()))
 
 
-@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any", answers=Model)
+@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
 async def model(adapter: APIServerAdapter, request: web.Request) -> Model:
     name = request.match_info["model_id"]
     model = _models(adapter).get(name)
@@ -185,7 +185,7 @@ class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Skill]
 
 
-@route("GET", "/v1/skills", "skills", "List skills", scope="any", answers=SkillList, features=("skills_api",))
+@route("GET", "/v1/skills", "skills", "List skills", scope="any", features=("skills_api",))
 async def skills(adapter: APIServerAdapter, request: web.Request) -> SkillList:
     app = await adapter.app()
     settings, owner = app.settings, adapter.owner_of(request)
@@ -217,7 +217,7 @@ class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
     platform: str = "api_server"
 
 
-@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", answers=ToolsetList, features=("toolsets_api",))
+@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", features=("toolsets_api",))
 async def toolsets(adapter: APIServerAdapter, request: web.Request) -> ToolsetList:
     app = await adapter.app()
     settings, registry = app.settings, app.services.registry()
@@ -332,7 +332,7 @@ class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_ser
     endpoints: dict[str, Endpoint]
 
 
-@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any", answers=Capabilities)
+@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any")
 async def capabilities(adapter: APIServerAdapter, request: web.Request) -> Capabilities:
     settings = (await adapter.app()).settings
     return Capabilities(

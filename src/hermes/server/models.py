@@ -178,6 +178,7 @@ class TextOptions(Struct, kw_only=True):
 class ChatRequest(Parameters, kw_only=True):
     """A chat completion."""
 
+    UNSUPPORTED: ClassVar = ("audio", "functions", "function_call", "web_search_options")
     WITHOUT_EFFECT: ClassVar = ("prediction", "prompt_cache_retention", "moderation")
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
@@ -210,6 +211,7 @@ class ConversationRef(Struct, kw_only=True):
 class ResponseRequest(Parameters, kw_only=True):
     """A response."""
 
+    UNSUPPORTED: ClassVar = ("prompt", "context_management")
     WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
@@ -259,6 +261,8 @@ class CommandLine(Struct, kw_only=True):
 
 class RunRequest(Parameters, kw_only=True):
     """A run."""
+
+    UNSUPPORTED: ClassVar = ("tools",)
 
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None

@@ -258,16 +258,7 @@ class RunList(Page[Run], kw_only=True):
     """Runs, the newest first."""
 
 
-@route(
-    "GET",
-    "/v1/runs",
-    "run_list",
-    "List runs, newest first",
-    scope=_SCOPE,
-    query=RunQuery,
-    answers=RunList,
-    features=("run_list",),
-)
+@route("GET", "/v1/runs", "run_list", "List runs, newest first", scope=_SCOPE, features=("run_list",))
 async def list_runs(adapter: APIServerAdapter, request: web.Request, query: RunQuery) -> RunList:
     kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[kind])]
     if not kinds:
@@ -298,7 +289,7 @@ async def run_page(adapter: APIServerAdapter, limit: int, cursor: str | None, **
     return RunList(data=data, **paging(following, total))
 
 
-@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, answers=Run, features=("run_status",))
+@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, features=("run_status",))
 async def get_run(adapter: APIServerAdapter, request: web.Request) -> Run:
     record = await _record(adapter, request)
     row = record.state.final_row
@@ -319,7 +310,7 @@ class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.delet
     deleted: bool = True
 
 
-@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, answers=RunDeleted, faults=(409,))
+@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, faults=(409,))
 async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDeleted:
     record = await _record(adapter, request)
     run_id = record.spec.run_id
@@ -356,7 +347,6 @@ class EventQuery(Struct, kw_only=True):
     "run_events",
     "Stream the events of a run, replayed and live",
     scope=_SCOPE,
-    query=EventQuery,
     headers=(
         header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0),
         REASONING_HEADER,
@@ -401,16 +391,7 @@ class RunStopping(Struct, kw_only=True):
     status: str = "stopping"
 
 
-@route(
-    "POST",
-    f"{_RUN}/stop",
-    "run_stop",
-    "Stop a run",
-    scope=_SCOPE,
-    answers=RunStopping,
-    faults=(409,),
-    features=("run_stop",),
-)
+@route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
 async def stop_run(adapter: APIServerAdapter, request: web.Request) -> RunStopping:
     record = await _record(adapter, request)
     if record.state.ended or not (record.state.stopping or await _tell(adapter, request, record, "interrupt", {})):
@@ -432,10 +413,8 @@ class Steered(Struct, kw_only=True):
     "run_steer",
     "Send a message to a running turn",
     scope=_SCOPE,
-    body=SteerRequest,
     example={"text": "Leave out the milk."},
     status=202,
-    answers=Steered,
     faults=(409,),
     features=("run_steer",),
 )
@@ -466,9 +445,7 @@ class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.a
     "run_approval",
     "Approve or deny a tool call",
     scope=_SCOPE,
-    body=ApprovalRequest,
     example={"choice": "once"},
-    answers=ApprovalAnswer,
     faults=(409,),
     features=("run_approval_response", "approval_events"),
 )
@@ -513,9 +490,7 @@ class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.cl
     "run_clarify",
     "Answer a question of the agent",
     scope=_SCOPE,
-    body=ClarifyRequest,
     example={"answer": "The blue one."},
-    answers=ClarifyAnswer,
     faults=(409,),
     features=("run_clarify",),
 )

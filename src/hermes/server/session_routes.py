@@ -81,16 +81,7 @@ class SessionList(Page[Session], kw_only=True):
     offset: int
 
 
-@route(
-    "GET",
-    "/api/sessions",
-    "sessions",
-    "List sessions",
-    scope="sessions:read",
-    query=SessionQuery,
-    answers=SessionList,
-    features=("session_resources",),
-)
+@route("GET", "/api/sessions", "sessions", "List sessions", scope="sessions:read", features=("session_resources",))
 async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: SessionQuery) -> SessionList:
     try:
         rows, around, total = await adapter.database().session_page(
@@ -124,10 +115,8 @@ class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.sessio
     "session_create",
     "Create a session",
     scope="sessions:write",
-    body=SessionRequest,
     example={"title": "Kitchen", "system_prompt": "Be brief."},
     status=201,
-    answers=SessionAnswer,
     faults=(404, 409),
     link=("session_id", "/session/id"),
     idempotent=True,
@@ -178,9 +167,7 @@ class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.imp
     "session_import",
     "Import sessions",
     scope="sessions:write",
-    body=ImportRequest,
     example={"sessions": []},
-    answers=Imported,
     features=("session_import",),
     idempotent=True,
 )
@@ -217,8 +204,6 @@ class MatchList(Page[Match], kw_only=True):
     "session_search",
     "Search sessions",
     scope="sessions:read",
-    query=SearchQuery,
-    answers=MatchList,
     features=("session_search",),
 )
 async def search_sessions(adapter: APIServerAdapter, request: web.Request, query: SearchQuery) -> MatchList:
@@ -258,7 +243,7 @@ def unknown_session(session_id: str) -> ApiError:
     return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
-@route("GET", _SESSION, "session", "Get a session", scope="sessions:read", answers=SessionAnswer)
+@route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
 async def get_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
     row = await session_of(adapter, request)
     return await _answer_with(adapter, row)
@@ -272,7 +257,6 @@ async def get_session(adapter: APIServerAdapter, request: web.Request) -> Sessio
     scope="sessions:write",
     body=SessionPatch,
     example={"title": "Garden"},
-    answers=SessionAnswer,
 )
 async def patch_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
     """All of it or nothing."""
@@ -325,15 +309,7 @@ class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.sessi
     deleted: bool = True
 
 
-@route(
-    "DELETE",
-    _SESSION,
-    "session_delete",
-    "Delete a session",
-    scope="sessions:write",
-    answers=SessionDeleted,
-    faults=(409,),
-)
+@route("DELETE", _SESSION, "session_delete", "Delete a session", scope="sessions:write", faults=(409,))
 async def delete_session(adapter: APIServerAdapter, request: web.Request) -> SessionDeleted:
     session_id = (await session_of(adapter, request))["id"]
     db = adapter.database()
@@ -355,10 +331,8 @@ async def delete_session(adapter: APIServerAdapter, request: web.Request) -> Ses
     "session_fork",
     "Fork a session",
     scope="sessions:write",
-    body=ForkRequest,
     example={"title": "Kitchen, otherwise"},
     status=201,
-    answers=SessionAnswer,
     faults=(409,),
     features=("session_fork", "session_fork_at_message"),
     idempotent=True,
@@ -412,9 +386,7 @@ class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
     "session_messages",
     "List the messages of a session",
     scope="sessions:read",
-    query=MessageQuery,
     headers=(REASONING_HEADER,),
-    answers=MessageList,
     features=("session_message_paging",),
 )
 async def session_messages(adapter: APIServerAdapter, request: web.Request, query: MessageQuery) -> MessageList:
@@ -456,7 +428,6 @@ class ExportQuery(Struct, kw_only=True):
     "session_export",
     "Export a session",
     scope="sessions:read",
-    query=ExportQuery,
     types=tuple(media_type for media_type, _ in _EXPORTS.values()),
     features=("session_export",),
 )
@@ -505,8 +476,6 @@ class FileList(Page[File], kw_only=True):
     "session_files",
     "List the files of a session",
     scope="sessions:read",
-    query=FileQuery,
-    answers=FileList,
     features=("session_files",),
 )
 async def session_files(adapter: APIServerAdapter, request: web.Request, query: FileQuery) -> FileList:
