@@ -324,7 +324,7 @@ class APIServerAdapter:
         app = await self.app()
         sets, ceiling = self.toolsets(narrowed), CALLER.get().toolsets
         if sets is None:
-            sets = frozenset(toolsets._get_platform_tools(app.settings.section(), "api_server"))
+            sets = frozenset(toolsets.enabled_toolsets(app.settings, "api_server"))
         if toolset not in sets or (ceiling is not None and toolset not in ceiling):
             return frozenset()
         await app.services.outside.sandboxes.ready(app.settings)

@@ -223,7 +223,7 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> ToolsetLi
     settings, registry = app.settings, app.services.registry()
     await app.services.outside.sandboxes.ready(settings)
     own = adapter.option("toolsets")
-    enabled = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
+    enabled = sets.enabled_toolsets(settings, "api_server") if own is None else set(own)
     ceiling = CALLER.get().toolsets
 
     def toolset(name: str, label: str, tools: dict[str, str], configured: bool) -> Toolset:
@@ -376,8 +376,8 @@ def _limits(adapter: APIServerAdapter, settings: Settings) -> dict[str, float | 
     own = {name: adapter.option(name) for name in ("approval_timeout_seconds", "drain_seconds")}
     return {
         **{name: adapter.option(option) for name, option in _OPTIONS.items()},
-        **{name: settings.get(f"api_server.{name}") if value is None else value for name, value in own.items()},
-        "clarify_timeout_seconds": settings.get("agent.clarify_timeout"),
+        **{name: getattr(settings.api_server, name) if value is None else value for name, value in own.items()},
+        "clarify_timeout_seconds": settings.agent.clarify_timeout,
         "idempotency_seconds": adapter.option("idempotency.ttl_hours") * 3600,
         **_FIXED,
     }
@@ -388,6 +388,6 @@ def _sandbox(settings: Settings) -> Json:
     try:
         chosen = choice(settings)
     except ConfigError:
-        return {"backend": settings.get("terminal.backend"), "isolated": True}
+        return {"backend": settings.terminal.backend, "isolated": True}
     reason = {"reason": chosen.reason} if chosen.reason is not None else {}
     return {"backend": chosen.name, "isolated": chosen.isolated, **reason}

@@ -130,7 +130,7 @@ async def create_job(adapter: APIServerAdapter, request: web.Request, body: JobR
     if refusal:
         raise refusal
     try:
-        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
+        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
@@ -240,7 +240,7 @@ async def job_runs(adapter: APIServerAdapter, request: web.Request, query: JobRu
 
 async def _store(adapter: APIServerAdapter) -> AsyncStore:
     app = await adapter.app()
-    if not app.settings.get("cron.enabled"):
+    if not app.settings.cron.enabled:
         raise ApiError(503, "Jobs are turned off here (cron.enabled).", "jobs_unavailable")
     return app.store
 
