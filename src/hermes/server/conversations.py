@@ -25,8 +25,6 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
 class Conversation(Struct, kw_only=True):
-    """A conversation."""
-
     id: str
     object: Literal["conversation"] = "conversation"
     created_at: float
@@ -81,8 +79,6 @@ async def update_conversation(
 
 
 class ConversationDeleted(Struct, kw_only=True):
-    """A conversation that is gone."""
-
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
     deleted: bool = True

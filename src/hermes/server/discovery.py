@@ -36,16 +36,12 @@ Json = dict[str, Any]
 
 
 class Health(Struct, kw_only=True):
-    """A sign of life."""
-
     status: Literal["ok"] = "ok"
     platform: str = PLATFORM
     version: str = hermes.__version__
 
 
 class DetailedHealth(Health, kw_only=True):
-    """How the server is."""
-
     pid: int
     uptime_seconds: float
     gateway_state: str | None
@@ -59,8 +55,6 @@ class DetailedHealth(Health, kw_only=True):
 
 
 class Ready(Struct, kw_only=True):
-    """The server takes work."""
-
     status: Literal["ok"] = "ok"
     readiness: Readiness
 
@@ -135,8 +129,6 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All models, whole."""
-
     data: list[Model]
 
 
@@ -172,16 +164,12 @@ def _models(adapter: APIServerAdapter) -> dict[str, Model]:
 
 
 class Skill(Struct, kw_only=True):
-    """A skill of the agent."""
-
     name: str
     description: str
     category: str | None
 
 
 class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All skills, whole."""
-
     data: list[Skill]
 
 
@@ -211,8 +199,6 @@ class Toolset(Struct, kw_only=True):
 
 
 class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All toolsets, whole."""
-
     data: list[Toolset]
     platform: str = "api_server"
 
@@ -313,8 +299,6 @@ _FIXED = {
 
 
 class Endpoint(Struct, kw_only=True):
-    """Where a route is."""
-
     method: str
     path: str
 

@@ -42,8 +42,6 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 
 class About(Struct, kw_only=True):
-    """What this is."""
-
     name: str = "hermes"
     version: str = hermes.__version__
     docs: str = "/docs"

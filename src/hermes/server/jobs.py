@@ -83,8 +83,6 @@ class Job(Struct, kw_only=True):
 
 
 class JobKept(Struct, kw_only=True):
-    """A job."""
-
     object: Literal["hermes.job"] | UnsetType = UNSET
     job: Job
 
@@ -167,8 +165,6 @@ async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobP
 
 
 class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.deleted"):
-    """A job that is deleted."""
-
     id: str
     deleted: Literal[True] = True
     ok: Literal[True] = True
@@ -192,8 +188,6 @@ async def resume_job(adapter: APIServerAdapter, request: web.Request) -> JobKept
 
 
 class JobStarted(Struct, kw_only=True):
-    """A job that runs now."""
-
     job: Job
     run_id: str
 

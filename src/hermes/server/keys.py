@@ -47,7 +47,6 @@ class Key:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it opens everything."""
         return "admin" in self.scopes
 
     def lacks(self, scope: str | None) -> list[str]:
@@ -59,7 +58,6 @@ class Key:
         return [] if [] in ways else ways[0]
 
     def opens(self, scope: str | None) -> bool:
-        """Whether it suffices for what needs this scope."""
         return not self.lacks(scope)
 
 
@@ -96,15 +94,12 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What there is now."""
         return self._changed(0.0)
 
     def spend(self, amount: float) -> None:
-        """Take so much."""
         self._changed(amount)
 
     def take(self, amount: float) -> bool:
-        """Take so much if it is there."""
         return self._changed(amount, at_least=amount) >= 0
 
     def _changed(self, amount: float, at_least: float = -math.inf) -> float:
@@ -118,11 +113,9 @@ class Bucket:
             return level[0] if at_least == -math.inf else 0.0
 
     def wait_s(self, wanted: float) -> float:
-        """How long until there is so much."""
         return max(0.0, (wanted - self.left) * 60 / self.limit)
 
     def headers(self, name: str) -> dict[str, str]:
-        """How it stands, as clients are told."""
         told = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
         told["reset"] = f"{self.wait_s(self.limit):.1f}s"
         return {f"x-ratelimit-{part}-{name}": value for part, value in told.items()}
@@ -144,12 +137,10 @@ class SharedTurns:
         numbers.forget(tuple(rows.values()))
 
     def put(self, owner: str | None, count: int) -> None:
-        """This worker's."""
         if owner in self._rows:
             self._numbers.put(self._rows[owner], count)
 
     def others(self, owner: str | None) -> int:
-        """Those of all others."""
         return self._numbers.others(self._rows[owner]) if owner in self._rows else 0
 
 
@@ -202,7 +193,6 @@ class Keyring:
         return self._buckets.get((owner, name))
 
     def headers(self, owner: str) -> dict[str, str]:
-        """What answers to a limited key carry."""
         told: dict[str, str] = {}
         for name in ("requests", "tokens"):
             if bucket := self.bucket(owner, name):

@@ -150,7 +150,6 @@ def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, st
 
 
 def common_headers(request: web.Request) -> dict[str, str]:
-    """What every answer carries."""
     return {**SECURITY_HEADERS, "X-Request-Id": request_id(request), "Server": "hermes"}
 
 

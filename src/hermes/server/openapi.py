@@ -74,7 +74,6 @@ _ANYTHING: dict[str, Json] = {_JSON: {"type": "object"}, "*/*": {}}
 
 
 def faults_of(route: Route) -> list[int]:
-    """Every status with which a route may refuse, in order."""
     statuses = {*_ALWAYS, *route.faults, *route.refusals}
     if route.scope is not None:
         statuses.add(401)
@@ -127,7 +126,6 @@ def _ref(kind: type[msgspec.Struct]) -> Json:
 
 
 def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
-    """The fields of a route's query."""
     struct = msgspec.json.schema_components([kind])[1][kind.__name__]
     parameters = []
     for name, field in struct["properties"].items():
@@ -240,5 +238,4 @@ def document() -> Json:
 
 @functools.cache
 def encoded() -> bytes:
-    """The same as JSON."""
     return msgspec.json.encode(document())

@@ -74,8 +74,6 @@ class Check(Struct, kw_only=True):
 
 
 class Readiness(Struct, kw_only=True):
-    """All checks."""
-
     status: Literal["ok", "degraded"]
     checks: dict[str, Check]
 

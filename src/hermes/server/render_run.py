@@ -48,8 +48,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
-    """A run, as it stands."""
-
     ADMIN_ONLY: ClassVar = ("owner",)
 
     run_id: str
@@ -110,7 +108,6 @@ def run_object(record: RunRecord, output: str | None, model_name: str) -> Run:
 
 
 def code_of(code: str) -> str:
-    """The code of the API for a run that failed."""
     return _CODES.get(code, code)
 
 
@@ -125,7 +122,6 @@ def result_of(data: Json) -> str:
 
 
 def tool_output(event: Event) -> Json:
-    """What a tool has written meanwhile."""
     data = event.data
     return {
         "tool_call_id": data["call_id"],
@@ -136,13 +132,11 @@ def tool_output(event: Event) -> Json:
 
 
 def approval_responded(event: Event) -> Json:
-    """How a question for leave was answered."""
     data = event.data
     return {"approval_id": data["approval_id"], "choice": data["choice"], "resolved": 1, "by": data["by"]}
 
 
 def clarify_responded(event: Event) -> Json:
-    """How a question of the agent was answered."""
     return {name: event.data[name] for name in ("request_id", "answered", "by")}
 
 
@@ -328,5 +322,4 @@ _EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], Json | None]]] = {
 
 
 def public_name(kind: str) -> str:
-    """What an event of the log is called in public."""
     return {"text.delta": "message.delta"}.get(kind) or _EVENTS.get(kind, (kind,))[0]

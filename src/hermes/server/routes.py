@@ -91,13 +91,11 @@ class Route:
 
     @property
     def group(self) -> str:
-        """The part of the API to which it belongs."""
         part = self.path.removeprefix("/v1").removeprefix("/api").split("/")[1]
         return part if part in GROUPS else GROUPS[0]
 
     @property
     def adapter_method(self) -> str:
-        """The method of the adapter that answers it."""
         return f"_handle_{self.handler.__name__}"
 
     def endpoint(self) -> Endpoint:

@@ -66,8 +66,6 @@ _RUN = "/v1/runs/{run_id}"
 
 
 class RunStarted(Struct, kw_only=True):
-    """A run that was taken."""
-
     run_id: str
     status: Literal["started"] = "started"
     object: Literal["hermes.run"] = "hermes.run"
@@ -187,7 +185,6 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
 
 
 async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:
-    """The stored response that the run goes on from."""
     if not asked.previous_response_id:
         return None
     found: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
@@ -304,8 +301,6 @@ def _shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> 
 
 
 class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.deleted"):
-    """A run that is gone."""
-
     run_id: str
     deleted: bool = True
 
@@ -385,8 +380,6 @@ async def run_events(adapter: APIServerAdapter, request: web.Request, query: Eve
 
 
 class RunStopping(Struct, kw_only=True):
-    """A run that is being stopped."""
-
     run_id: str
     status: str = "stopping"
 
@@ -478,8 +471,6 @@ def _bad_choice(choices: Any) -> ApiError:
 
 
 class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.clarify_response"):
-    """A question that was answered."""
-
     run_id: str
     request_id: str
 

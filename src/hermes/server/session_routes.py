@@ -75,8 +75,6 @@ class SessionQuery(Struct, kw_only=True):
 
 
 class SessionList(Page[Session], kw_only=True):
-    """Sessions."""
-
     limit: int
     offset: int
 
@@ -104,8 +102,6 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: 
 
 
 class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.session"):
-    """One session."""
-
     session: Session
 
 
@@ -239,7 +235,6 @@ async def session_of(adapter: APIServerAdapter, request: web.Request) -> Json:
 
 
 def unknown_session(session_id: str) -> ApiError:
-    """There is no such session."""
     return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
@@ -303,8 +298,6 @@ async def patch_session(adapter: APIServerAdapter, request: web.Request) -> Sess
 
 
 class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.session.deleted"):
-    """A session that is gone."""
-
     id: str
     deleted: bool = True
 
@@ -370,8 +363,6 @@ class MessageQuery(Struct, kw_only=True):
 
 
 class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """A page of a session's messages."""
-
     session_id: str
     data: list[StoredMessage]
     has_more: bool
@@ -456,8 +447,6 @@ class FileQuery(Struct, kw_only=True):
 
 
 class File(Struct, kw_only=True):
-    """A file of a session."""
-
     id: str
     name: str
     bytes: int
@@ -530,7 +519,6 @@ def attachment(name: str) -> str:
 
 
 async def _shown(adapter: APIServerAdapter, session_id: str) -> SessionAnswer:
-    """A session as it is now."""
     row = await adapter.database().get_session(session_id)
     if row is None:
         raise unknown_session(session_id)
@@ -551,7 +539,6 @@ def _new_id(given: Any, where: str) -> str | None:
 
 
 def _title(given: Any) -> str | None:
-    """A title as it is kept."""
     if given is not None and not isinstance(given, str):
         raise invalid("title", "A title must be text.", "invalid_title")
     try:

@@ -30,8 +30,6 @@ class ChatUsage(Struct, kw_only=True):
 
 
 class ChatAnswer(Struct, kw_only=True):
-    """What the assistant said."""
-
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
@@ -41,8 +39,6 @@ class ChatAnswer(Struct, kw_only=True):
 
 
 class Choice(Struct, kw_only=True):
-    """The one choice of a chat completion."""
-
     index: int
     message: ChatAnswer
     logprobs: None
@@ -102,16 +98,12 @@ class Response(Struct, kw_only=True):
 
 
 class ResponseDeleted(Struct, kw_only=True):
-    """A response that is gone."""
-
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
 
 
 class ItemList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """A page of items."""
-
     data: list[Object]
     first_id: str | None
     last_id: str | None
@@ -119,8 +111,6 @@ class ItemList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 class InputTokens(Struct, kw_only=True):
-    """How many tokens a request has."""
-
     object: Literal["response.input_tokens"]
     input_tokens: int
 
@@ -149,8 +139,6 @@ class SessionCompacted(Struct, kw_only=True):
 
 
 class SessionTurn(Struct, kw_only=True):
-    """A turn of a session, at its end."""
-
     object: Literal["hermes.session.chat.completion"]
     session_id: str
     run_id: str
