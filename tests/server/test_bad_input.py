@@ -220,7 +220,7 @@ async def test_a_large_body_is_refused_before_it_is_sent(start: Start) -> None:
 
 
 async def test_a_body_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes.server.request_bodies.BODY_S_MAX", 0.05)
+    monkeypatch.setattr("hermes.core.limits.BODY_S_MAX", 0.05)
     key = api.client.headers["Authorization"]
     async with await Wire.open(api.url) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 50\r\n\r\n{{")

@@ -231,7 +231,7 @@ async def test_a_store_that_hangs_holds_up_nobody(api: Api, monkeypatch: pytest.
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
     monkeypatch.setattr(api.adapter, "_session_db", Slow())
-    check = await readiness._checked(api.adapter, readiness._state_db(api.adapter, {}))
+    check = await readiness._checked(api.adapter, readiness._state_db(api.adapter))
     assert check.status == "degraded" and "0.01 seconds" in str(check.error)
 
 

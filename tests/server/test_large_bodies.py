@@ -152,7 +152,7 @@ async def test_large_bodies_wait_on_disk_while_others_are_answered(start: Start)
 async def test_a_large_body_that_finds_no_room_in_time_is_refused(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_bodies, "BODIES_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
         api = await start(settings=held.settings)
         api.adapter.body_memory = Budget(3_000_000)

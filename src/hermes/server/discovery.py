@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,10 +15,9 @@ from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
 from hermes.providers.routes import listed
 from hermes.sandbox.choose import choice
-from hermes.server import status
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
-from hermes.server.readiness import OK, Readiness, readiness
+from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
 from hermes.tools import toolsets as sets
 from hermes.tools.mcp import PREFIX
@@ -73,7 +71,7 @@ async def health(adapter: APIServerAdapter, request: web.Request) -> Health:
 
 @route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None)
 async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> DetailedHealth:
-    state = await _state(adapter)
+    state = await runtime_state(adapter)
     running = adapter._app.engine.active if adapter._app is not None else 0
     active = state.get("active_agents")
     return DetailedHealth(
@@ -86,26 +84,18 @@ async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> De
         updated_at=state.get("updated_at"),
         gateway_busy=bool(active or running),
         gateway_drainable=state.get("gateway_state") == "running",
-        readiness=await readiness(adapter, state, whole=_is_admin(adapter, request)),
+        readiness=await readiness(adapter, whole=_is_admin(adapter, request)),
     )
 
 
 @route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
 async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready | web.Response:
-    result = await readiness(adapter, await _state(adapter), whole=_is_admin(adapter, request))
+    result = await readiness(adapter, whole=_is_admin(adapter, request))
     if result.status == OK:
         return Ready(readiness=result)
     failed = ", ".join(name for name, check in result.checks.items() if check.status != OK)
     error = error_object(503, f"The server is not ready: {failed}.", "not_ready")
     return answer(NotReady(error=error, readiness=result), 503, {"Retry-After": "1"})
-
-
-async def _state(adapter: APIServerAdapter) -> Json:
-    """What the running server last wrote about itself; nothing where there is none."""
-    home = adapter._app.home if adapter._app is not None else None
-    with contextlib.suppress(OSError):
-        return await asyncio.to_thread(status.read_runtime_status, home) or {}
-    return {}
 
 
 def _is_admin(adapter: APIServerAdapter, request: web.Request) -> bool:

@@ -54,7 +54,7 @@ class Key:
         key does for `any`."""
         if scope in (None, "any") or self.is_admin:
             return []
-        ways = [[one for one in way.split() if one not in self.scopes] for way in str(scope).split("|")]
+        ways = [[name for name in way.split() if name not in self.scopes] for way in str(scope).split("|")]
         return [] if [] in ways else ways[0]
 
     def opens(self, scope: str | None) -> bool:
@@ -116,9 +116,9 @@ class Bucket:
         return max(0.0, (wanted - self.left) * 60 / self.limit)
 
     def headers(self, name: str) -> dict[str, str]:
-        told = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
-        told["reset"] = f"{self.wait_s(self.limit):.1f}s"
-        return {f"x-ratelimit-{part}-{name}": value for part, value in told.items()}
+        values = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
+        values["reset"] = f"{self.wait_s(self.limit):.1f}s"
+        return {f"x-ratelimit-{part}-{name}": value for part, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +185,19 @@ class Keyring:
     def find(self, given: bytes) -> Key | None:
         """The key that was given. Every one is compared, in the same time."""
         digest = _digest(given)
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        return found[0] if found else None
+        matches = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        return matches[0] if matches else None
 
     def bucket(self, owner: str, name: str) -> Bucket | None:
         """Where the requests or the tokens of an owner come from; None: without bound."""
         return self._buckets.get((owner, name))
 
     def headers(self, owner: str) -> dict[str, str]:
-        told: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name in ("requests", "tokens"):
             if bucket := self.bucket(owner, name):
-                told |= bucket.headers(name)
-        return told
+                values |= bucket.headers(name)
+        return values
 
     def charge(self, owner: str, *, begins_turn: bool) -> RateExceeded | None:
         """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up."""

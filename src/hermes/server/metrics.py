@@ -152,9 +152,9 @@ class Metrics:
             "process_resident_bytes": _resident_bytes(),
         }
         return {
-            "counts": {name: list(found.items()) for name, found in self.counts.items()},
+            "counts": {name: list(values.items()) for name, values in self.counts.items()},
             "seconds": {name: (spread.counts, spread.sum_s) for name, spread in self.seconds.items()},
-            "gauges": {name: list(found.items()) for name, found in gauges.items()},
+            "gauges": {name: list(values.items()) for name, values in gauges.items()},
         }
 
     def _add(self, dumped: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hermes.core import limits
 
+JsonObject = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -19,7 +20,7 @@ Metadata = Annotated[
 ]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 # Text, or parts of text, images and files; what is in them is checked part by part.
-Content = str | list[str | dict[str, Any]]
+Content = str | list[str | JsonObject]
 
 
 class Reasoning(Struct, kw_only=True):
@@ -35,7 +36,7 @@ class Parameters(Struct, kw_only=True):
 
     model: str | None = None
     # A provider's name; an object of this name is another service's own, and has no effect.
-    provider: str | dict[str, Any] | None = None
+    provider: str | JsonObject | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -60,7 +61,7 @@ class Parameters(Struct, kw_only=True):
 class Function(Struct, kw_only=True):
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -75,16 +76,16 @@ class NamespacedTool(Struct, kw_only=True):
     type: str
     name: FunctionName | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
 
 class ResponseTool(NamespacedTool, kw_only=True):
     """A tool of a response. What types without an equivalent here bring besides is not looked at."""
 
     tools: Annotated[list[NamespacedTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
-    environment: dict[str, Any] | None = None
+    environment: JsonObject | None = None
     execution: str | None = None
 
 
@@ -120,7 +121,7 @@ class StreamOptions(Struct, kw_only=True):
 
 class JsonSchema(Struct, kw_only=True):
     name: FunctionName = "answer"
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -133,7 +134,7 @@ class ResponseFormat(Struct, kw_only=True):
 class TextFormat(Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     name: FunctionName = "answer"
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -151,7 +152,7 @@ class ChatRequest(Parameters, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     tools: Annotated[list[ChatTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     response_format: ResponseFormat | None = None
     include_reasoning: bool | None = None
     n: int | None = None
@@ -176,7 +177,7 @@ class ResponseRequest(Parameters, kw_only=True):
     UNSUPPORTED: ClassVar = ("prompt", "context_management")
     WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=limits.MESSAGES_MAX)]
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
@@ -189,7 +190,7 @@ class ResponseRequest(Parameters, kw_only=True):
     max_tool_calls: Count | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     include: list[str] | None = None
     prompt: Any = None
     context_management: Any = None
@@ -222,7 +223,7 @@ class CommandLine(Struct, kw_only=True):
 class RunRequest(Parameters, kw_only=True):
     UNSUPPORTED: ClassVar = ("tools",)
 
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=limits.MESSAGES_MAX)]
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)]
     instructions: str | None = None
     session_id: str | None = None
     previous_response_id: str | None = None
@@ -237,13 +238,13 @@ class RunRequest(Parameters, kw_only=True):
 class CompactRequest(Struct, kw_only=True):
     model: str
     provider: str | None = None
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=limits.MESSAGES_MAX)] | None = None
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None
 
 
 class ConversationRequest(Struct, kw_only=True):
-    items: Annotated[list[dict[str, Any]], Meta(max_length=limits.MESSAGES_MAX)] | None = None
+    items: Annotated[list[JsonObject], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     metadata: Metadata | None = None
 
 
@@ -252,7 +253,7 @@ class ConversationUpdate(Struct, kw_only=True):
 
 
 class ConversationItems(Struct, kw_only=True):
-    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=limits.MESSAGES_MAX)]
+    items: Annotated[list[JsonObject], Meta(min_length=1, max_length=limits.MESSAGES_MAX)]
 
 
 class SteerRequest(Struct, kw_only=True):

@@ -177,8 +177,8 @@ class RunRenderer:
                     out += self._delta(event, "reasoning.delta", "text")
             elif (known := _EVENTS.get(event.type)) is not None:
                 name, payload = known
-                if (told := payload(self, event)) is not None:
-                    out.append(self._frame(event, name, told))
+                if (data := payload(self, event)) is not None:
+                    out.append(self._frame(event, name, data))
             self.ended = self.ended or event.final
         return b"".join(out)
 
@@ -212,8 +212,8 @@ class RunRenderer:
 
     def _tool_started(self, event: Event) -> Json:
         data = event.data
-        told = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
-        return {**told, "arguments": data["args"], "iteration": event.step}
+        payload = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
+        return {**payload, "arguments": data["args"], "iteration": event.step}
 
     def _tool_completed(self, event: Event) -> Json:
         data = event.data
@@ -253,8 +253,8 @@ class RunRenderer:
     def _failed(self, event: Event) -> Json:
         data, output = event.data, text_of(event.data.get("content")) or None
         code = code_of(data.get("code") or "")
-        told = {"error": self._redact(data["error"]), "error_code": code, "output": output}
-        return {**told, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
+        payload = {"error": self._redact(data["error"]), "error_code": code, "output": output}
+        return {**payload, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
 
     def _cancelled(self, event: Event) -> Json:
         output = text_of(event.data.get("content")) or None
@@ -266,16 +266,16 @@ def _same(*names: str) -> Callable[[RunRenderer, Event], Json]:
     return lambda _, event: {name: event.data.get(name) for name in names}
 
 
-def _warning(code: str, words: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
-    return lambda _, event: {"level": "warn", "code": code, "message": words(event.data)}
+def _warning(code: str, text: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
+    return lambda _, event: {"level": "warn", "code": code, "message": text(event.data)}
 
 
 def _subagent(*names: str) -> Callable[[RunRenderer, Event], Json]:
     def payload(_: RunRenderer, event: Event) -> Json:
         data = event.data
-        told = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
-        told |= {name: data.get(name) for name in names}
-        return {**told, "error": data["status"] != "completed"} if "status" in names else told
+        fields = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
+        fields |= {name: data.get(name) for name in names}
+        return {**fields, "error": data["status"] != "completed"} if "status" in names else fields
 
     return payload
 
@@ -285,8 +285,8 @@ _LOST = "The machine was restarted; of each open message the text up to the offs
 
 
 def _resumed(_: RunRenderer, event: Event) -> Json:
-    told = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
-    return {**told, "cut": event.data["cut"]} if event.data.get("lost") else told
+    warning = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
+    return {**warning, "cut": event.data["cut"]} if event.data.get("lost") else warning
 
 
 # event of the log: its name, and its payload; deltas of text are told apart

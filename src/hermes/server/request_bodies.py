@@ -93,8 +93,8 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
         await adapter.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:
         message = "Too many large requests are being answered; try again, or send smaller images and files."
-        told = {"Retry-After": "5", "x-should-retry": "true"}
-        raise ApiError(429, message, "rate_limit_exceeded", headers=told) from None
+        headers = {"Retry-After": "5", "x-should-retry": "true"}
+        raise ApiError(429, message, "rate_limit_exceeded", headers=headers) from None
     request[_ROOM] = size
 
 
@@ -291,7 +291,7 @@ def _shape(
     """Of each field: whether it is a flag, whether null means something, its model, the model of its items."""
     info = kinds.type_info(kind)
     assert isinstance(info, kinds.StructType)
-    found = {}
+    shape = {}
     for item in info.fields:
         types = types_of(item.type)
         own = next((t.cls for t in types if isinstance(t, kinds.StructType)), None)
@@ -300,8 +300,8 @@ def _shape(
         # A default of UNSET is told as none at all.
         unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
         clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
-        found[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
-    return found
+        shape[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
+    return shape
 
 
 def types_of(kind: kinds.Type) -> list[kinds.Type]:
@@ -329,8 +329,8 @@ def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = 
             value = normalized(value, own, f"{path}.")
         elif nested is not None and isinstance(value, list):
             value = [
-                normalized(item, nested, f"{path}[{at}].") if isinstance(item, dict) else item
-                for at, item in enumerate(value)
+                normalized(item, nested, f"{path}[{index}].") if isinstance(item, dict) else item
+                for index, item in enumerate(value)
             ]
         out[name] = value
     return out
@@ -360,5 +360,5 @@ def field_error(text: str, wrong_type: str = "invalid_type") -> ApiError:
         code = wrong_type
     elif "of length <=" in fault:
         code = "string_above_max_length" if "`str`" in fault else "array_above_max_length"
-    words = fault[:1].lower() + fault[1:].replace("`", "")
-    return invalid(path or "body", f"Invalid value for {path or 'the body'!r}: {words}.", code)
+    problem = fault[:1].lower() + fault[1:].replace("`", "")
+    return invalid(path or "body", f"Invalid value for {path or 'the body'!r}: {problem}.", code)

@@ -162,8 +162,8 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
     if asked.cli is None:
         if asked.workdir is not None:
             await workdir_of(adapter, spec.owner, spec.session_key, asked.workdir)
-        most = await max_iterations_of(adapter, asked.max_iterations)
-        return spec.replace(workdir=asked.workdir, max_iterations=most)
+        max_iterations = await max_iterations_of(adapter, asked.max_iterations)
+        return spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
     if not at_door(adapter, request):
         raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
     if asked.workdir is None or not os.path.isabs(asked.workdir):
@@ -187,11 +187,11 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
 async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:
     if not asked.previous_response_id:
         return None
-    found: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
-    if found is None:
+    response: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
+    if response is None:
         message = f"There is no response {asked.previous_response_id!r}."
         raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-    return found
+    return response
 
 
 def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json | None) -> str | None:
@@ -212,18 +212,18 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
     chars = adapter.option("max_text_chars")
-    told = [
-        message_of(message, f"conversation_history[{at}]", chars)
-        for at, message in enumerate(asked.conversation_history or ())
+    messages = [
+        message_of(message, f"conversation_history[{index}]", chars)
+        for index, message in enumerate(asked.conversation_history or ())
     ]
-    system = [text_of(message["content"]) for message in told if message["role"] in ("system", "developer")]
-    return [message for message in told if message["role"] not in ("system", "developer")], system
+    system = [text_of(message["content"]) for message in messages if message["role"] in ("system", "developer")]
+    return [message for message in messages if message["role"] not in ("system", "developer")], system
 
 
 async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
-    asked = open_calls(stored)
-    if asked and await adapter.waits(asked, owner):
-        message = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
+    open_ids = open_calls(stored)
+    if open_ids and await adapter.waits(open_ids, owner):
+        message = f"The tool call {open_ids[0]!r} has no output; it must be answered before anything else is said."
         raise ApiError(400, message, "tool_output_missing", "tool_call_id")
 
 
@@ -317,12 +317,12 @@ async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDele
 async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     """The run that a path names; one of somebody else's is as good as none."""
     run_id = request.match_info["run_id"]
-    found = await (await adapter.app()).engine.get(run_id)
-    if found is None or not adapter.may_see(request, found.spec.owner):
+    record = await (await adapter.app()).engine.get(run_id)
+    if record is None or not adapter.may_see(request, record.spec.owner):
         raise _unknown(run_id)
-    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[found.spec.kind])) is not None:
+    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[record.spec.kind])) is not None:
         raise refusal
-    return found
+    return record
 
 
 def _unknown(run_id: str) -> ApiError:

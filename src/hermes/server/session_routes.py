@@ -228,10 +228,10 @@ async def search_sessions(adapter: APIServerAdapter, request: web.Request, query
 async def session_of(adapter: APIServerAdapter, request: web.Request) -> Json:
     """The session that a path names; one of somebody else's is as good as none."""
     session_id = request.match_info["session_id"]
-    found: Json | None = await adapter.database().get_session(session_id)
-    if found is None or not adapter.may_see(request, found["owner"]):
+    row: Json | None = await adapter.database().get_session(session_id)
+    if row is None or not adapter.may_see(request, row["owner"]):
         raise unknown_session(session_id)
-    return found
+    return row
 
 
 def unknown_session(session_id: str) -> ApiError:
