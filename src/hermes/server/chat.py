@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.core.spec import RunSpec
+from hermes.core.text import text_of
 from hermes.providers.chat_completions import reasoning_of
-from hermes.server.content import check_said, content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import request_created_at
 from hermes.server.models import ChatMessage, ChatRequest

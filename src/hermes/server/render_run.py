@@ -12,8 +12,7 @@ from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.core.spec import RunKind
-from hermes.core.text import spaced_json
-from hermes.server.content import text_of
+from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import usage_object
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.shapes import Usage

@@ -12,8 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.events import Event
 from hermes.core.limits import HIT_SHOWN_CHARS_MAX
-from hermes.core.text import spaced_json
-from hermes.server.content import text_of
+from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output

@@ -16,6 +16,7 @@ from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
 from hermes.core import limits
+from hermes.core.text import FLAG_WORDS
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
@@ -30,7 +31,6 @@ R = TypeVar("R")
 _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F][\da-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2}"
@@ -338,9 +338,9 @@ def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = 
 
 def _as_flag(value: Any, path: str) -> bool:
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
-    if word not in _WORDS:
+    if word not in FLAG_WORDS:
         raise invalid(path, f"Invalid value for {path!r}: true or false is expected.", "invalid_type")
-    return _WORDS[word]
+    return FLAG_WORDS[word]
 
 
 def flag_of(value: str | None, name: str, default: bool) -> bool:

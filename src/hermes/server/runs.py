@@ -13,10 +13,10 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
+from hermes.core.text import text_of
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of
-from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, resumed_admission
 from hermes.server.keys import CALLER, RUN_SCOPES
