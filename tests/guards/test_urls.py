@@ -216,9 +216,7 @@ TEREDO_CLIENT = f"2001:0:808:808:0:0:{0xFFFF ^ 0x7F00:x}:{0xFFFF ^ 1:x}"
     ("address", "kind"),
     [*((address, kind) for kind, found in REFUSED.items() for address in found.split()), (TEREDO_CLIENT, "loopback")],
 )
-async def test_non_global_address_is_rejected(
-    stage: Stage, tmp_path: Path, address: str, kind: str
-) -> None:
+async def test_non_global_address_is_rejected(stage: Stage, tmp_path: Path, address: str, kind: str) -> None:
     assert address_kinds(address)[0] == kind
     for answers in ([address], [WORLD, address], [address, WORLD_6], [WORLD] * 20 + [address]):
         stage.answers["page.test"] = [answers]
@@ -450,9 +448,7 @@ async def test_certificate_is_verified_for_name(threads: Threads, tmp_path: Path
             assert await why(f"https://{host}/", guard_of(stage, tmp_path)) == rule
 
 
-async def test_proxy_environment_is_ignored(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_environment_is_ignored(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with serving(hello) as port:
@@ -519,9 +515,7 @@ async def redirected(
         ("/again", "redirects"),
     ],
 )
-async def test_every_redirect_is_checked(
-    stage: Stage, tmp_path: Path, place: str, rule: str
-) -> None:
+async def test_every_redirect_is_checked(stage: Stage, tmp_path: Path, place: str, rule: str) -> None:
     assert await redirected(stage, tmp_path, place, security__website_blocklist=["blocked.example"]) == rule
 
 
@@ -539,9 +533,7 @@ async def test_redirect_to_metadata_is_rejected_with_private_urls_allowed(stage:
         ("/end", ""),
     ],
 )
-async def test_trust_does_not_extend_to_redirect_target(
-    stage: Stage, tmp_path: Path, place: str, rule: str
-) -> None:
+async def test_trust_does_not_extend_to_redirect_target(stage: Stage, tmp_path: Path, place: str, rule: str) -> None:
     async def away(request: web.Request) -> web.StreamResponse:
         return await hello(request) if request.path == "/end" else web.Response(status=302, headers={"Location": place})
 
@@ -764,9 +756,7 @@ async def test_slow_server_times_out(stage: Stage, tmp_path: Path, begun: bool) 
         assert await why("http://page.test/", guard_of(stage, tmp_path), seconds=0.2) == "timeout"
 
 
-async def test_connect_timeout(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connect_timeout(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_module, "CONNECT_S_MAX", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

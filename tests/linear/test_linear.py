@@ -78,6 +78,7 @@ ELSEWHERE = {
     "providers.local": "speaks by way of `chat_completions`",
     "server.adapter": "`guards.secrets` is a case",
     "server.errors": "cuts what it quotes to 700 characters first",
+    "server.query_params": "reads a query, whose size is limited like that of headers",
     "server.request_options": "reads headers, whose size is limited",
     "server.sse": "a protocol, whose renderers are cases",
     "store.sessions": "lists the files of one session",

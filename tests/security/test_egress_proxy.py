@@ -358,9 +358,7 @@ async def test_host_without_grant_is_rejected_before_dns_lookup(rig: Rig, reques
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("others", [[], [WORLD]])
-async def test_granted_name_with_private_address_is_rejected(
-    rig: Rig, address: str, others: list[str]
-) -> None:
+async def test_granted_name_with_private_address_is_rejected(rig: Rig, address: str, others: list[str]) -> None:
     rig.stage.answers["page.test"] = [[*others, address]]
     answer = await rig.send(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")
     assert status_of(answer) == 403 and "refused by the rule" in body_of(answer)

@@ -153,9 +153,7 @@ async def test_unnamed_host_is_asked_about_once(house: House, server: ModelServe
     assert bool(answers(later)[0].get("pages")) is (choice == "session")
 
 
-async def test_each_unnamed_host_is_asked_about_separately(
-    house: House, server: ModelServer
-) -> None:
+async def test_each_unnamed_host_is_asked_about_separately(house: House, server: ModelServer) -> None:
     ran = await ProcessResources(house, server).run(extract(PAGE, "http://other.test/"), message="Read page.test")
     good, refused = answers(ran)[0]["pages"]
     assert good["status"] == 200
@@ -163,9 +161,7 @@ async def test_each_unnamed_host_is_asked_about_separately(
 
 
 @pytest.mark.parametrize(("path", "read"), [("/away", False), ("/www", True)])
-async def test_redirect_to_unnamed_host_is_rejected(
-    house: House, server: ModelServer, path: str, read: bool
-) -> None:
+async def test_redirect_to_unnamed_host_is_rejected(house: House, server: ModelServer, path: str, read: bool) -> None:
     world = ProcessResources(house, server)
     world.stage.answers["www.page.test"] = [[WORLD]]
     ran = await world.run(extract(f"http://page.test{path}"), message="Read page.test")
@@ -243,7 +239,9 @@ async def test_persistent_write_asks_after_foreign_content(
 
 
 @pytest.mark.parametrize(("call", "kind"), WRITES)
-async def test_persistent_write_without_foreign_content_asks_nothing(house: House, server: ModelServer, call: Call, kind: str) -> None:
+async def test_persistent_write_without_foreign_content_asks_nothing(
+    house: House, server: ModelServer, call: Call, kind: str
+) -> None:
     ran = await ProcessResources(house, server, *WRITERS).run(call, message=NAMED)
     assert "code" not in answers(ran)[0] and not ran.of("approval.requested", "approval.resolved")
 

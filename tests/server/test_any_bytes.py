@@ -58,7 +58,7 @@ async def first_answer(wire: Wire) -> RawAnswer | None:
 
 async def test_random_bytes_do_not_break_server(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.3)
-    monkeypatch.setattr("hermes.server.request_bodies.BODY_S_MAX", 0.3)
+    monkeypatch.setattr("hermes.core.limits.BODY_S_MAX", 0.3)
     api = await start(handler=lambda _: Reply(text="Fine."))
     luck, whole = random.Random(7), request(api.client.headers["Authorization"])
     for batch in range(0, ROUNDS, 20):

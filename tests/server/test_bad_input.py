@@ -220,7 +220,7 @@ async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
 
 
 async def test_body_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes.server.request_bodies.BODY_S_MAX", 0.05)
+    monkeypatch.setattr("hermes.core.limits.BODY_S_MAX", 0.05)
     key = api.client.headers["Authorization"]
     async with await Wire.open(api.url) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 50\r\n\r\n{{")

@@ -231,8 +231,8 @@ async def test_hanging_store_times_out_as_degraded(api: Api, monkeypatch: pytest
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
     monkeypatch.setattr(api.adapter, "_session_db", Slow())
-    found = await readiness._checked(api.adapter, readiness._state_db(api.adapter, {}))
-    assert found["status"] == "degraded" and "0.01 seconds" in found["error"]
+    check = await readiness._checked(api.adapter, readiness._state_db(api.adapter))
+    assert check.status == "degraded" and "0.01 seconds" in str(check.error)
 
 
 async def test_broken_config_file_is_degraded(api: Api, home_folder: Path) -> None:

@@ -158,8 +158,9 @@ async def test_openapi_document_is_cached(api: Api) -> None:
 
 async def test_answers_match_openapi(api: Api) -> None:
     document = await document_of(api)
+    answering = {route.name for route in ROUTES if route.answers is not None}
     for _, path, operation in operations(document):
-        if "{" in path or operation["operationId"] not in openapi.ANSWERS or operation.get("requestBody"):
+        if "{" in path or operation["operationId"] not in answering or operation.get("requestBody"):
             continue
         if any(parameter.get("required") for parameter in operation["parameters"]):
             continue

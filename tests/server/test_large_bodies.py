@@ -150,7 +150,7 @@ async def test_large_bodies_wait_on_disk(start: Start) -> None:
 
 
 async def test_large_body_without_memory_in_time_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_bodies, "BODIES_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
         api = await start(settings=held.settings)
         api.adapter.body_memory = Budget(3_000_000)

@@ -221,9 +221,7 @@ async def test_script_without_sandbox_is_shown_for_approval(
 @pytest.mark.parametrize(
     "text", ["import os; os.system('rm -rf /')", "import subprocess as s; s.run('git push', shell=True)"]
 )
-async def test_hard_denied_command_in_script_is_not_run(
-    make_house: MakeHouse, server: ModelServer, text: str
-) -> None:
+async def test_hard_denied_command_in_script_is_not_run(make_house: MakeHouse, server: ModelServer, text: str) -> None:
     desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
     ran = await desk.ran(script(text))
     assert ran.tool_results()[0]["by"] == "rule" and "tool.started" not in ran.types

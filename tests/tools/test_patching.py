@@ -54,9 +54,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("text", "old", "new", "result", "by"), REPLACED)
-def test_patch_uses_strictest_matching_strategy(
-    text: str, old: str, new: str, result: str, by: str
-) -> None:
+def test_patch_uses_strictest_matching_strategy(text: str, old: str, new: str, result: str, by: str) -> None:
     assert replace_text(text, old, new, False) == (result, by)
 
 
@@ -350,9 +348,7 @@ async def test_patch_one_failing_hunk_changes_no_file(filing: Filing) -> None:
 
 
 @pytest.mark.parametrize("failing", range(5))
-async def test_patch_write_failure_rolls_back(
-    filing: Filing, failing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_patch_write_failure_rolls_back(filing: Filing, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     several(filing)
     before, count = tree(filing), 0
 

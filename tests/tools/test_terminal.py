@@ -59,9 +59,7 @@ async def test_terminal_answer(
 
 
 @each_backend
-async def test_terminal_cwd_persists_per_session(
-    make_house: MakeHouse, server: ModelServer, backend: str
-) -> None:
+async def test_terminal_cwd_persists_per_session(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
     desk = allowed(make_house, server, backend)
     assert (await desk.sh("mkdir -p a/b; cd a; export LEFT='x y'; HERE=1"))["cwd"] == f"{desk.workspace}/a"
     assert (await desk.sh("echo $LEFT$HERE; pwd"))["output"] == f"x y\n{desk.workspace}/a\n"
@@ -301,9 +299,7 @@ def test_goes_online_detection(command: str, online: bool) -> None:
     assert goes_online(command) is online
 
 
-async def test_terminal_network_failure_gets_hint(
-    make_house: MakeHouse, server: ModelServer
-) -> None:
+async def test_terminal_network_failure_gets_hint(make_house: MakeHouse, server: ModelServer) -> None:
     desk = allowed(make_house, server, "bubblewrap")
     answer = await desk.sh("curl --version >/dev/null; tail -n +3 /proc/net/dev; false")
     assert answer["exit_code"] == 1 and "only hosts that are granted" in answer["hint"]

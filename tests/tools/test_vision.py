@@ -208,9 +208,7 @@ def test_vision_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.answer["code"] == "too_large"
 
 
-async def test_vision_byte_limit(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_vision_byte_limit(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     data = picture()
     monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(data))
     good, bad = await look(house, server, data_url(data), data_url(data + b"\0"))

@@ -82,9 +82,7 @@ async def test_web_extract_page_as_markdown(house: House, server: ModelServer) -
     }
 
 
-async def test_web_extract_fetches_concurrently_with_errors_per_page(
-    house: House, server: ModelServer
-) -> None:
+async def test_web_extract_fetches_concurrently_with_errors_per_page(house: House, server: ModelServer) -> None:
     waiting = 0
     all_here = asyncio.Event()
 
@@ -129,9 +127,7 @@ async def test_web_extract_plain_text_is_unchanged(house: House, server: ModelSe
 
 
 @pytest.mark.parametrize("limit", [100, 101])
-async def test_web_extract_long_page_is_truncated_and_spilled(
-    house: House, server: ModelServer, limit: int
-) -> None:
+async def test_web_extract_long_page_is_truncated_and_spilled(house: House, server: ModelServer, limit: int) -> None:
     text = "begin " + "x" * 90 + " end."
     assert len(text) == 101
 
@@ -281,9 +277,7 @@ async def test_web_search_results_of_every_backend(
         assert headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_web_search_server_url_from_secrets_file(
-    house: House, server: ModelServer
-) -> None:
+async def test_web_search_server_url_from_secrets_file(house: House, server: ModelServer) -> None:
     engine = Engine("searxng")
     outside(house)
     async with serving(engine.handle) as port:

@@ -82,7 +82,7 @@ def _object(db: SessionDB, record: RunRecord) -> Json:
     """The run as the server shows it."""
     import msgspec
 
-    from hermes.server.content import text_of
+    from hermes.core.text import text_of
     from hermes.server.render_run import run_object
     from hermes.store.runs import Runs
 

@@ -53,6 +53,10 @@ def whole_tree(value: Any) -> Any:
     return value
 
 
+# Words for true and false in settings, queries and headers.
+FLAG_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
 def text_of(content: str | list[dict[str, Any]] | None) -> str:
     """The words of a message."""
     if isinstance(content, list):

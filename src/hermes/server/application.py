@@ -150,12 +150,12 @@ class _Connection(RequestHandler):
             message = f"The head of the request did not come within {HEADERS_S_MAX:.0f} seconds."
             body = error_response(408, message, "request_timeout").body
             assert isinstance(body, bytes)
-            told = {
+            headers = {
                 "Content-Type": "application/json; charset=utf-8",
                 "Content-Length": str(len(body)),
                 **_parser_headers(),
             }
-            head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n".encode() + body)
             self.transport.close()
 
@@ -182,14 +182,14 @@ class _Connection(RequestHandler):
         if self.transport is not None and self._request_count and status >= 500:
             self.log_exception("a request ended by a defect", exc_info=exc)
         if isinstance(exc, LineTooLong) or "too many" in str(exc).lower():
-            status, words, code = 431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large"
+            status, text, code = 431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large"
         elif status >= 500:
-            words, code = "The server had an internal error.", "internal_error"
+            text, code = "The server had an internal error.", "internal_error"
         else:
-            words, code = "Malformed HTTP request.", "bad_request"
+            text, code = "Malformed HTTP request.", "bad_request"
             if "content-length" in str(exc).lower():
-                words, code = "The Content-Length cannot be used.", "invalid_content_length"
-        response = error_response(status, words, code, headers=_parser_headers())
+                text, code = "The Content-Length cannot be used.", "invalid_content_length"
+        response = error_response(status, text, code, headers=_parser_headers())
         response.force_close()
         return response
 

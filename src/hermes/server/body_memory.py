@@ -88,7 +88,6 @@ class Budget:
             raise
 
     def give_back(self, amount: int) -> None:
-        """Let others have it."""
         self._used -= amount
         self._serve()
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.core.spec import RunSpec
+from hermes.core.text import text_of
 from hermes.providers.chat_completions import reasoning_of
-from hermes.server.content import check_said, content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import request_created_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -29,8 +30,6 @@ from hermes.tools.arguments import schema_problem
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
-
-_UNSUPPORTED = ("audio", "functions", "function_call", "web_search_options")
 
 
 @dataclass(slots=True)
@@ -261,7 +260,7 @@ def _check_supported(asked: ChatRequest) -> None:
         raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
     if asked.modalities is not None and asked.modalities != ["text"]:
         raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
-    for name in _UNSUPPORTED:
+    for name in asked.UNSUPPORTED:
         if getattr(asked, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
 

@@ -106,13 +106,6 @@ def _file(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "file", "file": {"name": title or "file", "data": data, "media_type": kind}}
 
 
-def text_of(value: Any) -> str:
-    """The words of a content."""
-    if isinstance(value, list):
-        return "\n".join(str(part.get("text", "")) for part in value if part.get("type") == "text")
-    return value or ""
-
-
 def check_said(value: Content, where: str) -> None:
     """What is asked now must say something. `where` names the field."""
     if isinstance(value, str) and not value.strip():

@@ -25,8 +25,6 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
 class Conversation(Struct, kw_only=True):
-    """A conversation."""
-
     id: str
     object: Literal["conversation"] = "conversation"
     created_at: float
@@ -39,9 +37,7 @@ class Conversation(Struct, kw_only=True):
     "conversations",
     "Create a conversation",
     scope="chat",
-    body=ConversationRequest,
     example={"items": [EXAMPLE_ITEM], "metadata": {"topic": "files"}},
-    answers=Conversation,
     faults=(404,),
     link=("conversation_id", "/id"),
     features=("conversations_api",),
@@ -58,7 +54,7 @@ async def create_conversation(
     return Conversation(id=conversation_id, created_at=created_at, metadata=metadata)
 
 
-@route("GET", _CONVERSATION, "conversation", "Get a conversation", scope="chat", answers=Conversation)
+@route("GET", _CONVERSATION, "conversation", "Get a conversation", scope="chat")
 async def get_conversation(adapter: APIServerAdapter, request: web.Request) -> Conversation:
     return _shown(await _stored(adapter, request))
 
@@ -69,9 +65,7 @@ async def get_conversation(adapter: APIServerAdapter, request: web.Request) -> C
     "conversation_update",
     "Update a conversation",
     scope="chat",
-    body=ConversationUpdate,
     example={"metadata": {"topic": "letters"}},
-    answers=Conversation,
 )
 async def update_conversation(
     adapter: APIServerAdapter, request: web.Request, body: ConversationUpdate
@@ -85,31 +79,19 @@ async def update_conversation(
 
 
 class ConversationDeleted(Struct, kw_only=True):
-    """A conversation that is gone."""
-
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
     deleted: bool = True
 
 
-@route(
-    "DELETE", _CONVERSATION, "conversation_delete", "Delete a conversation", scope="chat", answers=ConversationDeleted
-)
+@route("DELETE", _CONVERSATION, "conversation_delete", "Delete a conversation", scope="chat")
 async def delete_conversation(adapter: APIServerAdapter, request: web.Request) -> ConversationDeleted:
     stored = await _stored(adapter, request)
     await adapter.stored_responses.delete_conversation_object(stored["id"], stored["owner"])
     return ConversationDeleted(id=stored["id"])
 
 
-@route(
-    "GET",
-    f"{_CONVERSATION}/items",
-    "conversation_items",
-    "List the items of a conversation",
-    scope="chat",
-    query=ItemQuery,
-    answers=ItemList,
-)
+@route("GET", f"{_CONVERSATION}/items", "conversation_items", "List the items of a conversation", scope="chat")
 async def conversation_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:
     stored = await _stored(adapter, request)
     return page(await adapter.stored_responses.conversation_items(stored["id"], stored["owner"]), query)
@@ -121,9 +103,7 @@ async def conversation_items(adapter: APIServerAdapter, request: web.Request, qu
     "conversation_items_add",
     "Add items to a conversation",
     scope="chat",
-    body=ConversationItems,
     example={"items": [EXAMPLE_ITEM]},
-    answers=ItemList,
 )
 async def add_conversation_items(adapter: APIServerAdapter, request: web.Request, body: ConversationItems) -> ItemList:
     stored = await _stored(adapter, request)
@@ -162,7 +142,6 @@ async def get_conversation_item(adapter: APIServerAdapter, request: web.Request)
     "conversation_item_delete",
     "Delete an item of a conversation",
     scope="chat",
-    answers=Conversation,
 )
 async def delete_conversation_item(adapter: APIServerAdapter, request: web.Request) -> Conversation:
     stored, item_id = await _stored(adapter, request), request.match_info["item_id"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,10 +15,9 @@ from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
 from hermes.providers.routes import listed
 from hermes.sandbox.choose import choose_backend
-from hermes.server import status
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
-from hermes.server.readiness import OK, Readiness, readiness
+from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
 from hermes.tools import toolsets as sets
 from hermes.tools.mcp import PREFIX
@@ -36,16 +34,12 @@ Json = dict[str, Any]
 
 
 class Health(Struct, kw_only=True):
-    """A sign of life."""
-
     status: Literal["ok"] = "ok"
     platform: str = PLATFORM
     version: str = hermes.__version__
 
 
 class DetailedHealth(Health, kw_only=True):
-    """How the server is."""
-
     pid: int
     uptime_seconds: float
     gateway_state: str | None
@@ -59,8 +53,6 @@ class DetailedHealth(Health, kw_only=True):
 
 
 class Ready(Struct, kw_only=True):
-    """The server takes work."""
-
     status: Literal["ok"] = "ok"
     readiness: Readiness
 
@@ -71,15 +63,15 @@ class NotReady(Error, kw_only=True):
     readiness: Readiness
 
 
-@route("GET", "/health", "health", "Liveness check", scope=None, answers=Health)
-@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None, answers=Health)
+@route("GET", "/health", "health", "Liveness check", scope=None)
+@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None)
 async def health(adapter: APIServerAdapter, request: web.Request) -> Health:
     return Health()
 
 
-@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None, answers=DetailedHealth)
+@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None)
 async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> DetailedHealth:
-    state = await _state(adapter)
+    state = await runtime_state(adapter)
     running = adapter._app.engine.active if adapter._app is not None else 0
     active = state.get("active_agents")
     return DetailedHealth(
@@ -92,26 +84,18 @@ async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> De
         updated_at=state.get("updated_at"),
         gateway_busy=bool(active or running),
         gateway_drainable=state.get("gateway_state") == "running",
-        readiness=await readiness(adapter, state, whole=_is_admin(adapter, request)),
+        readiness=await readiness(adapter, whole=_is_admin(adapter, request)),
     )
 
 
-@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, answers=Ready, refusals={503: NotReady})
+@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
 async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready | web.Response:
-    result = await readiness(adapter, await _state(adapter), whole=_is_admin(adapter, request))
+    result = await readiness(adapter, whole=_is_admin(adapter, request))
     if result.status == OK:
         return Ready(readiness=result)
     failed = ", ".join(name for name, check in result.checks.items() if check.status != OK)
     error = error_object(503, f"The server is not ready: {failed}.", "not_ready")
     return answer(NotReady(error=error, readiness=result), 503, {"Retry-After": "1"})
-
-
-async def _state(adapter: APIServerAdapter) -> Json:
-    """What the running server last wrote about itself; nothing where there is none."""
-    home = adapter._app.home if adapter._app is not None else None
-    with contextlib.suppress(OSError):
-        return await asyncio.to_thread(status.read_runtime_status, home) or {}
-    return {}
 
 
 def _is_admin(adapter: APIServerAdapter, request: web.Request) -> bool:
@@ -135,17 +119,15 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All models, whole."""
-
     data: list[Model]
 
 
-@route("GET", "/v1/models", "models", "List models", scope="any", answers=ModelList, features=("model_routes",))
+@route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
 async def models(adapter: APIServerAdapter, request: web.Request) -> ModelList:
     return ModelList(data=list(_models(adapter).values()))
 
 
-@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any", answers=Model)
+@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
 async def model(adapter: APIServerAdapter, request: web.Request) -> Model:
     name = request.match_info["model_id"]
     model = _models(adapter).get(name)
@@ -172,20 +154,16 @@ def _models(adapter: APIServerAdapter) -> dict[str, Model]:
 
 
 class Skill(Struct, kw_only=True):
-    """A skill of the agent."""
-
     name: str
     description: str
     category: str | None
 
 
 class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All skills, whole."""
-
     data: list[Skill]
 
 
-@route("GET", "/v1/skills", "skills", "List skills", scope="any", answers=SkillList, features=("skills_api",))
+@route("GET", "/v1/skills", "skills", "List skills", scope="any", features=("skills_api",))
 async def skills(adapter: APIServerAdapter, request: web.Request) -> SkillList:
     app = await adapter.app()
     settings, owner = app.settings, adapter.owner_of(request)
@@ -211,13 +189,11 @@ class Toolset(Struct, kw_only=True):
 
 
 class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All toolsets, whole."""
-
     data: list[Toolset]
     platform: str = "api_server"
 
 
-@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", answers=ToolsetList, features=("toolsets_api",))
+@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", features=("toolsets_api",))
 async def toolsets(adapter: APIServerAdapter, request: web.Request) -> ToolsetList:
     app = await adapter.app()
     settings, registry = app.settings, app.services.registry()
@@ -313,8 +289,6 @@ _FIXED = {
 
 
 class Endpoint(Struct, kw_only=True):
-    """Where a route is."""
-
     method: str
     path: str
 
@@ -332,7 +306,7 @@ class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_ser
     endpoints: dict[str, Endpoint]
 
 
-@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any", answers=Capabilities)
+@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any")
 async def capabilities(adapter: APIServerAdapter, request: web.Request) -> Capabilities:
     settings = (await adapter.app()).settings
     return Capabilities(

@@ -42,8 +42,6 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 
 class About(Struct, kw_only=True):
-    """What this is."""
-
     name: str = "hermes"
     version: str = hermes.__version__
     docs: str = "/docs"
@@ -79,10 +77,10 @@ def check_on(adapter: APIServerAdapter, option: str, request: web.Request) -> No
         raise ApiError(404, f"There is nothing at {request.method} {request.path}.", "not_found")
 
 
-async def _page(request: web.Request, made: Any, *arguments: Any) -> web.Response:
+async def _page(request: web.Request, render: Any, *arguments: Any) -> web.Response:
     """A page, or the style sheet that it asks its own address for."""
     style = request.query.get("asset") == _STYLE
-    text = await (asyncio.to_thread(_file, _STYLE) if style else asyncio.to_thread(made, *arguments))
+    text = await (asyncio.to_thread(_file, _STYLE) if style else asyncio.to_thread(render, *arguments))
     kind = "text/css" if style else "text/html"
     return web.Response(
         text=text, content_type=kind, charset="utf-8", headers={"Content-Security-Policy": CSP, "Vary": "Accept"}
@@ -124,13 +122,13 @@ def _docs_page() -> str:
     """The description as a page, with an anchor for every operation and every schema."""
     from hermes.server import openapi as described
 
-    told = described.document()
-    operations = [(way, where, op) for where, ops in told["paths"].items() for way, op in ops.items()]
-    groups: dict[str, list[str]] = {tag["name"]: [] for tag in told["tags"]}
+    description = described.document()
+    operations = [(way, where, op) for where, ops in description["paths"].items() for way, op in ops.items()]
+    groups: dict[str, list[str]] = {tag["name"]: [] for tag in description["tags"]}
     for way, where, operation in operations:
-        groups[operation["tags"][0]].append(_operation(way, where, operation, told["components"]["responses"]))
-    info = told["info"]
-    schemas = told["components"]["schemas"]
+        groups[operation["tags"][0]].append(_operation(way, where, operation, description["components"]["responses"]))
+    info = description["info"]
+    schemas = description["components"]["schemas"]
     content = [
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         *(f"<p>{_prose(part)}</p>" for part in info["description"].split("\n\n")),
@@ -162,19 +160,20 @@ def _operation(way: str, where: str, operation: Json, faults: Json) -> str:
         for p in operation["parameters"]
     ]
     body = ""
-    if given := operation.get("requestBody"):
-        content = given["content"]["application/json"]
+    if request_body := operation.get("requestBody"):
+        content = request_body["content"]["application/json"]
         body = f"<p>Body: {_type(content['schema'])}</p>"
         if "example" in content:
             body += f"<pre>{escape(json.dumps(content['example'], ensure_ascii=False))}</pre>"
     answers = []
-    for status, found in operation["responses"].items():
-        if "$ref" in found:
-            found = faults[found["$ref"].rpartition("/")[2]]
+    for status, response in operation["responses"].items():
+        if "$ref" in response:
+            response = faults[response["$ref"].rpartition("/")[2]]
         types = [
-            f"<code>{escape(kind)}</code>: {_told(what['schema'])}" for kind, what in found.get("content", {}).items()
+            f"<code>{escape(kind)}</code>: {_told(what['schema'])}"
+            for kind, what in response.get("content", {}).items()
         ]
-        answers.append((status, "; ".join(types), found["description"]))
+        answers.append((status, "; ".join(types), response["description"]))
     return (
         f'<section id="{escape(operation["operationId"])}"><h3>{head}</h3><p>{_prose(" ".join(about))}</p>'
         f"{_table(('parameter', 'where and what', ''), parameters)}{body}"
@@ -215,20 +214,20 @@ def _type(schema: Json) -> str:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#schema-{name}"><code>{name}</code></a>'
     if "anyOf" in schema:
-        told = " or ".join(_type(part) for part in schema["anyOf"])
+        text = " or ".join(_type(part) for part in schema["anyOf"])
     elif "enum" in schema:
-        told = ", ".join(f"<code>{escape(str(word))}</code>" for word in schema["enum"])
+        text = ", ".join(f"<code>{escape(str(word))}</code>" for word in schema["enum"])
     elif schema.get("type") == "array":
-        told = f"list of {_type(schema['items'])}" if schema.get("items") else "list"
+        text = f"list of {_type(schema['items'])}" if schema.get("items") else "list"
     elif schema.get("type") == "object":
         values = schema.get("additionalProperties")
-        told = f"object of {_type(values)}" if isinstance(values, dict) else "object"
+        text = f"object of {_type(values)}" if isinstance(values, dict) else "object"
     else:
-        told = escape(_TYPES.get(schema.get("type", ""), "anything"))
-    bounds = [escape(words.format(schema[name])) for name, words in _BOUNDS.items() if name in schema]
+        text = escape(_TYPES.get(schema.get("type", ""), "anything"))
+    bounds = [escape(template.format(schema[name])) for name, template in _BOUNDS.items() if name in schema]
     if schema.get("default") is not None:
         bounds.append(f"else <code>{escape(str(schema['default']))}</code>")
-    return f"{told} ({', '.join(bounds)})" if bounds else told
+    return f"{text} ({', '.join(bounds)})" if bounds else text
 
 
 def _prose(text: str) -> str:

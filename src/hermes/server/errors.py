@@ -58,11 +58,9 @@ class ApiError(Exception):
         self.param = None if self.param is None else redact(self.param)
 
     def envelope(self) -> Error:
-        """The body that tells it."""
         return Error(error=error_object(self.status, self.message, self.code, self.param, self.hermes))
 
     def response(self) -> web.Response:
-        """The answer that tells it."""
         return answer(self.envelope(), self.status, self.headers)
 
 
@@ -72,7 +70,6 @@ def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> 
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A field that cannot be used as it is."""
     return ApiError(400, message, code, param)
 
 
@@ -93,7 +90,6 @@ def error_body(status: int, message: str, code: str | None) -> dict[str, Any]:
 def error_response(
     status: int, message: str, code: str | None, param: str | None = None, *, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer that says what is wrong."""
     return answer(Error(error=error_object(status, shortened(message), code, param)), status, headers)
 
 
@@ -105,6 +101,5 @@ def shortened(text: str) -> str:
 
 
 def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An answer in JSON."""
     data = msgspec.json.encode(body)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json", charset="utf-8")

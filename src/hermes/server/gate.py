@@ -36,8 +36,8 @@ async def gate_middleware(request: web.Request, handler: Handler) -> web.StreamR
     if refusal is not None:
         return _refused(request, refusal.response(), headers)
     if request.method == "OPTIONS" and headers:
-        kept = {**headers, **common_headers(request), "Access-Control-Max-Age": PREFLIGHT_KEPT_S}
-        return web.Response(status=200, headers=kept)
+        preflight = {**headers, **common_headers(request), "Access-Control-Max-Age": PREFLIGHT_KEPT_S}
+        return web.Response(status=200, headers=preflight)
     if _needs_key(adapter, request) and (response := adapter._check_auth(request)) is not None:
         return _refused(request, response, headers)
     request[PASSED] = adapter
@@ -83,8 +83,10 @@ def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
     """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
     if request.remote not in adapter.option("trusted_proxies"):
         return request.scheme, request.host
-    told = [request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")]
-    return told[0] or request.scheme, told[1] or request.host
+    forwarded = [
+        request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")
+    ]
+    return forwarded[0] or request.scheme, forwarded[1] or request.host
 
 
 def is_own_host(adapter: APIServerAdapter, host: str) -> bool:

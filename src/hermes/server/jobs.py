@@ -83,8 +83,6 @@ class Job(Struct, kw_only=True):
 
 
 class JobKept(Struct, kw_only=True):
-    """A job."""
-
     object: Literal["hermes.job"] | UnsetType = UNSET
     job: Job
 
@@ -99,16 +97,7 @@ class JobList(Page[Job], kw_only=True):
     jobs: list[Job]
 
 
-@route(
-    "GET",
-    "/api/jobs",
-    "jobs",
-    "List scheduled jobs",
-    scope="jobs",
-    query=JobQuery,
-    answers=JobList,
-    features=("jobs_api",),
-)
+@route("GET", "/api/jobs", "jobs", "List scheduled jobs", scope="jobs", features=("jobs_api",))
 async def list_jobs(adapter: APIServerAdapter, request: web.Request, query: JobQuery) -> JobList:
     store = await _store(adapter)
     jobs = await store.jobs.list(owner=adapter.visible_owner(request), include_disabled=query.include_disabled)
@@ -122,7 +111,6 @@ async def list_jobs(adapter: APIServerAdapter, request: web.Request, query: JobQ
     "job_create",
     "Create a job",
     scope="jobs",
-    body=JobRequest,
     example={"schedule": "0 9 * * mon-fri", "prompt": "Say what is new in the news folder.", "name": "Morning"},
     status=201,
     answers=JobKept,
@@ -153,21 +141,12 @@ async def create_job(adapter: APIServerAdapter, request: web.Request, body: JobR
     return answer(JobKept(object="hermes.job", job=_shown(adapter, stored)), 201, location)
 
 
-@route("GET", _JOB, "job", "Get a job", scope="jobs", answers=JobKept)
+@route("GET", _JOB, "job", "Get a job", scope="jobs")
 async def get_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
     return JobKept(job=_shown(adapter, await _job(adapter, request)))
 
 
-@route(
-    "PATCH",
-    _JOB,
-    "job_update",
-    "Update a job",
-    scope="jobs",
-    body=JobPatch,
-    example={"schedule": "every 2h"},
-    answers=JobKept,
-)
+@route("PATCH", _JOB, "job_update", "Update a job", scope="jobs", example={"schedule": "every 2h"})
 async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobPatch) -> JobKept:
     given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
     if not given:
@@ -186,33 +165,29 @@ async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobP
 
 
 class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.deleted"):
-    """A job that is deleted."""
-
     id: str
     deleted: Literal[True] = True
     ok: Literal[True] = True
 
 
-@route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs", answers=JobDeleted)
+@route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs")
 async def delete_job(adapter: APIServerAdapter, request: web.Request) -> JobDeleted:
     job = await _job(adapter, request)
     await (await _store(adapter)).jobs.delete(job["id"])
     return JobDeleted(id=job["id"])
 
 
-@route("POST", f"{_JOB}/pause", "job_pause", "Pause a job", scope="jobs", answers=JobKept)
+@route("POST", f"{_JOB}/pause", "job_pause", "Pause a job", scope="jobs")
 async def pause_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
     return await _switch(adapter, request, enabled=False)
 
 
-@route("POST", f"{_JOB}/resume", "job_resume", "Resume a job", scope="jobs", answers=JobKept)
+@route("POST", f"{_JOB}/resume", "job_resume", "Resume a job", scope="jobs")
 async def resume_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
     return await _switch(adapter, request, enabled=True)
 
 
 class JobStarted(Struct, kw_only=True):
-    """A job that runs now."""
-
     job: Job
     run_id: str
 
@@ -224,7 +199,6 @@ class JobStarted(Struct, kw_only=True):
     "Run a job now",
     scope="jobs",
     status=202,
-    answers=JobStarted,
     faults=(409, 429),
     idempotent=True,
     begins_turns=True,
@@ -249,7 +223,7 @@ class JobRunQuery(Struct, kw_only=True):
     cursor: Cursor | None = None
 
 
-@route("GET", f"{_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs", query=JobRunQuery, answers=RunList)
+@route("GET", f"{_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs")
 async def job_runs(adapter: APIServerAdapter, request: web.Request, query: JobRunQuery) -> RunList:
     job = await _job(adapter, request)
     return await run_page(adapter, query.limit, query.cursor, owner=job["owner"], job_id=job["id"])

@@ -47,7 +47,6 @@ class Key:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it opens everything."""
         return "admin" in self.scopes
 
     def lacks(self, scope: str | None) -> list[str]:
@@ -55,11 +54,10 @@ class Key:
         key does for `any`."""
         if scope in (None, "any") or self.is_admin:
             return []
-        ways = [[one for one in way.split() if one not in self.scopes] for way in str(scope).split("|")]
+        ways = [[name for name in way.split() if name not in self.scopes] for way in str(scope).split("|")]
         return [] if [] in ways else ways[0]
 
     def opens(self, scope: str | None) -> bool:
-        """Whether it suffices for what needs this scope."""
         return not self.lacks(scope)
 
 
@@ -96,15 +94,12 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What there is now."""
         return self._changed(0.0)
 
     def spend(self, amount: float) -> None:
-        """Take so much."""
         self._changed(amount)
 
     def take(self, amount: float) -> bool:
-        """Take so much if it is there."""
         return self._changed(amount, at_least=amount) >= 0
 
     def _changed(self, amount: float, at_least: float = -math.inf) -> float:
@@ -118,14 +113,12 @@ class Bucket:
             return level[0] if at_least == -math.inf else 0.0
 
     def wait_s(self, wanted: float) -> float:
-        """How long until there is so much."""
         return max(0.0, (wanted - self.left) * 60 / self.limit)
 
     def headers(self, name: str) -> dict[str, str]:
-        """How it stands, as clients are told."""
-        told = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
-        told["reset"] = f"{self.wait_s(self.limit):.1f}s"
-        return {f"x-ratelimit-{part}-{name}": value for part, value in told.items()}
+        values = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
+        values["reset"] = f"{self.wait_s(self.limit):.1f}s"
+        return {f"x-ratelimit-{part}-{name}": value for part, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +137,10 @@ class SharedTurns:
         numbers.forget(tuple(rows.values()))
 
     def put(self, owner: str | None, count: int) -> None:
-        """This worker's."""
         if owner in self._rows:
             self._numbers.put(self._rows[owner], count)
 
     def others(self, owner: str | None) -> int:
-        """Those of all others."""
         return self._numbers.others(self._rows[owner]) if owner in self._rows else 0
 
 
@@ -194,20 +185,19 @@ class Keyring:
     def find(self, given: bytes) -> Key | None:
         """The key that was given. Every one is compared, in the same time."""
         digest = _digest(given)
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        return found[0] if found else None
+        matches = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        return matches[0] if matches else None
 
     def bucket(self, owner: str, name: str) -> Bucket | None:
         """Where the requests or the tokens of an owner come from; None: without bound."""
         return self._buckets.get((owner, name))
 
     def headers(self, owner: str) -> dict[str, str]:
-        """What answers to a limited key carry."""
-        told: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name in ("requests", "tokens"):
             if bucket := self.bucket(owner, name):
-                told |= bucket.headers(name)
-        return told
+                values |= bucket.headers(name)
+        return values
 
     def charge(self, owner: str, *, begins_turn: bool) -> RateExceeded | None:
         """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up."""

@@ -81,8 +81,6 @@ class _Spread:
 
 
 class Metrics:
-    """The counts of one server."""
-
     def __init__(self) -> None:
         self.counts: dict[str, Counter[Labels]] = {name: Counter() for name in _COUNTS}
         self.seconds = {name: _Spread() for name in _SECONDS}
@@ -123,7 +121,6 @@ class Metrics:
             self.counts["refused"][code,] += 1
 
     def answered(self, request: web.Request, status: int, seconds: float) -> None:
-        """Count a request."""
         route = route_at(request)
         method = request.method if request.method in _METHODS else OTHER
         self.counts["http_requests"][route.path if route else OTHER, method, str(status)] += 1
@@ -155,9 +152,9 @@ class Metrics:
             "process_resident_bytes": _resident_bytes(),
         }
         return {
-            "counts": {name: list(found.items()) for name, found in self.counts.items()},
+            "counts": {name: list(values.items()) for name, values in self.counts.items()},
             "seconds": {name: (spread.counts, spread.sum_s) for name, spread in self.seconds.items()},
-            "gauges": {name: list(found.items()) for name, found in gauges.items()},
+            "gauges": {name: list(values.items()) for name, values in gauges.items()},
         }
 
     def _add(self, dumped: Mapping[str, Any]) -> None:
@@ -181,7 +178,6 @@ class Metrics:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, as the library wants it."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         plain = (_GAUGES, GaugeMetricFamily, self._gauges), (_COUNTS, CounterMetricFamily, self.counts)

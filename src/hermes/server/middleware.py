@@ -108,8 +108,8 @@ def _head_fault(request: web.Request) -> ApiError | None:
             try:
                 value.decode()
             except UnicodeDecodeError:
-                shown = name.decode("ascii", "replace")
-                return ApiError(400, f"The header {shown} is not UTF-8.", "bad_request", shown)
+                shown_name = name.decode("ascii", "replace")
+                return ApiError(400, f"The header {shown_name} is not UTF-8.", "bad_request", shown_name)
     if size > HEADER_BYTES_MAX:
         return ApiError(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
     if hosts != 1:
@@ -150,7 +150,6 @@ def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, st
 
 
 def common_headers(request: web.Request) -> dict[str, str]:
-    """What every answer carries."""
     return {**SECURITY_HEADERS, "X-Request-Id": request_id(request), "Server": "hermes"}
 
 

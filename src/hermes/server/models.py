@@ -6,30 +6,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from hermes.core.limits import (
-    CLIENT_TOOLS_MAX,
-    IMPORT_SESSIONS_MAX,
-    JOB_NAME_CHARS_MAX,
-    JOB_PROMPT_CHARS_MAX,
-    JOB_SCRIPT_CHARS_MAX,
-    MESSAGES_MAX,
-    METADATA_CHARS_MAX,
-    METADATA_KEY_CHARS_MAX,
-    METADATA_PAIRS_MAX,
-    STOP_STRINGS_MAX,
-)
+from hermes.core import limits
+from hermes.settings.schema import Effort
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+JsonObject = dict[str, Any]
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
-Label = Annotated[str, Meta(max_length=METADATA_CHARS_MAX)]
+Label = Annotated[str, Meta(max_length=limits.METADATA_CHARS_MAX)]
 Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=METADATA_KEY_CHARS_MAX)], Label], Meta(max_length=METADATA_PAIRS_MAX)
+    dict[Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARS_MAX)], Label],
+    Meta(max_length=limits.METADATA_PAIRS_MAX),
 ]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 # Text, or parts of text, images and files; what is in them is checked part by part.
-Content = str | list[str | dict[str, Any]]
+Content = str | list[str | JsonObject]
 
 
 class Reasoning(Struct, kw_only=True):
@@ -45,13 +36,13 @@ class Parameters(Struct, kw_only=True):
 
     model: str | None = None
     # A provider's name; an object of this name is another service's own, and has no effect.
-    provider: str | dict[str, Any] | None = None
+    provider: str | JsonObject | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=STOP_STRINGS_MAX)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=limits.STOP_STRINGS_MAX)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     verbosity: Verbosity | None = None
     service_tier: Label | None = None
@@ -68,17 +59,13 @@ class Parameters(Struct, kw_only=True):
 
 
 class Function(Struct, kw_only=True):
-    """A function of the client, as the model sees it."""
-
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
 class ChatTool(Struct, kw_only=True):
-    """A tool of a chat completion."""
-
     type: str
     function: Function | None = None
 
@@ -89,102 +76,83 @@ class NamespacedTool(Struct, kw_only=True):
     type: str
     name: FunctionName | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
 
 class ResponseTool(NamespacedTool, kw_only=True):
     """A tool of a response. What types without an equivalent here bring besides is not looked at."""
 
-    tools: Annotated[list[NamespacedTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
-    environment: dict[str, Any] | None = None
+    tools: Annotated[list[NamespacedTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
+    environment: JsonObject | None = None
     execution: str | None = None
 
 
 class AdditionalTools(Struct, kw_only=True):
-    """Tools that stand in the input of a response."""
-
-    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)]
+    tools: Annotated[list[ResponseTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)]
 
 
 class CalledFunction(Struct, kw_only=True):
-    """A function with the arguments it was called with."""
-
     name: str
     arguments: str = "{}"
 
 
 class Call(Struct, kw_only=True):
-    """A call that an assistant's message makes."""
-
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
 
 
 class ChatMessage(Struct, kw_only=True):
-    """A message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[Call], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    tool_calls: Annotated[list[Call], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream shows."""
-
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class JsonSchema(Struct, kw_only=True):
-    """The schema of a structured answer."""
-
     name: FunctionName = "answer"
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """The form of an answer."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class TextFormat(Struct, kw_only=True):
-    """The form of a response's text."""
-
     type: Literal["text", "json_object", "json_schema"]
     name: FunctionName = "answer"
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
 
 class TextOptions(Struct, kw_only=True):
-    """How a response's text is to be."""
-
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 
 
 class ChatRequest(Parameters, kw_only=True):
-    """A chat completion."""
-
+    UNSUPPORTED: ClassVar = ("audio", "functions", "function_call", "web_search_options")
     WITHOUT_EFFECT: ClassVar = ("prediction", "prompt_cache_retention", "moderation")
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MESSAGES_MAX)]
     stream: bool = False
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[ChatTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[ChatTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
+    tool_choice: str | JsonObject | None = None
     response_format: ResponseFormat | None = None
     include_reasoning: bool | None = None
     n: int | None = None
@@ -202,21 +170,18 @@ class ChatRequest(Parameters, kw_only=True):
 
 
 class ConversationRef(Struct, kw_only=True):
-    """A conversation by its id."""
-
     id: str
 
 
 class ResponseRequest(Parameters, kw_only=True):
-    """A response."""
-
+    UNSUPPORTED: ClassVar = ("prompt", "context_management")
     WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
-    conversation_history: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)] | None = None
+    conversation_history: Annotated[list[ChatMessage], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     store: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -224,8 +189,8 @@ class ResponseRequest(Parameters, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: Count | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=limits.CLIENT_TOOLS_MAX)] | None = None
+    tool_choice: str | JsonObject | None = None
     include: list[str] | None = None
     prompt: Any = None
     context_management: Any = None
@@ -236,8 +201,6 @@ class ResponseRequest(Parameters, kw_only=True):
 
 
 class SessionChatRequest(Parameters, kw_only=True):
-    """A turn of a session."""
-
     message: Content | None = None
     input: Content | None = None
     system_message: Any = field(default=None)
@@ -258,13 +221,13 @@ class CommandLine(Struct, kw_only=True):
 
 
 class RunRequest(Parameters, kw_only=True):
-    """A run."""
+    UNSUPPORTED: ClassVar = ("tools",)
 
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)]
     instructions: str | None = None
     session_id: str | None = None
     previous_response_id: str | None = None
-    conversation_history: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)] | None = None
+    conversation_history: Annotated[list[ChatMessage], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     toolsets: list[str] | None = None
     tools: Any = None
     workdir: str | None = None
@@ -273,32 +236,24 @@ class RunRequest(Parameters, kw_only=True):
 
 
 class CompactRequest(Struct, kw_only=True):
-    """A conversation to be made shorter."""
-
     model: str
     provider: str | None = None
-    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
+    input: str | Annotated[list[str | JsonObject], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None
 
 
 class ConversationRequest(Struct, kw_only=True):
-    """A conversation to be begun."""
-
-    items: Annotated[list[dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
+    items: Annotated[list[JsonObject], Meta(max_length=limits.MESSAGES_MAX)] | None = None
     metadata: Metadata | None = None
 
 
 class ConversationUpdate(Struct, kw_only=True):
-    """New metadata of a conversation."""
-
     metadata: Metadata
 
 
 class ConversationItems(Struct, kw_only=True):
-    """Items for a conversation."""
-
-    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    items: Annotated[list[JsonObject], Meta(min_length=1, max_length=limits.MESSAGES_MAX)]
 
 
 class SteerRequest(Struct, kw_only=True):
@@ -309,8 +264,6 @@ class SteerRequest(Struct, kw_only=True):
 
 
 class ApprovalRequest(Struct, kw_only=True):
-    """An answer to a question for leave."""
-
     choice: str
     approval_id: str | None = None
     all: bool = False
@@ -318,8 +271,6 @@ class ApprovalRequest(Struct, kw_only=True):
 
 
 class ClarifyRequest(Struct, kw_only=True):
-    """An answer to a question of the agent."""
-
     answer: str
     request_id: str | None = None
 
@@ -360,28 +311,22 @@ class SessionCompactRequest(Struct, kw_only=True):
 
 
 class ForkRequest(Struct, kw_only=True):
-    """A branch of a session."""
-
     id: Any = None
     title: Any = None
     at_message_id: int | None = None
 
 
 class ImportRequest(Struct, kw_only=True):
-    """Sessions as they were exported."""
-
-    sessions: Annotated[list[Any], Meta(max_length=IMPORT_SESSIONS_MAX)]
+    sessions: Annotated[list[Any], Meta(max_length=limits.IMPORT_SESSIONS_MAX)]
 
 
-JobName = Annotated[str, Meta(min_length=1, max_length=JOB_NAME_CHARS_MAX)]
-JobPrompt = Annotated[str, Meta(max_length=JOB_PROMPT_CHARS_MAX)]
-JobScript = Annotated[str, Meta(min_length=1, max_length=JOB_SCRIPT_CHARS_MAX)]
+JobName = Annotated[str, Meta(min_length=1, max_length=limits.JOB_NAME_CHARS_MAX)]
+JobPrompt = Annotated[str, Meta(max_length=limits.JOB_PROMPT_CHARS_MAX)]
+JobScript = Annotated[str, Meta(min_length=1, max_length=limits.JOB_SCRIPT_CHARS_MAX)]
 Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=64)]
 
 
 class JobRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Work to be done later."""
-
     schedule: str
     prompt: JobPrompt = ""
     name: JobName | None = None
@@ -400,8 +345,6 @@ class JobRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What of a job is to be changed."""
-
     schedule: str | UnsetType = UNSET
     prompt: JobPrompt | UnsetType = UNSET
     name: JobName | UnsetType = UNSET

@@ -10,7 +10,6 @@ import msgspec
 
 import hermes
 from hermes.core.limits import SESSION_ID_CHARS_MAX
-from hermes.server import chat, models, prepared_response
 from hermes.server.errors import Error
 from hermes.server.query_params import OFFSET_MAX
 from hermes.server.readiness import Check
@@ -75,7 +74,6 @@ _ANYTHING: dict[str, Json] = {_JSON: {"type": "object"}, "*/*": {}}
 
 
 def faults_of(route: Route) -> list[int]:
-    """Every status with which a route may refuse, in order."""
     statuses = {*_ALWAYS, *route.faults, *route.refusals}
     if route.scope is not None:
         statuses.add(401)
@@ -128,7 +126,6 @@ def _ref(kind: type[msgspec.Struct]) -> Json:
 
 
 def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
-    """The fields of a route's query."""
     struct = msgspec.json.schema_components([kind])[1][kind.__name__]
     parameters = []
     for name, field in struct["properties"].items():
@@ -178,20 +175,13 @@ def _operation(route: Route) -> Json:
     return operation
 
 
-_REFUSED: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    models.ChatRequest: chat._UNSUPPORTED,
-    models.ResponseRequest: prepared_response._UNSUPPORTED,
-    models.RunRequest: ("tools",),
-}
-
-
 def _body_schemas() -> Json:
     """The schemas of request bodies, with fields that are always refused and fields without effect."""
     bodies = dict.fromkeys(route.body for route in ROUTES if route.body is not None)
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
     for kind in bodies:
         properties = schemas[kind.__name__]["properties"]
-        for name in _REFUSED.get(kind, ()):
+        for name in getattr(kind, "UNSUPPORTED", ()):
             properties[name] = {"type": "null", "description": "not supported"}
         for name in getattr(kind, "WITHOUT_EFFECT", ()):
             properties[name]["description"] = "without effect"
@@ -248,5 +238,4 @@ def document() -> Json:
 
 @functools.cache
 def encoded() -> bytes:
-    """The same as JSON."""
     return msgspec.json.encode(document())

@@ -59,11 +59,11 @@ def _is_trusted(uid: int) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-def _address(told: tuple[str, int]) -> Address:
+def _address(socket_name: tuple[str, int]) -> Address:
     """An address as it is kept by the kernel's tables of TCP: an IPv4 one in IPv6 is IPv4."""
-    address = ip_address(told[0].partition("%")[0])
+    address = ip_address(socket_name[0].partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address, told[1]
+    return mapped or address, socket_name[1]
 
 
 def _owner(local: Address, remote: Address) -> _Found | None:
@@ -92,8 +92,8 @@ def _asked(local: Address, remote: Address) -> _Found | None:
     if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < _UID_AT + _UID_AND_INODE.size:
         raise _Cannot
     # Where there is no such connection, the answer may be about a socket that listens at its port.
-    told = answer[_HEADER.size + 4 :][:_TUPLE_BYTES]
-    same = told in (ends, _ends(local, remote, mapped=True))
+    reported_ends = answer[_HEADER.size + 4 :][:_TUPLE_BYTES]
+    same = reported_ends in (ends, _ends(local, remote, mapped=True))
     return _Found(*_UID_AND_INODE.unpack_from(answer, _UID_AT)) if same else None
 
 

@@ -39,7 +39,6 @@ _INCLUDES = (
     "code_interpreter_call.outputs",
 )
 _ENCRYPTED = "reasoning.encrypted_content"
-_UNSUPPORTED = ("prompt", "context_management")
 
 
 @dataclass(slots=True)
@@ -237,7 +236,7 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
         raise invalid("previous_response_id", "Cannot use both previous_response_id and conversation.")
     if asked.background and not asked.store:
         raise invalid("background", "A response in the background must be stored: background needs store.")
-    for name in _UNSUPPORTED:
+    for name in asked.UNSUPPORTED:
         if getattr(asked, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
     if asked.top_logprobs:

@@ -56,14 +56,12 @@ def _types(kind: type[Struct]) -> dict[str, set[type]]:
 
 
 def number_of(given: str, name: str) -> int:
-    """The whole number that a header is."""
     if not _INTEGER.fullmatch(given) or not 0 <= int(given) <= ID_MAX:
         raise invalid(name, f"Invalid value for {name!r}: a whole number from 0 to {ID_MAX} is expected.")
     return int(given)
 
 
 def shows_reasoning(adapter: APIServerAdapter, request: web.Request) -> bool:
-    """Whether the model's reasoning is shown."""
     return flag_of(request.headers.get("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning"))
 
 
@@ -71,8 +69,6 @@ def shows_reasoning(adapter: APIServerAdapter, request: web.Request) -> bool:
 
 
 class Page(Struct, Generic[T], kw_only=True, tag_field="object", tag="list"):
-    """A page of a list."""
-
     data: list[T]
     has_more: bool
     next_cursor: str | None
@@ -108,5 +104,4 @@ def offset_of(cursor: str | None) -> int:
 
 
 def bad_cursor() -> ApiError:
-    """A cursor that no list has given."""
     return invalid("cursor", "The cursor is none of those that this list gives.", "invalid_cursor")

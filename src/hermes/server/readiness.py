@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -15,6 +16,7 @@ from hermes.core.errors import ConfigError
 from hermes.core.spec import RouteChoice
 from hermes.providers import routes
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
+from hermes.server import status
 from hermes.settings import config
 from hermes.store.repository import Repository
 
@@ -74,15 +76,21 @@ class Check(Struct, kw_only=True):
 
 
 class Readiness(Struct, kw_only=True):
-    """All checks."""
-
     status: Literal["ok", "degraded"]
     checks: dict[str, Check]
 
 
-async def readiness(adapter: APIServerAdapter, state: Mapping[str, Any], *, whole: bool) -> Readiness:
+async def runtime_state(adapter: APIServerAdapter) -> Facts:
+    """What the running server last wrote about itself; nothing where there is none."""
+    home = adapter._app.home if adapter._app is not None else None
+    with contextlib.suppress(OSError):
+        return await asyncio.to_thread(status.read_runtime_status, home) or {}
+    return {}
+
+
+async def readiness(adapter: APIServerAdapter, *, whole: bool) -> Readiness:
     """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
-    results = await asyncio.gather(*(_checked(adapter, check(adapter, state)) for check in CHECKS.values()))
+    results = await asyncio.gather(*(_checked(adapter, check(adapter)) for check in CHECKS.values()))
     checks = dict(zip(CHECKS, results, strict=True))
     if not whole:
         checks = {name: Check(status=check.status) for name, check in checks.items()}
@@ -106,7 +114,7 @@ async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Check:
 # --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------
 
 
-async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _state_db(adapter: APIServerAdapter) -> Facts:
     await asyncio.to_thread(adapter._ensure_session_db)
     await adapter.database().get_session("")
     if isinstance(adapter._session_db, Repository):
@@ -114,13 +122,13 @@ async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     return {}
 
 
-async def _response_store(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _response_store(adapter: APIServerAdapter) -> Facts:
     await adapter.stored_responses.get_conversation("", "")
     await adapter.probes("response_store", adapter._response_store.engine.check)
     return {}
 
 
-async def _config(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _config(adapter: APIServerAdapter) -> Facts:
     settings = (await adapter.app()).settings
     fault = await asyncio.to_thread(_fault_in_files, settings)
     return {"problems": len(settings.problems), **({"error": fault} if fault else {})}
@@ -137,7 +145,7 @@ def _fault_in_files(settings: config.Settings) -> str:
     return next((str(problem) for problem in fresh.errors if problem.key not in known), "")
 
 
-async def _model(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _model(adapter: APIServerAdapter) -> Facts:
     return await asyncio.to_thread(_route, (await adapter.app()).settings)
 
 
@@ -151,7 +159,7 @@ def _route(settings: config.Settings) -> Facts:
     return facts
 
 
-async def _disk(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _disk(adapter: APIServerAdapter) -> Facts:
     app = await adapter.app()
     free = (await asyncio.to_thread(shutil.disk_usage, app.home.path)).free
     if free < DISK_FREE_BYTES_MIN:
@@ -163,26 +171,30 @@ async def _disk(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     return {"free_bytes": free}
 
 
-async def _gateway(adapter: APIServerAdapter, state: Mapping[str, Any]) -> Facts:
-    told = "draining" if (await adapter.app()).engine.draining else state.get("gateway_state")
-    return {"state": told, **({"error": f"The server is {told}."} if told not in (None, "running") else {})}
+async def _gateway(adapter: APIServerAdapter) -> Facts:
+    state = await runtime_state(adapter)
+    gateway_state = "draining" if (await adapter.app()).engine.draining else state.get("gateway_state")
+    return {
+        "state": gateway_state,
+        **({"error": f"The server is {gateway_state}."} if gateway_state not in (None, "running") else {}),
+    }
 
 
-async def _background_queues(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _background_queues(adapter: APIServerAdapter) -> Facts:
     engine = (await adapter.app()).engine
-    most = engine.limits.runs_max
+    limit = engine.limits.runs_max
     active = engine.permits.everywhere
-    full = most and active >= most
-    return {"active": active, "limit": most, **({"error": "No further turn is taken now."} if full else {})}
+    full = limit and active >= limit
+    return {"active": active, "limit": limit, **({"error": "No further turn is taken now."} if full else {})}
 
 
-async def _bus(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+async def _bus(adapter: APIServerAdapter) -> Facts:
     bus = (await adapter.app()).run_log.bus
     await bus.check()
     return {"kind": bus.kind}
 
 
-CHECKS: dict[str, Callable[[APIServerAdapter, Mapping[str, Any]], Awaitable[Facts]]] = {
+CHECKS: dict[str, Callable[[APIServerAdapter], Awaitable[Facts]]] = {
     "state_db": _state_db,
     "response_store": _response_store,
     "config": _config,

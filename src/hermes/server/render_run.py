@@ -12,8 +12,7 @@ from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.core.spec import RunKind
-from hermes.core.text import spaced_json
-from hermes.server.content import text_of
+from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import usage_object
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.shapes import Usage
@@ -48,8 +47,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
-    """A run, as it stands."""
-
     ADMIN_ONLY: ClassVar = ("owner",)
 
     run_id: str
@@ -110,7 +107,6 @@ def run_object(record: RunRecord, output: str | None, model_name: str) -> Run:
 
 
 def code_of(code: str) -> str:
-    """The code of the API for a run that failed."""
     return _CODES.get(code, code)
 
 
@@ -125,7 +121,6 @@ def result_of(data: Json) -> str:
 
 
 def tool_output(event: Event) -> Json:
-    """What a tool has written meanwhile."""
     data = event.data
     return {
         "tool_call_id": data["call_id"],
@@ -136,13 +131,11 @@ def tool_output(event: Event) -> Json:
 
 
 def approval_responded(event: Event) -> Json:
-    """How a question for leave was answered."""
     data = event.data
     return {"approval_id": data["approval_id"], "choice": data["choice"], "resolved": 1, "by": data["by"]}
 
 
 def clarify_responded(event: Event) -> Json:
-    """How a question of the agent was answered."""
     return {name: event.data[name] for name in ("request_id", "answered", "by")}
 
 
@@ -183,8 +176,8 @@ class RunRenderer:
                     out += self._delta(event, "reasoning.delta", "text")
             elif (known := _EVENTS.get(event.type)) is not None:
                 name, payload = known
-                if (told := payload(self, event)) is not None:
-                    out.append(self._frame(event, name, told))
+                if (data := payload(self, event)) is not None:
+                    out.append(self._frame(event, name, data))
             self.ended = self.ended or event.final
         return b"".join(out)
 
@@ -218,8 +211,8 @@ class RunRenderer:
 
     def _tool_started(self, event: Event) -> Json:
         data = event.data
-        told = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
-        return {**told, "arguments": data["args"], "iteration": event.step}
+        payload = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
+        return {**payload, "arguments": data["args"], "iteration": event.step}
 
     def _tool_completed(self, event: Event) -> Json:
         data = event.data
@@ -259,8 +252,8 @@ class RunRenderer:
     def _failed(self, event: Event) -> Json:
         data, output = event.data, text_of(event.data.get("content")) or None
         code = code_of(data.get("code") or "")
-        told = {"error": self._redact(data["error"]), "error_code": code, "output": output}
-        return {**told, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
+        payload = {"error": self._redact(data["error"]), "error_code": code, "output": output}
+        return {**payload, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
 
     def _cancelled(self, event: Event) -> Json:
         output = text_of(event.data.get("content")) or None
@@ -272,16 +265,16 @@ def _same(*names: str) -> Callable[[RunRenderer, Event], Json]:
     return lambda _, event: {name: event.data.get(name) for name in names}
 
 
-def _warning(code: str, words: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
-    return lambda _, event: {"level": "warn", "code": code, "message": words(event.data)}
+def _warning(code: str, text: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
+    return lambda _, event: {"level": "warn", "code": code, "message": text(event.data)}
 
 
 def _subagent(*names: str) -> Callable[[RunRenderer, Event], Json]:
     def payload(_: RunRenderer, event: Event) -> Json:
         data = event.data
-        told = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
-        told |= {name: data.get(name) for name in names}
-        return {**told, "error": data["status"] != "completed"} if "status" in names else told
+        fields = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
+        fields |= {name: data.get(name) for name in names}
+        return {**fields, "error": data["status"] != "completed"} if "status" in names else fields
 
     return payload
 
@@ -291,8 +284,8 @@ _LOST = "The machine was restarted; of each open message the text up to the offs
 
 
 def _resumed(_: RunRenderer, event: Event) -> Json:
-    told = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
-    return {**told, "cut": event.data["cut"]} if event.data.get("lost") else told
+    warning = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
+    return {**warning, "cut": event.data["cut"]} if event.data.get("lost") else warning
 
 
 # event of the log: its name, and its payload; deltas of text are told apart
@@ -328,5 +321,4 @@ _EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], Json | None]]] = {
 
 
 def public_name(kind: str) -> str:
-    """What an event of the log is called in public."""
     return {"text.delta": "message.delta"}.get(kind) or _EVENTS.get(kind, (kind,))[0]

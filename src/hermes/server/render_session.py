@@ -12,8 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.events import Event
 from hermes.core.limits import HIT_SHOWN_CHARS_MAX
-from hermes.core.text import spaced_json
-from hermes.server.content import text_of
+from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output
@@ -83,8 +82,6 @@ def session_object(row: Mapping[str, Any], around: Mapping[str, Any], owner: str
 
 
 class StoredMessage(Struct, kw_only=True):
-    """A message of a session."""
-
     id: int
     session_id: str
     role: str
@@ -132,14 +129,12 @@ class Match(Struct, kw_only=True, tag_field="object", tag="hermes.session.match"
 
 
 def message_match(hit: Mapping[str, Any]) -> Match:
-    """A message that was found."""
     snippet, highlights = _cut(*_parted(hit["snippet"]))
     same = {name: hit[name] for name in ("session_id", "title", "source", "role", "timestamp", "score")}
     return Match(**same, message_id=hit["id"], snippet=snippet, highlights=highlights)
 
 
 def title_match(session: Mapping[str, Any], words: Sequence[str]) -> Match:
-    """A session that was found by its title."""
     title = session["title"]
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True) if word)
     places = [[m.start(), m.end()] for m in re.finditer(pattern, title, re.IGNORECASE)] if pattern else []

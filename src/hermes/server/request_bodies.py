@@ -15,16 +15,8 @@ from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
-from hermes.core.limits import (
-    BODIES_WAIT_S_MAX,
-    BODY_AT_ONCE_BYTES_MAX,
-    BODY_MEMORY_BYTES_MAX,
-    BODY_S_MAX,
-    IGNORED_BYTES_MAX,
-    JSON_DEPTH_MAX,
-    JSON_FIELDS_MAX,
-    JSON_VALUES_MAX,
-)
+from hermes.core import limits
+from hermes.core.text import FLAG_WORDS
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
@@ -39,7 +31,6 @@ R = TypeVar("R")
 _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F][\da-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2}"
@@ -61,14 +52,13 @@ class Body(Generic[M]):
         for name in self.ignored:
             cleaned = re.sub(r"[^\w.\[\]-]", "", name[:_NAME_CHARS_READ])[:_NAME_CHARS_SHOWN]
             longer = f"{listed}, {cleaned}" if listed and cleaned else listed or cleaned
-            if len(longer.encode()) > IGNORED_BYTES_MAX:
+            if len(longer.encode()) > limits.IGNORED_BYTES_MAX:
                 break
             listed = longer
         return {"X-Hermes-Ignored": listed} if listed else {}
 
 
 async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
-    """The body of a request as its model."""
     raw, strict = await read_object(adapter, request), adapter.option("strict_parameters")
     return await _aside(adapter, request[_SPOOL].size, lambda: parse(raw, kind, strict=strict))
 
@@ -90,21 +80,21 @@ async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[s
 
 async def _aside(adapter: APIServerAdapter, size: int, function: Callable[[], R]) -> R:
     """The result of work on a body of that size: on a large one in a thread."""
-    if size <= BODY_AT_ONCE_BYTES_MAX:
+    if size <= limits.BODY_AT_ONCE_BYTES_MAX:
         return function()
     return await (await adapter.app()).services.files.call(function)  # type: ignore[no-any-return]
 
 
 async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
     """Wait until a large body may be in memory; it has its room until the request is answered."""
-    if size <= BODY_MEMORY_BYTES_MAX or _ROOM in request:
+    if size <= limits.BODY_MEMORY_BYTES_MAX or _ROOM in request:
         return
     try:
-        await adapter.body_memory.take(size, BODIES_WAIT_S_MAX)
+        await adapter.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:
         message = "Too many large requests are being answered; try again, or send smaller images and files."
-        told = {"Retry-After": "5", "x-should-retry": "true"}
-        raise ApiError(429, message, "rate_limit_exceeded", headers=told) from None
+        headers = {"Retry-After": "5", "x-should-retry": "true"}
+        raise ApiError(429, message, "rate_limit_exceeded", headers=headers) from None
     request[_ROOM] = size
 
 
@@ -135,13 +125,15 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
         if request.content.is_eof():  # what has come already need not be waited for
             await spool.add(request.content.read_nowait())
         else:
-            async with asyncio.timeout(BODY_S_MAX):
+            async with asyncio.timeout(limits.BODY_S_MAX):
                 async for part in request.content.iter_any():
                     await spool.add(part)
                     if spool.size > limit:
                         break
     except TimeoutError:
-        raise ApiError(408, f"The body did not come within {BODY_S_MAX:.0f} seconds.", "request_timeout") from None
+        raise ApiError(
+            408, f"The body did not come within {limits.BODY_S_MAX:.0f} seconds.", "request_timeout"
+        ) from None
     except (web.RequestPayloadError, HTTPException, ValueError) as error:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
     if spool.size > limit:
@@ -186,7 +178,7 @@ def as_object(data: bytes | str) -> dict[str, Any]:
 def _decoded(data: bytes | str) -> Any:
     openings = _openings(data)
     # Each begins an object or an array, and these are what is slow to make: too many are told before they are made.
-    if openings > JSON_VALUES_MAX and _openings(_outside_strings(data)) - 1 > JSON_VALUES_MAX:
+    if openings > limits.JSON_VALUES_MAX and _openings(_outside_strings(data)) - 1 > limits.JSON_VALUES_MAX:
         raise _too_many_values()
     try:
         try:
@@ -200,7 +192,7 @@ def _decoded(data: bytes | str) -> Any:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
     # The depth cannot exceed the number of opening brackets, and a short body has no room for many fields.
-    if len(data) > _SHORT_BYTES or openings > JSON_DEPTH_MAX:
+    if len(data) > _SHORT_BYTES or openings > limits.JSON_DEPTH_MAX:
         _check_size(value)
     return value
 
@@ -221,7 +213,7 @@ def _outside_strings(data: bytes | str) -> bytes:
 
 
 def _too_many_values() -> ApiError:
-    message = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
+    message = f"The body has more than {limits.JSON_VALUES_MAX} fields and items; send it in parts."
     return ApiError(400, message, "too_many_fields")
 
 
@@ -235,21 +227,21 @@ def _check_size(value: Any) -> None:
     """Refuse what has too many levels, fields in an object, or values in all."""
     level: list[dict[str, Any] | list[Any]] = [value] if isinstance(value, dict | list) else []
     values = 0
-    for _ in range(JSON_DEPTH_MAX):
+    for _ in range(limits.JSON_DEPTH_MAX):
         for outer in level:
             values += len(outer)
-            if len(outer) > JSON_FIELDS_MAX and isinstance(outer, dict):
+            if len(outer) > limits.JSON_FIELDS_MAX and isinstance(outer, dict):
                 place = _place(value, outer)
-                message = f"{place or 'The body'} has more than {JSON_FIELDS_MAX} fields."
+                message = f"{place or 'The body'} has more than {limits.JSON_FIELDS_MAX} fields."
                 raise ApiError(400, message, "too_many_fields", place or None)
-        if values > JSON_VALUES_MAX:
+        if values > limits.JSON_VALUES_MAX:
             raise _too_many_values()
         inner = (outer.values() if isinstance(outer, dict) else outer for outer in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return
     place = _place(value, level[0])
-    message = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels at {place}."
+    message = f"Invalid JSON in the body: it is nested deeper than {limits.JSON_DEPTH_MAX} levels at {place}."
     raise ApiError(400, message, "invalid_json", place)
 
 
@@ -299,7 +291,7 @@ def _shape(
     """Of each field: whether it is a flag, whether null means something, its model, the model of its items."""
     info = kinds.type_info(kind)
     assert isinstance(info, kinds.StructType)
-    found = {}
+    shape = {}
     for item in info.fields:
         types = types_of(item.type)
         own = next((t.cls for t in types if isinstance(t, kinds.StructType)), None)
@@ -308,8 +300,8 @@ def _shape(
         # A default of UNSET is told as none at all.
         unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
         clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
-        found[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
-    return found
+        shape[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
+    return shape
 
 
 def types_of(kind: kinds.Type) -> list[kinds.Type]:
@@ -337,8 +329,8 @@ def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = 
             value = normalized(value, own, f"{path}.")
         elif nested is not None and isinstance(value, list):
             value = [
-                normalized(item, nested, f"{path}[{at}].") if isinstance(item, dict) else item
-                for at, item in enumerate(value)
+                normalized(item, nested, f"{path}[{index}].") if isinstance(item, dict) else item
+                for index, item in enumerate(value)
             ]
         out[name] = value
     return out
@@ -346,13 +338,12 @@ def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = 
 
 def _as_flag(value: Any, path: str) -> bool:
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
-    if word not in _WORDS:
+    if word not in FLAG_WORDS:
         raise invalid(path, f"Invalid value for {path!r}: true or false is expected.", "invalid_type")
-    return _WORDS[word]
+    return FLAG_WORDS[word]
 
 
 def flag_of(value: str | None, name: str, default: bool) -> bool:
-    """A flag from a header or a query."""
     return default if value is None or value == "" else _as_flag(value, name)
 
 
@@ -369,5 +360,5 @@ def field_error(text: str, wrong_type: str = "invalid_type") -> ApiError:
         code = wrong_type
     elif "of length <=" in fault:
         code = "string_above_max_length" if "`str`" in fault else "array_above_max_length"
-    words = fault[:1].lower() + fault[1:].replace("`", "")
-    return invalid(path or "body", f"Invalid value for {path or 'the body'!r}: {words}.", code)
+    problem = fault[:1].lower() + fault[1:].replace("`", "")
+    return invalid(path or "body", f"Invalid value for {path or 'the body'!r}: {problem}.", code)

@@ -9,8 +9,8 @@ from typing import Any
 
 from hermes.core.ids import random_hex
 from hermes.core.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
-from hermes.core.text import spaced_json
-from hermes.server.content import check_said, content, newest, result, text_of
+from hermes.core.text import spaced_json, text_of
+from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
@@ -187,7 +187,7 @@ class Reader:
         if isinstance(told, Mapping):
             parts = told.get("content")
             if isinstance(parts, list):
-                told = text_of([part for part in parts if isinstance(part, Mapping)])
+                told = text_of(parts)
             else:
                 told = told.get("message") or ""
         told = told if isinstance(told, str) else str(told)

@@ -312,7 +312,6 @@ class ResponseQuery(Struct, kw_only=True):
     "response",
     "Get a stored response",
     scope="chat",
-    query=ResponseQuery,
     answers=Response,
     stream="the same events again from any place, then live, at the end `[DONE]`",
     faults=(410,),
@@ -361,7 +360,7 @@ async def _ensure_kept(adapter: APIServerAdapter, kept: ResponseRecord, renderer
         await kept.try_save(adapter, renderer.response)
 
 
-@route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat", answers=ResponseDeleted)
+@route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat")
 async def delete_response(adapter: APIServerAdapter, request: web.Request) -> ResponseDeleted:
     response_id, record = await _stored(adapter, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
@@ -404,8 +403,6 @@ async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
     "response_input_items",
     "List the input items of a response",
     scope="chat",
-    query=ItemQuery,
-    answers=ItemList,
     features=("responses_input_items",),
 )
 async def response_input_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:

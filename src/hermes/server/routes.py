@@ -11,7 +11,7 @@ import logging
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -45,7 +45,8 @@ class Route:
     """One route, and the decorator of its handler.
 
     A handler is called with the adapter and the request, with the parsed `query` and `body` where it has parameters of
-    these names, and returns a struct (sent with the route's status) or a response.
+    these names, and returns a struct (sent with the route's status) or a response. The types in its signature are those
+    of the route; `body` and `answers` are given here where a handler reads its body or makes its response by itself.
 
     `scope` is what a key must have (None: no key is needed); several scopes have spaces between them, and all are
     needed; alternatives have `|` between them.
@@ -55,43 +56,46 @@ class Route:
     path: str
     name: str
     summary: str
-    scope: str | None = field(kw_only=True)
-    query: type[msgspec.Struct] | None = field(default=None, kw_only=True)
-    headers: tuple[Json, ...] = field(default=(), kw_only=True)
-    body: type[msgspec.Struct] | None = field(default=None, kw_only=True)
-    example: Json | None = field(default=None, kw_only=True)
-    status: int = field(default=200, kw_only=True)
-    answers: type[msgspec.Struct] | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    scope: str | None
+    query: type[msgspec.Struct] | None = None
+    headers: tuple[Json, ...] = ()
+    body: type[msgspec.Struct] | None = None
+    example: Json | None = None
+    status: int = 200
+    answers: type[msgspec.Struct] | None = None
     # Media types of answers that are no struct, and what a stream of events is.
-    types: tuple[str, ...] = field(default=(), kw_only=True)
-    stream: str = field(default="", kw_only=True)
+    types: tuple[str, ...] = ()
+    stream: str = ""
     # Errors beyond those that follow from the scope, the path and the body, and those with an envelope of their own.
-    faults: tuple[int, ...] = field(default=(), kw_only=True)
-    refusals: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict, kw_only=True)
+    faults: tuple[int, ...] = ()
+    refusals: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
     # For a route that makes something: the path parameter that names it elsewhere, and where the answer has it.
-    link: tuple[str, str] | None = field(default=None, kw_only=True)
-    features: tuple[str, ...] = field(default=(), kw_only=True)
+    link: tuple[str, str] | None = None
+    features: tuple[str, ...] = ()
     # Whether an idempotency key is honoured, and whether the model is asked.
-    idempotent: bool = field(default=False, kw_only=True)
-    begins_turns: bool = field(default=False, kw_only=True)
+    idempotent: bool = False
+    begins_turns: bool = False
     handler: Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]] = field(init=False)
 
     def __call__(self, handler: Handler) -> Handler:
-        """Declare the handler's route."""
+        """Declare the handler's route. Structs that its signature names need not be named again."""
         self.handler = handler
+        for name, parameter in (("query", "query"), ("body", "body"), ("answers", "return")):
+            annotation = handler.__annotations__.get(parameter, "").partition(" | ")[0]
+            if issubclass(struct := handler.__globals__.get(annotation, object), msgspec.Struct):
+                setattr(self, name, struct)
         ROUTES.append(self)
         _BY_PLACE[self.method, self.path] = self
         return handler
 
     @property
     def group(self) -> str:
-        """The part of the API to which it belongs."""
         part = self.path.removeprefix("/v1").removeprefix("/api").split("/")[1]
         return part if part in GROUPS else GROUPS[0]
 
     @property
     def adapter_method(self) -> str:
-        """The method of the adapter that answers it."""
         return f"_handle_{self.handler.__name__}"
 
     def endpoint(self) -> Endpoint:

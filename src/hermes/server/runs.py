@@ -13,10 +13,10 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
+from hermes.core.text import text_of
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of
-from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, resumed_admission
 from hermes.server.keys import CALLER, RUN_SCOPES
@@ -66,8 +66,6 @@ _RUN = "/v1/runs/{run_id}"
 
 
 class RunStarted(Struct, kw_only=True):
-    """A run that was taken."""
-
     run_id: str
     status: Literal["started"] = "started"
     object: Literal["hermes.run"] = "hermes.run"
@@ -164,8 +162,8 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
     if asked.cli is None:
         if asked.workdir is not None:
             await workdir_of(adapter, spec.owner, spec.session_key, asked.workdir)
-        most = await max_iterations_of(adapter, asked.max_iterations)
-        return spec.replace(workdir=asked.workdir, max_iterations=most)
+        max_iterations = await max_iterations_of(adapter, asked.max_iterations)
+        return spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
     if not at_door(adapter, request):
         raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
     if asked.workdir is None or not os.path.isabs(asked.workdir):
@@ -187,14 +185,13 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
 
 
 async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:
-    """The stored response that the run goes on from."""
     if not asked.previous_response_id:
         return None
-    found: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
-    if found is None:
+    response: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
+    if response is None:
         message = f"There is no response {asked.previous_response_id!r}."
         raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-    return found
+    return response
 
 
 def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json | None) -> str | None:
@@ -215,18 +212,18 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
     chars = adapter.option("max_text_chars")
-    told = [
-        message_of(message, f"conversation_history[{at}]", chars)
-        for at, message in enumerate(asked.conversation_history or ())
+    messages = [
+        message_of(message, f"conversation_history[{index}]", chars)
+        for index, message in enumerate(asked.conversation_history or ())
     ]
-    system = [text_of(message["content"]) for message in told if message["role"] in ("system", "developer")]
-    return [message for message in told if message["role"] not in ("system", "developer")], system
+    system = [text_of(message["content"]) for message in messages if message["role"] in ("system", "developer")]
+    return [message for message in messages if message["role"] not in ("system", "developer")], system
 
 
 async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
-    asked = open_calls(stored)
-    if asked and await adapter.waits(asked, owner):
-        message = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
+    open_ids = open_calls(stored)
+    if open_ids and await adapter.waits(open_ids, owner):
+        message = f"The tool call {open_ids[0]!r} has no output; it must be answered before anything else is said."
         raise ApiError(400, message, "tool_output_missing", "tool_call_id")
 
 
@@ -258,16 +255,7 @@ class RunList(Page[Run], kw_only=True):
     """Runs, the newest first."""
 
 
-@route(
-    "GET",
-    "/v1/runs",
-    "run_list",
-    "List runs, newest first",
-    scope=_SCOPE,
-    query=RunQuery,
-    answers=RunList,
-    features=("run_list",),
-)
+@route("GET", "/v1/runs", "run_list", "List runs, newest first", scope=_SCOPE, features=("run_list",))
 async def list_runs(adapter: APIServerAdapter, request: web.Request, query: RunQuery) -> RunList:
     kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[kind])]
     if not kinds:
@@ -298,7 +286,7 @@ async def run_page(adapter: APIServerAdapter, limit: int, cursor: str | None, **
     return RunList(data=data, **paging(following, total))
 
 
-@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, answers=Run, features=("run_status",))
+@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, features=("run_status",))
 async def get_run(adapter: APIServerAdapter, request: web.Request) -> Run:
     record = await _record(adapter, request)
     row = record.state.final_row
@@ -313,13 +301,11 @@ def _shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> 
 
 
 class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.deleted"):
-    """A run that is gone."""
-
     run_id: str
     deleted: bool = True
 
 
-@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, answers=RunDeleted, faults=(409,))
+@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, faults=(409,))
 async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDeleted:
     record = await _record(adapter, request)
     run_id = record.spec.run_id
@@ -331,12 +317,12 @@ async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDele
 async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     """The run that a path names; one of somebody else's is as good as none."""
     run_id = request.match_info["run_id"]
-    found = await (await adapter.app()).engine.get(run_id)
-    if found is None or not adapter.may_see(request, found.spec.owner):
+    record = await (await adapter.app()).engine.get(run_id)
+    if record is None or not adapter.may_see(request, record.spec.owner):
         raise _unknown(run_id)
-    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[found.spec.kind])) is not None:
+    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[record.spec.kind])) is not None:
         raise refusal
-    return found
+    return record
 
 
 def _unknown(run_id: str) -> ApiError:
@@ -356,7 +342,6 @@ class EventQuery(Struct, kw_only=True):
     "run_events",
     "Stream the events of a run, replayed and live",
     scope=_SCOPE,
-    query=EventQuery,
     headers=(
         header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0),
         REASONING_HEADER,
@@ -395,22 +380,11 @@ async def run_events(adapter: APIServerAdapter, request: web.Request, query: Eve
 
 
 class RunStopping(Struct, kw_only=True):
-    """A run that is being stopped."""
-
     run_id: str
     status: str = "stopping"
 
 
-@route(
-    "POST",
-    f"{_RUN}/stop",
-    "run_stop",
-    "Stop a run",
-    scope=_SCOPE,
-    answers=RunStopping,
-    faults=(409,),
-    features=("run_stop",),
-)
+@route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
 async def stop_run(adapter: APIServerAdapter, request: web.Request) -> RunStopping:
     record = await _record(adapter, request)
     if record.state.ended or not (record.state.stopping or await _tell(adapter, request, record, "interrupt", {})):
@@ -432,10 +406,8 @@ class Steered(Struct, kw_only=True):
     "run_steer",
     "Send a message to a running turn",
     scope=_SCOPE,
-    body=SteerRequest,
     example={"text": "Leave out the milk."},
     status=202,
-    answers=Steered,
     faults=(409,),
     features=("run_steer",),
 )
@@ -466,9 +438,7 @@ class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.a
     "run_approval",
     "Approve or deny a tool call",
     scope=_SCOPE,
-    body=ApprovalRequest,
     example={"choice": "once"},
-    answers=ApprovalAnswer,
     faults=(409,),
     features=("run_approval_response", "approval_events"),
 )
@@ -501,8 +471,6 @@ def _bad_choice(choices: Any) -> ApiError:
 
 
 class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.clarify_response"):
-    """A question that was answered."""
-
     run_id: str
     request_id: str
 
@@ -513,9 +481,7 @@ class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.cl
     "run_clarify",
     "Answer a question of the agent",
     scope=_SCOPE,
-    body=ClarifyRequest,
     example={"answer": "The blue one."},
-    answers=ClarifyAnswer,
     faults=(409,),
     features=("run_clarify",),
 )

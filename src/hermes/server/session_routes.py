@@ -75,22 +75,11 @@ class SessionQuery(Struct, kw_only=True):
 
 
 class SessionList(Page[Session], kw_only=True):
-    """Sessions."""
-
     limit: int
     offset: int
 
 
-@route(
-    "GET",
-    "/api/sessions",
-    "sessions",
-    "List sessions",
-    scope="sessions:read",
-    query=SessionQuery,
-    answers=SessionList,
-    features=("session_resources",),
-)
+@route("GET", "/api/sessions", "sessions", "List sessions", scope="sessions:read", features=("session_resources",))
 async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: SessionQuery) -> SessionList:
     try:
         rows, around, total = await adapter.database().session_page(
@@ -113,8 +102,6 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: 
 
 
 class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.session"):
-    """One session."""
-
     session: Session
 
 
@@ -124,10 +111,8 @@ class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.sessio
     "session_create",
     "Create a session",
     scope="sessions:write",
-    body=SessionRequest,
     example={"title": "Kitchen", "system_prompt": "Be brief."},
     status=201,
-    answers=SessionAnswer,
     faults=(404, 409),
     link=("session_id", "/session/id"),
     idempotent=True,
@@ -178,9 +163,7 @@ class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.imp
     "session_import",
     "Import sessions",
     scope="sessions:write",
-    body=ImportRequest,
     example={"sessions": []},
-    answers=Imported,
     features=("session_import",),
     idempotent=True,
 )
@@ -217,8 +200,6 @@ class MatchList(Page[Match], kw_only=True):
     "session_search",
     "Search sessions",
     scope="sessions:read",
-    query=SearchQuery,
-    answers=MatchList,
     features=("session_search",),
 )
 async def search_sessions(adapter: APIServerAdapter, request: web.Request, query: SearchQuery) -> MatchList:
@@ -247,18 +228,17 @@ async def search_sessions(adapter: APIServerAdapter, request: web.Request, query
 async def session_of(adapter: APIServerAdapter, request: web.Request) -> Json:
     """The session that a path names; one of somebody else's is as good as none."""
     session_id = request.match_info["session_id"]
-    found: Json | None = await adapter.database().get_session(session_id)
-    if found is None or not adapter.may_see(request, found["owner"]):
+    row: Json | None = await adapter.database().get_session(session_id)
+    if row is None or not adapter.may_see(request, row["owner"]):
         raise unknown_session(session_id)
-    return found
+    return row
 
 
 def unknown_session(session_id: str) -> ApiError:
-    """There is no such session."""
     return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
-@route("GET", _SESSION, "session", "Get a session", scope="sessions:read", answers=SessionAnswer)
+@route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
 async def get_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
     row = await session_of(adapter, request)
     return await _answer_with(adapter, row)
@@ -272,7 +252,6 @@ async def get_session(adapter: APIServerAdapter, request: web.Request) -> Sessio
     scope="sessions:write",
     body=SessionPatch,
     example={"title": "Garden"},
-    answers=SessionAnswer,
 )
 async def patch_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
     """All of it or nothing."""
@@ -319,21 +298,11 @@ async def patch_session(adapter: APIServerAdapter, request: web.Request) -> Sess
 
 
 class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.session.deleted"):
-    """A session that is gone."""
-
     id: str
     deleted: bool = True
 
 
-@route(
-    "DELETE",
-    _SESSION,
-    "session_delete",
-    "Delete a session",
-    scope="sessions:write",
-    answers=SessionDeleted,
-    faults=(409,),
-)
+@route("DELETE", _SESSION, "session_delete", "Delete a session", scope="sessions:write", faults=(409,))
 async def delete_session(adapter: APIServerAdapter, request: web.Request) -> SessionDeleted:
     session_id = (await session_of(adapter, request))["id"]
     db = adapter.database()
@@ -355,10 +324,8 @@ async def delete_session(adapter: APIServerAdapter, request: web.Request) -> Ses
     "session_fork",
     "Fork a session",
     scope="sessions:write",
-    body=ForkRequest,
     example={"title": "Kitchen, otherwise"},
     status=201,
-    answers=SessionAnswer,
     faults=(409,),
     features=("session_fork", "session_fork_at_message"),
     idempotent=True,
@@ -396,8 +363,6 @@ class MessageQuery(Struct, kw_only=True):
 
 
 class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """A page of a session's messages."""
-
     session_id: str
     data: list[StoredMessage]
     has_more: bool
@@ -412,9 +377,7 @@ class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
     "session_messages",
     "List the messages of a session",
     scope="sessions:read",
-    query=MessageQuery,
     headers=(REASONING_HEADER,),
-    answers=MessageList,
     features=("session_message_paging",),
 )
 async def session_messages(adapter: APIServerAdapter, request: web.Request, query: MessageQuery) -> MessageList:
@@ -456,7 +419,6 @@ class ExportQuery(Struct, kw_only=True):
     "session_export",
     "Export a session",
     scope="sessions:read",
-    query=ExportQuery,
     types=tuple(media_type for media_type, _ in _EXPORTS.values()),
     features=("session_export",),
 )
@@ -485,8 +447,6 @@ class FileQuery(Struct, kw_only=True):
 
 
 class File(Struct, kw_only=True):
-    """A file of a session."""
-
     id: str
     name: str
     bytes: int
@@ -505,8 +465,6 @@ class FileList(Page[File], kw_only=True):
     "session_files",
     "List the files of a session",
     scope="sessions:read",
-    query=FileQuery,
-    answers=FileList,
     features=("session_files",),
 )
 async def session_files(adapter: APIServerAdapter, request: web.Request, query: FileQuery) -> FileList:
@@ -561,7 +519,6 @@ def attachment(name: str) -> str:
 
 
 async def _shown(adapter: APIServerAdapter, session_id: str) -> SessionAnswer:
-    """A session as it is now."""
     row = await adapter.database().get_session(session_id)
     if row is None:
         raise unknown_session(session_id)
@@ -582,7 +539,6 @@ def _new_id(given: Any, where: str) -> str | None:
 
 
 def _title(given: Any) -> str | None:
-    """A title as it is kept."""
     if given is not None and not isinstance(given, str):
         raise invalid("title", "A title must be text.", "invalid_title")
     try:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-Object = dict[str, Any]
+from hermes.server.models import JsonObject
 
 
 class Usage(Struct, kw_only=True):
@@ -15,8 +15,8 @@ class Usage(Struct, kw_only=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: Object | UnsetType = UNSET
-    output_tokens_details: Object | UnsetType = UNSET
+    input_tokens_details: JsonObject | UnsetType = UNSET
+    output_tokens_details: JsonObject | UnsetType = UNSET
 
 
 class ChatUsage(Struct, kw_only=True):
@@ -25,24 +25,20 @@ class ChatUsage(Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: Object
-    completion_tokens_details: Object
+    prompt_tokens_details: JsonObject
+    completion_tokens_details: JsonObject
 
 
 class ChatAnswer(Struct, kw_only=True):
-    """What the assistant said."""
-
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
     annotations: list[Any]
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[Object] | UnsetType = UNSET
+    tool_calls: list[JsonObject] | UnsetType = UNSET
 
 
 class Choice(Struct, kw_only=True):
-    """The one choice of a chat completion."""
-
     index: int
     message: ChatAnswer
     logprobs: None
@@ -59,7 +55,7 @@ class ChatCompletion(Struct, kw_only=True):
     service_tier: str
     choices: list[Choice]
     usage: ChatUsage
-    hermes: Object | UnsetType = UNSET
+    hermes: JsonObject | UnsetType = UNSET
 
 
 class Response(Struct, kw_only=True):
@@ -70,14 +66,14 @@ class Response(Struct, kw_only=True):
     created_at: float
     completed_at: float | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    incomplete_details: Object | None
-    error: Object | None
+    incomplete_details: JsonObject | None
+    error: JsonObject | None
     model: str
     previous_response_id: str | None
     instructions: str | None
-    output: list[Object]
-    tools: list[Object]
-    tool_choice: str | Object
+    output: list[JsonObject]
+    tools: list[JsonObject]
+    tool_choice: str | JsonObject
     parallel_tool_calls: bool
     max_tool_calls: int | None
     max_output_tokens: int | None
@@ -87,8 +83,8 @@ class Response(Struct, kw_only=True):
     frequency_penalty: float
     top_logprobs: int
     truncation: Literal["auto", "disabled"]
-    text: Object
-    reasoning: Object
+    text: JsonObject
+    reasoning: JsonObject
     store: bool
     background: bool
     service_tier: str
@@ -96,31 +92,25 @@ class Response(Struct, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
     usage: Usage
-    hermes: Object | UnsetType = UNSET
-    conversation: Object | UnsetType = UNSET
+    hermes: JsonObject | UnsetType = UNSET
+    conversation: JsonObject | UnsetType = UNSET
     user: str | UnsetType = UNSET
 
 
 class ResponseDeleted(Struct, kw_only=True):
-    """A response that is gone."""
-
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
 
 
 class ItemList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """A page of items."""
-
-    data: list[Object]
+    data: list[JsonObject]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
 class InputTokens(Struct, kw_only=True):
-    """How many tokens a request has."""
-
     object: Literal["response.input_tokens"]
     input_tokens: int
 
@@ -131,7 +121,7 @@ class Compaction(Struct, kw_only=True):
     id: str
     object: Literal["response.compaction"]
     created_at: float
-    output: list[Object]
+    output: list[JsonObject]
     usage: Usage
 
 
@@ -145,18 +135,16 @@ class SessionCompacted(Struct, kw_only=True):
     messages_archived: int
     tokens_before: int | None
     tokens_after: int | None
-    usage: Object
+    usage: JsonObject
 
 
 class SessionTurn(Struct, kw_only=True):
-    """A turn of a session, at its end."""
-
     object: Literal["hermes.session.chat.completion"]
     session_id: str
     run_id: str
-    message: Object
+    message: JsonObject
     usage: Usage
     completed: bool
     partial: bool
     interrupted: bool
-    hermes: Object | UnsetType = UNSET
+    hermes: JsonObject | UnsetType = UNSET

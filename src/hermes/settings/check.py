@@ -10,6 +10,7 @@ from typing import Any, Literal, get_origin
 
 import msgspec
 
+from hermes.core.text import FLAG_WORDS
 from hermes.settings.files import Document
 from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
 
@@ -22,7 +23,6 @@ _SECRET_FIELD = re.compile(
 _SCHEME = re.compile(r"(?:Bearer|Basic|Token) +", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL_FIELD = re.compile(r"(?<=[?&])((?:[\w-]*(?:key|token|secret|password))=)[^&#\s]+", re.IGNORECASE)
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SHOWN_CHARS_MAX = 60
 
 
@@ -74,7 +74,7 @@ def _float(value: Any) -> Any:
 
 
 def _bool(value: Any) -> bool | None:
-    return _WORDS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
+    return FLAG_WORDS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
 
 
 def _list(value: Any) -> Any:
