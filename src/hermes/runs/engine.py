@@ -72,7 +72,8 @@ class Admission:
     begun: bool = False
     # Somebody waits for the whole answer, and would ask again if there were none.
     start_may_wait: bool = False
-    on_started: Callable[[], None] | None = field(default=None, repr=False)
+    # The request that asked for the run reads it, though it may not have come to it yet.
+    read_by_client: bool = False
     released: bool = False
     waited_s: float = 0.0
 
@@ -719,9 +720,8 @@ class RunEngine:
             live.log.on_created = partial(self._mark_created, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
-        if admission.on_started is not None:
+        if admission.read_by_client:
             self._to_be_read.add(admission.run_id)
-            admission.on_started()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:

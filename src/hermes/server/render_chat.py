@@ -20,6 +20,8 @@ _encode = msgspec.json.Encoder().encode
 class ChatRenderer:
     """One streamed chat completion. The parts of a chunk that never change are encoded once."""
 
+    ended, closing = False, b""  # it is `finish` that tells the end
+
     def __init__(
         self,
         completion_id: str,

@@ -19,7 +19,6 @@ from hermes.store.base import RunRecord
 
 Json = dict[str, Any]
 Redact = Callable[[str], str]
-CLOSED = b": stream closed\n\n"
 # Events whose payload needs the message that they announce.
 ROWS = FINAL | {"message.completed", "tool.finished"}
 THOUGHTS = frozenset({"reasoning.completed"})
@@ -111,6 +110,8 @@ def used_until(events: Sequence[Event], seq: int) -> list[Event]:
 
 class RunRenderer:
     """The log of one run as its events. `used` is what was counted before the place where it begins."""
+
+    closing = b": stream closed\n\n"
 
     def __init__(
         self, record: RunRecord, redact: Redact, *, names: bool, reasoning: bool, used: Iterable[Event] = ()

@@ -23,7 +23,7 @@ from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
 from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
-from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
+from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
@@ -35,9 +35,9 @@ from hermes.server.request_options import (
     workdir_of,
 )
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, forward, inline_sink, run_events_to_end
+from hermes.server.sse import ClientGone, replay
 from hermes.server.turns import Message, check_model, open_calls, parameters
-from hermes.store.base import EventsExpired, RunRecord
+from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -295,17 +295,12 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     renderer = RunRenderer(record, adapter.redact, names=names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
     stream = adapter.stream(request, _names(request, spec))
-    with contextlib.suppress(ClientGone, EventsExpired):
-        async with stream:
-            if request.method == "HEAD":
-                return stream.response
-            async with contextlib.aclosing(
-                run_events_to_end(engine, spec.run_id, rows, after, inline_sink(renderer, stream))
-            ) as source:
-                await forward(source, renderer, stream)
-            if renderer.ended or record.state.ended:
-                await stream.write(CLOSED)
-    return stream.response
+    if request.method == "HEAD":
+        with contextlib.suppress(ClientGone):
+            async with stream:
+                pass
+        return stream.response
+    return await replay(stream, engine, spec.run_id, renderer, rows=rows, after=after, over=record.state.ended)
 
 
 # --- steering them ---------------------------------------------------------------------------------------------------
