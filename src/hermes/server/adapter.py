@@ -286,7 +286,7 @@ class APIServerAdapter(ReplaceableMethods):
 
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream: to a client, or to all who ask for it under the same key."""
-        if (recording := RECORDING.get()) is not None:
+        if (recording := request.get(RECORDING)) is not None:
             return RecordedStream(recording, request, headers)
         return self.socket_stream(request, headers)
 

@@ -47,7 +47,7 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     turn = await _turn(adapter, request, body)
     try:
         await turn.admit()
-        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at())
+        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at(request))
         model = body.model.model or adapter.model_name
         if not body.model.stream:
             return _completion(body, turn, await turn.finish(), completion_id, created, model)

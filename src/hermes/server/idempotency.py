@@ -12,7 +12,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,25 +100,23 @@ class Recording:
         return msgspec.msgpack.encode((self.headers, self.streamed, b"".join(self.frames)))
 
 
-RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
+# What a request under an Idempotency-Key has its answer recorded in.
+RECORDING: web.RequestKey[Recording] = web.RequestKey("recording")
 
 
-def resumed_admission() -> Admission | None:
+def resumed_admission(request: web.Request) -> Admission | None:
     """The admission of the run that a previous process started under this Idempotency-Key, or None."""
-    recording = RECORDING.get()
-    return recording.resumed_admission if recording is not None else None
+    return recording.resumed_admission if (recording := request.get(RECORDING)) is not None else None
 
 
-def idempotent_run_id() -> str:
+def idempotent_run_id(request: web.Request) -> str:
     """The number of the run that is to answer this request."""
-    recording = RECORDING.get()
-    return recording.run_id if recording is not None else new_run_id()
+    return recording.run_id if (recording := request.get(RECORDING)) is not None else new_run_id()
 
 
-def request_created_at() -> float:
+def request_created_at(request: web.Request) -> float:
     """When this was asked for the first time."""
-    recording = RECORDING.get()
-    return recording.created_at if recording is not None else time.time()
+    return recording.created_at if (recording := request.get(RECORDING)) is not None else time.time()
 
 
 # Headers that belong to one answer, not to what is answered.
@@ -259,7 +256,7 @@ class IdempotentExecutor:
         """Do the work in a task of its own: no client's leaving ends it."""
 
         async def record() -> None:
-            RECORDING.set(recording)
+            request[RECORDING] = recording
             answer = await work(self._adapter, request)
             if isinstance(answer, web.Response):
                 recording.begin(answer.status, answer.headers, streamed=False)

@@ -16,7 +16,7 @@ from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import request_created_at, resumed_admission
+from hermes.server.idempotency import request_created_at
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
@@ -78,7 +78,7 @@ class PreparedResponse:
             await self._fork()
             await turn.acquire_session()
         await turn.load_history()
-        if resumed_admission() is not None:
+        if turn.options.resumed is not None:
             found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
             self.kept.known = found is not None
         self.settle()
@@ -86,7 +86,7 @@ class PreparedResponse:
     @property
     def _follows(self) -> str | None:
         """The run that the turn goes on from in the run's own session."""
-        if resumed_admission() is not None or self.chain is None or self.turn.spec.history is not None:
+        if self.turn.options.resumed is not None or self.chain is None or self.turn.spec.history is not None:
             return None
         return self.chain.get("run_id") or None
 
@@ -271,7 +271,7 @@ async def prepare(
     shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
     kept = ResponseRecord(
         response_id,
-        _template(adapter, asked, body.raw, response_id, instructions, name),
+        _template(adapter, asked, body.raw, response_id, instructions, name, request_created_at(request)),
         VisibleItems(
             options.tool_items,
             shown,
@@ -425,9 +425,10 @@ def _template(
     response_id: str,
     instructions: str | None,
     conversation: str | None,
+    created_at: float,
 ) -> Json:
     """The object of a response that has just been asked for."""
-    template = blank(response_id, asked.model or adapter.model_name, int(request_created_at()))
+    template = blank(response_id, asked.model or adapter.model_name, int(created_at))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
         "status": "queued" if asked.background else "in_progress",

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
+from hermes.runs.engine import Admission
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import RECORDING
+from hermes.server.idempotency import RECORDING, Recording
 from hermes.server.keys import CALLER
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
@@ -51,6 +52,12 @@ class RequestOptions:
     disabled_toolsets: frozenset[str] = frozenset()
     deadline_s: float | None = None
     strict: bool = False
+    recording: Recording | None = None
+
+    @property
+    def resumed(self) -> Admission | None:
+        """The admission of the run that a previous process started for this request, or None."""
+        return self.recording.resumed_admission if self.recording is not None else None
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
         """The fields of a `RunSpec`. Approvals are asked for where the stream shows them or the client says that it waits."""
@@ -62,7 +69,7 @@ class RequestOptions:
             "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
-            **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
+            **({"run_id": self.recording.run_id} if self.recording is not None else {}),
             "answerable": announces if self.approvals is None else self.approvals == "wait",
             "approvals": "deny" if self.approvals == "deny" else None,
             "on_detach": "continue" if self.detach else "cancel",
@@ -74,7 +81,7 @@ def parse_options(
     adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
 ) -> RequestOptions:
     """The wishes of a request, each checked."""
-    header = request.headers.get
+    header, recording = request.headers.get, request.get(RECORDING)
     session_key, refusal = adapter.session_key(request, user)
     if refusal is not None:
         raise refusal
@@ -82,7 +89,7 @@ def parse_options(
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
     session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
-    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
+    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or recording is not None
     return RequestOptions(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
@@ -98,6 +105,7 @@ def parse_options(
         else frozenset(),
         deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
         strict=strict,
+        recording=recording,
     )
 
 

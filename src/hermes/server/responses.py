@@ -14,7 +14,6 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import resumed_admission
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
 from hermes.server.query_params import ID_MAX, whole, word
@@ -78,7 +77,7 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
-    if resumed_admission() is not None:
+    if turn.options.resumed is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
         # Outputs are checked against the calls in the session before they are taken.
@@ -97,12 +96,12 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
 
 async def _submit(adapter: APIServerAdapter, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
-    app, kept = await adapter.app(), work.kept
-    if resumed_admission() is None:
+    app, kept, resumed = await adapter.app(), work.kept, work.turn.options.resumed is not None
+    if not resumed:
         await check_model(adapter, work.turn.spec)
     await kept.begin(adapter, renderer.snapshot())
     try:
-        await app.engine.submit(work.turn.spec, charged=True) if resumed_admission() is None else None
+        await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None

@@ -61,7 +61,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     engine = (await adapter.app()).engine
     try:
         # What was asked for is done, also when the client does not stay to be told so.
-        if resumed_admission() is None:
+        if resumed_admission(request) is None:
             await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
@@ -101,10 +101,10 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     session = await adapter.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise unknown_session(named)
-    stored = await adapter.stored_history(named, resumed_admission()) if named and session is not None else []
+    stored = await adapter.stored_history(named, resumed_admission(request)) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, body)
-    run_id = idempotent_run_id()
+    run_id = idempotent_run_id(request)
     session_id = named or run_id
     if history and not stored:
         fields |= {"history": history, "base_id": session_id}

@@ -21,7 +21,6 @@ from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused, Result
 from hermes.server import outcome
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import RECORDING, resumed_admission
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
@@ -324,14 +323,14 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = resumed_admission() or await app.engine.admit(
+            self.admission = self.options.resumed or await app.engine.admit(
                 self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
             )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.read_by_client = True
-        if resumed_admission() is None:
+        if self.options.resumed is None:
             try:
                 await check_model(self.adapter, self.spec)
             except BaseException:
@@ -361,14 +360,14 @@ class Turn:
                 session = await self.adapter.session(spec.session_id) if spec.persist else None
             if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id, resumed_admission())
+            stored = await self.adapter.stored_history(spec.session_id, self.options.resumed)
             if begun is not None and stored:
                 begun.said = [*stored]
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
-        if resumed_admission() is None:
+        if self.options.resumed is None:
             await self._answer_calls()
             self._check_continued()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
@@ -432,7 +431,7 @@ class Turn:
             self.run = self.adapter.replaced_run(self, streamed=streamed)
         if self.run is None:
             assert self.admission is not None
-            self.admission.start_may_wait = self.bind and not streamed and RECORDING.get() is None
+            self.admission.start_may_wait = self.bind and not streamed and self.options.recording is None
             self.run = EngineRun(self.spec, self.admission)
         await self.run.start()
         return self.run
