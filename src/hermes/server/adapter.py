@@ -47,7 +47,7 @@ from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStr
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
-from hermes.server.request_options import session_key_fault, user_scope
+from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
@@ -126,6 +126,8 @@ class APIServerAdapter(ReplaceableMethods):
         self.draining = asyncio.Event()
         self.probes = Probes()
         self.seal: Any = None
+        # The options of requests that ask for none, by whether their client is a strict one.
+        self.usual_options: dict[bool, RequestOptions] = {}
         # What a command line of the same user shows, who alone can read it from the home.
         self.door = ""
 

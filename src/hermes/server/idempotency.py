@@ -122,8 +122,8 @@ def request_created_at(request: web.Request) -> float:
 # Headers that belong to one answer, not to what is answered.
 _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
-_WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
-_MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_OPTIONS = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
+OPTION_HEADERS = tuple(f"X-Hermes-{name}" for name in _OPTIONS.split())
 _USER = "X-OpenWebUI-User-Id"
 _RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
@@ -246,7 +246,7 @@ class IdempotentExecutor:
 
     async def _fingerprint(self, request: web.Request) -> str:
         body = await read_object(self._adapter, request)
-        headers = {name: request.headers.get(name) for name in _MEANINGFUL}
+        headers = {name: request.headers.get(name) for name in OPTION_HEADERS}
         if _USER in request.headers:  # only then, so that records of earlier versions stay valid
             headers[_USER] = request.headers[_USER]
         told = [body, headers, sorted(request.query.items())]

@@ -119,6 +119,8 @@ def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
 
 def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
     """The functions that a client brings, checked."""
+    if not tools and choice is None:
+        return Tools()
     schemas: list[Message] = []
     names: set[str] = set()
     for at, tool in enumerate(tools or ()):
@@ -350,7 +352,7 @@ class Turn:
         held = self.admission.lease.begun if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
             await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
-        if spec.history is not None and not self._seeds():
+        if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
             begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.stores_runs else None
@@ -368,12 +370,14 @@ class Turn:
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
         if self.options.resumed is None:
-            await self._answer_calls()
-            self._check_continued()
-        self.history += ({"role": "tool", **result} for result in self.spec.results)
-
-    def _seeds(self) -> bool:
-        return self.spec.base_id is not None and not self.bind
+            if self.history or spec.results:
+                await self._answer_calls()
+            last = self.history[-1] if self.history else {}
+            if spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
+                message = "The session does not end with an answer that can be gone on with; send a user message."
+                raise ApiError(400, message, "missing_user_message", "messages")
+        for result in self.spec.results:
+            self.history.append({"role": "tool", **result})
 
     async def _answer_calls(self) -> None:
         """Every call that the history leaves open must be answered, and nothing else."""
@@ -402,12 +406,6 @@ class Turn:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
-
-    def _check_continued(self) -> None:
-        last = self.history[-1] if self.history else {}
-        if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
-            message = "The session does not end with an answer that can be gone on with; send a user message."
-            raise ApiError(400, message, "missing_user_message", "messages")
 
     async def _answer_again(self) -> bool:
         """Go back to calls that were answered before, if those are what the outputs are for."""
