@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -47,7 +47,7 @@ def gather(
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
-        project = _project_file(home, cwd, settings.get("agent.context_files"), redact)
+        project = _project_file(home, cwd, settings.agent.context_files, redact)
     return PromptInputs(
         model=model,
         window=window,
@@ -60,7 +60,7 @@ def gather(
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
-        date=_today(settings.get("timezone")),
+        date=_today(settings.timezone),
     )
 
 
@@ -71,12 +71,12 @@ def _skills(settings: Settings, spec: RunSpec, redact: Callable[[str], str]) -> 
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
-    if not spec.memory or not settings.get(FILES[target][2]):
+    if not spec.memory or not getattr(settings.memory, FILES[target][2]):
         return ""
     return SEPARATOR.join(memory_file(home, settings, target, spec.owner, spec.session_key).entries())
 
 
-def _project_file(home: Home, cwd: Path, names: list[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
+def _project_file(home: Home, cwd: Path, names: Sequence[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
     """The first of the project files, from the working folder up to the root of its repository, if it is in one."""
     above = [cwd, *cwd.parents]
     root = next((folder for folder in above if (folder / ".git").exists()), cwd)

@@ -183,7 +183,7 @@ class Turn:
     @property
     def steps_max(self) -> int:
         """How many steps the turn may take."""
-        return self.live.spec.max_iterations or int(self.settings.get("agent.max_turns"))
+        return self.live.spec.max_iterations or self.settings.agent.max_turns
 
     @property
     def own_limit(self) -> bool:
@@ -229,7 +229,7 @@ class Turn:
             response_format=dict(spec.response_format) if spec.response_format else None,
             max_output=limit,
             prefill=prefill,
-            cache_ttl=self.settings.get("prompt_caching.cache_ttl"),
+            cache_ttl=self.settings.prompt_caching.cache_ttl,
             stream=self.stream,
             dropped=self.services.learnt.dropped(self.route),
         )

@@ -28,7 +28,7 @@ from hermes.settings.config import Settings
 from hermes.store.base import Row
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import ToolDef, redaction
-from hermes.tools.toolsets import LEAN, _get_platform_tools
+from hermes.tools.toolsets import LEAN, enabled_toolsets
 
 _KINDS = {"subagent": "delegate", "job": "job"}
 _UNREADABLE = "[A message that could not be read.]"
@@ -140,7 +140,7 @@ def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Setting
     if spec.workdir is None and session["workdir"] is not None:
         changes["workdir"] = session["workdir"]
     if spec.max_iterations is None and session["max_iterations"] is not None:
-        changes["max_iterations"] = min(session["max_iterations"], int(settings.get("agent.max_turns")))
+        changes["max_iterations"] = min(session["max_iterations"], settings.agent.max_turns)
     if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
         usual = _configured(settings, spec.source) if spec.toolsets is None else spec.toolsets
         changes["toolsets"] = usual & frozenset(session["toolsets"])
@@ -221,15 +221,14 @@ def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _configured(settings: Settings, source: str) -> frozenset[str]:
-    config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}
-    return frozenset(_get_platform_tools(config, source))
+    return frozenset(enabled_toolsets(settings, source))
 
 
 def _reasoning(turn: Turn) -> Mapping[str, Any] | None:
     if turn.live.spec.reasoning is not None:
         return turn.live.spec.reasoning
-    overrides = turn.settings.get("agent.reasoning_overrides") or {}
-    effort = overrides.get(turn.route.model) or turn.settings.get("agent.reasoning_effort")
+    agent = turn.settings.agent
+    effort = agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort
     return {"enabled": effort != "none", "effort": effort} if effort else None
 
 
