@@ -24,7 +24,7 @@ from hermes.core.spec import Content, Control, RouteChoice, RunSpec
 from hermes.core.text import text_of
 from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
-from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
+from hermes.runs.engine import LiveRun, Result, RunEngine
 from hermes.store.engine import Engine
 from hermes.store.repository import Repository
 
@@ -161,7 +161,7 @@ class AIAgent(SingleCalls):
 
         async def drive() -> Result:
             try:
-                return await self._drive(turn, spec, None, callbacks.any, hand_over)
+                return await self._drive(turn, spec, callbacks.any, hand_over)
             finally:
                 told.put(_DONE)
 
@@ -189,17 +189,9 @@ class AIAgent(SingleCalls):
         conversation_history: list[dict[str, Any]] | None = None,
         task_id: str | None = None,
         stream_callback: Callback | None = None,
-        admission: Admission | None = None,
-        spec: RunSpec | None = None,
     ) -> Result:
-        """The same as a coroutine. Callbacks are called on the loop and must return quickly.
-
-        With a spec, that is what is run: a server has put into it what this object and its arguments cannot say.
-        """
-        if spec is None:
-            spec = self._spec(user_message, system_message, conversation_history, task_id)
-            if admission is not None:
-                spec = spec.replace(run_id=admission.run_id, session_id=admission.session_id)
+        """The same as a coroutine. Callbacks are called on the loop and must return quickly."""
+        spec = self._spec(user_message, system_message, conversation_history, task_id)
         callbacks = self._callbacks(stream_callback)
 
         async def tell(event: Event, content: str | None) -> None:
@@ -215,7 +207,7 @@ class AIAgent(SingleCalls):
 
         turn = self._begun()
         try:
-            return self._account(await self._drive(turn, spec, admission, callbacks.any, tell))
+            return self._account(await self._drive(turn, spec, callbacks.any, tell))
         finally:
             self._turns.discard(turn)
 
@@ -237,17 +229,16 @@ class AIAgent(SingleCalls):
         self,
         turn: _Turn,
         spec: RunSpec,
-        admission: Admission | None,
         listen: bool,
         tell: Callable[[Event, str | None], Awaitable[None]],
     ) -> Result:
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
 
-        engine = admission.engine if admission else (await current(self._home, self._engine())).engine
+        engine = (await current(self._home, self._engine())).engine
         if spec.history is None and not spec.persist:
             spec = spec.replace(history=await asyncio.to_thread(self._remembered))
-        live = await engine.start(spec, admission)
+        live = await engine.start(spec)
         assert live.task is not None
         owner = engine.attach(spec.run_id)
         turn.run = (engine, spec.run_id, asyncio.get_running_loop())

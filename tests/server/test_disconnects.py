@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.core.spec import RunSpec
+from hermes.server.compat import CallbackRun, TurnQueue
 from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply
@@ -320,11 +321,9 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
 # ---- found gone twice
 
 
-@pytest.mark.parametrize("on_detach", ["continue", "cancel"])
-async def test_disconnect_is_handled_once(api: Api, on_detach: Any) -> None:
-    spec = RunSpec("hi", "hall", on_detach=on_detach)
+async def test_disconnect_is_handled_once(api: Api) -> None:
+    spec = RunSpec("hi", "hall", on_detach="cancel")
     turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
-    turn.admission = await api.app.engine.admit(spec)
     closed, closes = asyncio.Event(), 0
 
     async def run() -> None:
@@ -336,13 +335,11 @@ async def test_disconnect_is_handled_once(api: Api, on_detach: Any) -> None:
             await closed.wait()
 
     running = asyncio.create_task(run())
-    leaving = asyncio.create_task(turn.leave(running))
+    turn.run = CallbackRun(TurnQueue(), running, None, spec, [])
+    leaving = asyncio.create_task(turn.leave())
     for _ in range(5):
         await asyncio.sleep(0)
         leaving.cancel()
-    if on_detach == "continue":
-        assert not closes, "it has not begun yet, and is to go on"
-        turn.admission.begun = True
     await eventually(lambda: asyncio.sleep(0, closes))
     leaving.cancel()
     await asyncio.sleep(0)
@@ -350,7 +347,32 @@ async def test_disconnect_is_handled_once(api: Api, on_detach: Any) -> None:
     closed.set()
     await asyncio.wait([leaving])
     assert leaving.cancelled() and running.cancelled() and closes == 1
-    await turn.admission.release()
+
+
+async def test_a_turn_that_goes_on_begins_even_if_its_client_goes_meanwhile(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    spec, engine, goes_on = RunSpec("hi", "hall", on_detach="continue"), api.app.engine, asyncio.Event()
+    begin = engine.start
+
+    async def start(*args: Any) -> Any:
+        await goes_on.wait()
+        return await begin(*args)
+
+    monkeypatch.setattr(engine, "start", start)
+    turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
+    turn.admission = await engine.admit(spec)
+    serving = asyncio.create_task(turn.finish())
+    for _ in range(5):
+        await asyncio.sleep(0)
+        serving.cancel()
+    assert not serving.done(), "it has not begun yet, and is to go on"
+    goes_on.set()
+    await asyncio.wait([serving])
+    assert serving.cancelled()
+    await engine.wait(spec.run_id, 10)
+    assert (await the_run(api))["status"] == "completed"
 
 
 @pytest.mark.parametrize("detached", [True, False])

@@ -18,7 +18,7 @@ from hermes.agent.turn import Services, Turn
 from hermes.core.errors import ConfigError
 from hermes.core.failures import Failure
 from hermes.core.limits import LEAN_WINDOW_TOKENS
-from hermes.core.spec import RouteChoice, RunSpec
+from hermes.core.spec import RunSpec
 from hermes.core.text import text_of, whole_tree
 from hermes.providers import routes
 from hermes.providers.base import Message, Route, ToolSchema
@@ -58,8 +58,8 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
         before = await arrived([*(stored or spec.history or ()), *_results(spec)], services, spec.folder_id, redact)
         now = await arrived([said], services, spec.folder_id, redact)
         [said], before.given, before.saved = now.messages, before.given | now.given, before.saved + now.saved
-        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
-        await services.files.call_for(len(before.messages), lambda: _check_answered(before.messages, said["content"]))
+        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)} if spec.client_tools else {}
+        await services.files.call_for(len(before.messages), partial(_check_answered, before.messages, said["content"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         said, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
         fault = Failure(
@@ -158,16 +158,15 @@ def _routes(
         if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
             message = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
             return [routes.LOCAL], Failure("unknown", None, "", message, False, "model_not_allowed")
-        if chosen is not None:
-            return _found(services, settings, chosen), None
-        known = services.lately((_found, settings), lambda: _found(services, settings, None))
-        return [*known], None
+        found = routes.routes(settings, chosen)
+        for index, route in enumerate(found):
+            # Where no window is configured it is the one that the provider tells; it stays the same for the turn.
+            window = None if route.window_tokens else services.lists.window(route)
+            if window is not None:
+                found[index] = replace(route, window_tokens=window)
+        return found, None
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
-
-
-def _found(services: Services, settings: Settings, chosen: RouteChoice | None) -> list[Route]:
-    return [_with_window(route, services) for route in routes.routes(settings, chosen)]
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
@@ -178,12 +177,6 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     turn.reasoning = _reasoning(turn)
     turn.client_tools = client_tools
     turn.equip(await _offered(turn))
-
-
-def _with_window(route: Route, services: Services) -> Route:
-    """The route with the window its provider tells, where none is configured; it stays the same for the turn."""
-    told = None if route.window_tokens else services.lists.window(route)
-    return route if told is None else replace(route, window_tokens=told)
 
 
 async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
@@ -337,10 +330,12 @@ def _results(spec: RunSpec) -> list[Message]:
 
 def _check_answered(history: list[Message], content: Any) -> None:
     """A call that the client was to answer must be answered before anything new is said."""
+    if not history or not content:
+        return
     asked = next((m for m in reversed(history) if m.get("role") != "tool"), {}).get("tool_calls") or ()
     answered = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
     missing = [call["id"] for call in asked if call["id"] not in answered]
-    if missing and content:
+    if missing:
         raise ValueError(f"the tool calls {', '.join(missing)} have no results")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,17 +29,32 @@ LOCAL = Route("local", "local", "http://local.localhost", "local")
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
     """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
+    if choice == RouteChoice(choice.alias, choice.model, choice.provider):
+        found = _named_routes(settings, choice.alias, choice.model, choice.provider)
+        # The room of the local model depends on what memory is free.
+        if LOCAL.key not in found:
+            return [*found.values()]
+    return [*_routes(settings, choice).values()]
+
+
+@lru_cache(maxsize=256)
+def _named_routes(
+    settings: Settings, alias: str | None = None, model: str | None = None, provider: str | None = None
+) -> dict[tuple[str, ...], Route]:
+    return _routes(settings, RouteChoice(alias, model, provider))
+
+
+def _routes(settings: Settings, choice: RouteChoice) -> dict[tuple[str, ...], Route]:
     first = primary(settings, choice)
     others = choice.fallbacks if choice.fallbacks is not None else settings.fallback_providers
-    if not others:
-        return [first]
-    rest = [fallback(settings, entry) for entry in others]
-    found: dict[tuple[str, ...], Route] = {}
-    for route in (first, *rest):
+    found: dict[tuple[str, ...], Route] = {first.key: first}
+    for entry in others:
+        route = fallback(settings, entry)
         found.setdefault(route.key, route)
-    return list(found.values())
+    return found
 
 
+@lru_cache(maxsize=256)
 def named(settings: Settings, name: str) -> RouteChoice | None:
     """The choice that a name stands for: an alias, or `provider/model` of a configured provider."""
     if name in settings.api_server.model_routes:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -55,7 +54,8 @@ class Admission:
     begun: bool = False
     # Somebody waits for the whole answer, and would ask again if there were none.
     start_may_wait: bool = False
-    on_started: Callable[[], None] | None = field(default=None, repr=False)
+    # The request that asked for the run reads it, though it may not have come to it yet.
+    read_by_client: bool = False
     released: bool = False
     waited_s: float = 0.0
 

@@ -194,9 +194,8 @@ class Lifecycle:
             live.log.on_created = partial(self._engine.mark_created, admission.run_id)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
-        if admission.on_started is not None:
+        if admission.read_by_client:
             self._engine.expect_reader(admission.run_id)
-            admission.on_started()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import inspect
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from hermes import app as apps
-from hermes import facade
 from hermes.bus.peers import Operation
 from hermes.core import home
 from hermes.core.events import Event
@@ -43,20 +40,21 @@ from hermes.server import (  # noqa: F401  (most are imported for the routes the
     websocket,
 )
 from hermes.server.body_memory import Budget
+from hermes.server.compat import ReplaceableMethods
 from hermes.server.errors import ApiError
 from hermes.server.gate import gate_middleware
-from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Work, _IdempotencyCache
+from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording, Work, _IdempotencyCache
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
-from hermes.server.request_options import session_key_fault, user_scope
+from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
 from hermes.server.routes import GROUPS, ROUTES, route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.shared_counters import SharedNumbers
 from hermes.server.sse import EventStream
-from hermes.server.stored_result import result_at_end, said_until
+from hermes.server.stored_result import said_until
 from hermes.settings.config import Settings
 from hermes.store import sessions
 from hermes.store.base import StoreError
@@ -81,21 +79,12 @@ CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS = 15.0
 _CORS_HEADERS = CORS_HEADERS
 cors_middleware = gate_middleware
 _OWN_NAME = "hermes-agent"
-_AGENT = facade.AIAgent
 Message = dict[str, Any]
 
 
 def check_api_server_requirements() -> bool:
     """Whether what the server is built on is installed."""
     return bool(AIOHTTP_AVAILABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """Whether a message was sent, and why not."""
-
-    success: bool
-    error: str | None = None
 
 
 def _given_key(request: web.Request) -> bytes:
@@ -110,7 +99,7 @@ def _given_key(request: web.Request) -> bytes:
     return tokens[0] if tokens and hmac.compare_digest(tokens[0], tokens[-1]) else b""
 
 
-class APIServerAdapter:
+class APIServerAdapter(ReplaceableMethods):
     """The API server. Making one touches neither network nor disk: its responses begin in memory."""
 
     platform = Platform.API_SERVER
@@ -137,6 +126,8 @@ class APIServerAdapter:
         self.draining = asyncio.Event()
         self.probes = Probes()
         self.seal: Any = None
+        # The options of requests that ask for none, by whether their client is a strict one.
+        self.usual_options: dict[bool, RequestOptions] = {}
         # What a command line of the same user shows, who alone can read it from the home.
         self.door = ""
 
@@ -297,7 +288,7 @@ class APIServerAdapter:
 
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream: to a client, or to all who ask for it under the same key."""
-        if (recording := RECORDING.get()) is not None:
+        if isinstance(recording := request.get(RECORDING), Recording):
             return RecordedStream(recording, request, headers)
         return self.socket_stream(request, headers)
 
@@ -450,113 +441,6 @@ class APIServerAdapter:
         if "*" in self._cors_origins:
             return {"Access-Control-Allow-Origin": "*", **CORS_HEADERS}
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **CORS_HEADERS}
-
-    # --- turns ------------------------------------------------------------------------------------------------------
-
-    def _create_agent(
-        self,
-        *,
-        ephemeral_system_prompt: str | None = None,
-        session_id: str | None = None,
-        gateway_session_key: str | None = None,
-        **callbacks: Any,
-    ) -> Any:
-        """The agent for a turn, as the configuration describes it. No network is touched."""
-        config = runner._load_gateway_config()
-        enabled = self._options["toolsets"]
-        return facade.AIAgent(
-            **runner._resolve_runtime_agent_kwargs(),
-            model=runner._resolve_gateway_model(),
-            reasoning_config=runner.GatewayRunner._load_reasoning_config(),
-            fallback_model=runner.GatewayRunner._load_fallback_model(),
-            enabled_toolsets=sorted(toolsets._get_platform_tools(config, "api_server") if enabled is None else enabled),
-            session_id=session_id,
-            session_db=self._ensure_session_db(),
-            platform="api_server",
-            gateway_session_key=gateway_session_key,
-            ephemeral_system_prompt=ephemeral_system_prompt,
-            quiet_mode=True,
-            **callbacks,
-        )
-
-    @property
-    def _uses_real_agent(self) -> bool:
-        """Whether nobody has put another agent in the place of ours: then all there is to a turn is in its spec."""
-        made = getattr(self._create_agent, "__func__", None) is APIServerAdapter._create_agent
-        return made and facade.AIAgent is _AGENT
-
-    @property
-    def uses_run_engine(self) -> bool:
-        """Whether a turn is a run of the engine, and not the work of a stand-in."""
-        own = getattr(self._run_agent, "__func__", None) is APIServerAdapter._run_agent
-        return own and self._uses_real_agent
-
-    async def _run_agent(
-        self,
-        *,
-        user_message: Any,
-        conversation_history: list[Message],
-        session_id: str | None = None,
-        ephemeral_system_prompt: str | None = None,
-        gateway_session_key: str | None = None,
-        agent_ref: list[Any] | None = None,
-        admission: Admission | None = None,
-        spec: RunSpec | None = None,
-        **callbacks: Any,
-    ) -> tuple[Message, dict[str, int]]:
-        """Run a turn: its result, and its tokens.
-
-        A turn with an admission is a run of the engine, and is followed in its log instead of by callbacks.
-        """
-        if admission is not None and admission.begun:
-            told = await result_at_end(admission.engine, admission.run_id)
-            return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
-        if admission is not None and spec is not None and self._uses_real_agent:
-            told = await admission.engine.work(spec, admission)
-            return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
-        agent = self._create_agent(
-            ephemeral_system_prompt=ephemeral_system_prompt,
-            session_id=session_id,
-            gateway_session_key=gateway_session_key,
-            **({} if spec is not None else callbacks),
-        )
-        turn = {"user_message": user_message, "conversation_history": conversation_history, "task_id": session_id}
-        if inspect.iscoroutinefunction(getattr(type(agent), "arun_conversation", None)):
-            result = await agent.arun_conversation(**turn, admission=admission, spec=spec)
-        else:
-            if agent_ref is not None:
-                agent_ref[0] = agent
-            result = await asyncio.to_thread(agent.run_conversation, **turn)
-        usage = {
-            "input_tokens": agent.session_prompt_tokens,
-            "output_tokens": agent.session_completion_tokens,
-            "total_tokens": agent.session_total_tokens,
-        }
-        return result, usage
-
-    async def _write_sse_chat_completion(
-        self,
-        request: web.Request,
-        completion_id: str,
-        model: str,
-        created: int,
-        stream_q: Any,
-        agent_task: asyncio.Future[Any],
-        agent_ref: list[Any] | None = None,
-        shown: Any = None,
-    ) -> web.StreamResponse:
-        """The stream of a chat completion."""
-        return await chat.write_stream(
-            self, request, completion_id, model, created, stream_q, agent_task, agent_ref, shown
-        )
-
-    async def _write_sse_responses(self, **arguments: Any) -> web.StreamResponse:
-        """The stream of a response."""
-        return await responses.write_stream(self, **arguments)
-
-    async def send(self, chat_id: str, text: str) -> SendResult:
-        """Messages cannot be pushed: every answer goes back on the connection of its request."""
-        return SendResult(False, "The API server works by HTTP request/response; it cannot send by itself.")
 
 
 ROUTES.sort(key=lambda route: GROUPS.index(route.group))

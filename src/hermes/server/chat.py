@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,11 @@ from hermes.server.models import ChatMessage, ChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body, read
-from hermes.server.request_options import parse_options
+from hermes.server.request_options import RequestOptions, parse_options
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.shapes import ChatCompletion
-from hermes.server.sse import ClientGone, forward, inline_sink, items
-from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
+from hermes.server.turns import Message, Turn, client_tools, parameters, with_unseen
 from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import schema_problem
 
@@ -80,97 +77,36 @@ class ParsedMessages:
 )
 async def chat_completions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, ChatRequest)
-    _check_supported(body.model)
-    messages, chars_max = body.model.messages, adapter.option("max_text_chars")
-    files = (await adapter.app()).services.files
-    said = await files.call_for(len(messages), lambda: split_messages(messages, chars_max))
-    turn = _turn(adapter, request, body, said)
-    if not turn.spec.persist and turn.spec.results:
-        turn.spec = turn.spec.replace(history=await with_unseen(adapter, turn.spec, turn.spec.history or []))
+    turn = await _turn(adapter, request, body)
     try:
         await turn.admit()
-        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at())
+        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at(request))
         model = body.model.model or adapter.model_name
         if not body.model.stream:
-            return _told(body, turn, await turn.run(), completion_id, created, model)
-        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
-        task.add_done_callback(lambda _: turn.queue.put(None))
-        shown = _StreamOptions.of(body, turn)
-        del body  # a stream may take long, and needs nothing more of it
-        return await adapter._write_sse_chat_completion(
-            request, completion_id, model, created, turn.queue, task, turn.agent_ref, shown
+            return _completion(body, turn, await turn.finish(), completion_id, created, model)
+        options = turn.options
+        renderer = ChatRenderer(
+            completion_id,
+            model,
+            created,
+            usage=body.model.stream_options.include_usage if body.model.stream_options else None,
+            reasoning=_shows_reasoning(body.model, options),
+            progress=options.tool_progress,
+            strict=options.strict,
         )
+        headers = {**turn.headers(), **body.headers()}
+        del body  # a stream may take long, and needs nothing more of it
+        if (replaced := adapter.replaced_run(turn, streamed=True)) is not None:
+            turn.run, who = replaced, (completion_id, model, created)
+            return await adapter._write_sse_chat_completion(
+                request, *who, replaced.queue, replaced.task, replaced.agent_ref, turn, renderer, headers
+            )
+        return await turn.stream(renderer, headers)
     finally:
         await turn.release()
 
 
-@dataclass(slots=True)
-class _StreamOptions:
-    """What a stream needs to know besides the arguments that it has by contract."""
-
-    turn: Turn
-    usage: bool | None
-    reasoning: bool
-    headers: dict[str, str]
-
-    @classmethod
-    def of(cls, body: Body[ChatRequest], turn: Turn) -> _StreamOptions:
-        options, reasoning = body.model.stream_options, _reasoning(body.model, turn.parse_options.reasoning)
-        return cls(turn, options.include_usage if options else None, reasoning, {**turn.headers(), **body.headers()})
-
-    def renderer(self, completion_id: str, model: str, created: int) -> ChatRenderer:
-        request_options = self.turn.parse_options
-        return ChatRenderer(
-            completion_id,
-            model,
-            created,
-            usage=self.usage,
-            reasoning=self.reasoning,
-            progress=request_options.tool_progress,
-            strict=request_options.strict,
-        )
-
-
-async def write_stream(
-    adapter: APIServerAdapter,
-    request: web.Request,
-    completion_id: str,
-    model: str,
-    created: int,
-    stream_q: Any,
-    task: asyncio.Future[Any],
-    agent_ref: list[Any] | None,
-    shown: _StreamOptions | None,
-) -> web.StreamResponse:
-    """The stream of a chat completion, to its end or to that of the client."""
-    turn = shown.turn if shown else None
-    renderer = shown.renderer(completion_id, model, created) if shown else ChatRenderer(completion_id, model, created)
-    stream = adapter.stream(request, shown.headers if shown else {})
-    if turn is not None:
-        turn.hold(stream)
-
-    async def gone() -> None:
-        await (turn.leave(task) if turn else leave(task, agent_ref))
-
-    try:
-        async with stream:
-            for data in renderer.begin():
-                await stream.write(data)
-            sink = inline_sink(renderer, stream)
-            async with contextlib.aclosing(
-                items(stream_q, task, turn.admission if turn else None, sink=sink, stream=stream)
-            ) as source:
-                await forward(source, renderer, stream)
-            await stream.write(renderer.finish(await ended_of(adapter, task, turn)), last=True)
-    except ClientGone:
-        await gone()
-    except asyncio.CancelledError:
-        await gone()
-        raise
-    return stream.response
-
-
-def _told(
+def _completion(
     body: Body[ChatRequest], turn: Turn, ended: Outcome, completion_id: str, created: int, model: str
 ) -> web.Response:
     """The answer of a turn that was not streamed."""
@@ -179,10 +115,10 @@ def _told(
     if ended.calls:
         message["content"] = ended.text or None
         message["tool_calls"] = ended.calls
-    if ended.reasoning and _reasoning(body.model, turn.parse_options.reasoning):
+    if ended.reasoning and _shows_reasoning(body.model, turn.options):
         message["reasoning_content"] = ended.reasoning
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish_reason}
-    told: Message = {
+    completion: Message = {
         "id": completion_id,
         "object": "chat.completion",
         "created": created,
@@ -192,52 +128,57 @@ def _told(
         "usage": ended.chat_usage(),
     }
     if (flags := ended.flags()) is not None:
-        told["hermes"] = flags
-    return answer(told, 200, headers)
+        completion["hermes"] = flags
+    return answer(completion, 200, headers)
 
 
-def _reasoning(asked: ChatRequest, shown: bool) -> bool:
-    return shown if asked.include_reasoning is None else asked.include_reasoning
+def _shows_reasoning(asked: ChatRequest, options: RequestOptions) -> bool:
+    return options.reasoning if asked.include_reasoning is None else asked.include_reasoning
 
 
-def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest], said: ParsedMessages) -> Turn:
+async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
+    _check_supported(asked)
+    chars_max, files = adapter.option("max_text_chars"), (await adapter.app()).services.files
+    parsed = await files.call_for(len(asked.messages), lambda: split_messages(asked.messages, chars_max))
     tools = client_tools(asked.tools, asked.tool_choice)
-    request_options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    announces = asked.stream and request_options.tool_progress != "off"
+    options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    announces = asked.stream and options.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format
-    persist = asked.store or request_options.session_id is not None
-    session_id = request_options.session_id or (
-        _derive_chat_session_id(said.system, said.first, owner) if persist else new_session_id()
+    persist = asked.store or options.session_id is not None
+    session_id = options.session_id or (
+        _derive_chat_session_id(parsed.system, parsed.first, owner) if persist else new_session_id()
     )
     spec = RunSpec(
-        user_message=said.prompt,
-        user_name=said.name,
+        user_message=parsed.prompt,
+        user_name=parsed.name,
         session_id=session_id,
-        history=said.history,
+        history=parsed.history,
         base_id=session_id if persist else None,
         kind="chat",
         owner=owner,
-        instructions=said.system,
+        instructions=parsed.system,
         response_format=structure(form.type, form.json_schema) if form else None,
         client_tools=tools.schemas,
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
-        results=said.results,
+        results=parsed.results,
         persist=persist,
-        stateless=request_options.session_id is None,
-        continues=said.continues,
-        verbatim=request_options.session_id is None,
-        **request_options.fields(adapter, announces=announces),
+        stateless=options.session_id is None,
+        continues=parsed.continues,
+        verbatim=options.session_id is None,
+        **options.fields(adapter, announces=announces),
         **parameters(adapter, body),
     )
-    if not request_options.session_id:
-        return Turn(adapter, request, spec, request_options, bind=persist)
-    if not (said.history and (request_options.seed or said.continues)):
+    if not persist and spec.results:
+        spec = spec.replace(history=await with_unseen(adapter, spec, parsed.history))
+    if not options.session_id:
+        return Turn(adapter, request, spec, options, bind=persist)
+    if not (parsed.history and (options.seed or parsed.continues)):
         spec = spec.replace(history=None, base_id=None)
-    return Turn(adapter, request, spec, request_options, ignored_messages=len(said.history))
+    return Turn(adapter, request, spec, options, ignored_messages=len(parsed.history))
 
 
 def structure(kind: str, schema: Any) -> Message:

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,32 +100,30 @@ class Recording:
         return msgspec.msgpack.encode((self.headers, self.streamed, b"".join(self.frames)))
 
 
-RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
+# What a request under an Idempotency-Key has its answer recorded in.
+RECORDING: web.RequestKey[Recording] = web.RequestKey("recording")
 
 
-def resumed_admission() -> Admission | None:
+def resumed_admission(request: web.Request) -> Admission | None:
     """The admission of the run that a previous process started under this Idempotency-Key, or None."""
-    recording = RECORDING.get()
-    return recording.resumed_admission if recording is not None else None
+    return recording.resumed_admission if (recording := request.get(RECORDING)) is not None else None
 
 
-def idempotent_run_id() -> str:
+def idempotent_run_id(request: web.Request) -> str:
     """The number of the run that is to answer this request."""
-    recording = RECORDING.get()
-    return recording.run_id if recording is not None else new_run_id()
+    return recording.run_id if (recording := request.get(RECORDING)) is not None else new_run_id()
 
 
-def request_created_at() -> float:
+def request_created_at(request: web.Request) -> float:
     """When this was asked for the first time."""
-    recording = RECORDING.get()
-    return recording.created_at if recording is not None else time.time()
+    return recording.created_at if (recording := request.get(RECORDING)) is not None else time.time()
 
 
 # Headers that belong to one answer, not to what is answered.
 _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
-_WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
-_MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_OPTIONS = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
+OPTION_HEADERS = tuple(f"X-Hermes-{name}" for name in _OPTIONS.split())
 _USER = "X-OpenWebUI-User-Id"
 _RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
@@ -249,7 +246,7 @@ class IdempotentExecutor:
 
     async def _fingerprint(self, request: web.Request) -> str:
         body = await read_object(self._adapter, request)
-        headers = {name: request.headers.get(name) for name in _MEANINGFUL}
+        headers = {name: request.headers.get(name) for name in OPTION_HEADERS}
         if _USER in request.headers:  # only then, so that records of earlier versions stay valid
             headers[_USER] = request.headers[_USER]
         told = [body, headers, sorted(request.query.items())]
@@ -259,7 +256,7 @@ class IdempotentExecutor:
         """Do the work in a task of its own: no client's leaving ends it."""
 
         async def record() -> None:
-            RECORDING.set(recording)
+            request[RECORDING] = recording
             answer = await work(self._adapter, request)
             if isinstance(answer, web.Response):
                 recording.begin(answer.status, answer.headers, streamed=False)

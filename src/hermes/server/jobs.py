@@ -204,13 +204,13 @@ class JobStarted(Struct, kw_only=True):
     begins_turns=True,
 )
 async def run_job(adapter: APIServerAdapter, request: web.Request) -> JobStarted:
-    job, app, now = await _job(adapter, request), await adapter.app(), request_created_at()
-    spec = spec_of(job, now).replace(run_id=idempotent_run_id())
+    job, app, now = await _job(adapter, request), await adapter.app(), request_created_at(request)
+    spec = spec_of(job, now).replace(run_id=idempotent_run_id(request))
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
     if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")
     try:
-        if resumed_admission() is None:
+        if resumed_admission(request) is None:
             await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None

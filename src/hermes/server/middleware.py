@@ -145,8 +145,9 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
 
 def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, str]:
     """What a stream carries of all this: its head is sent before any middleware sees it again."""
-    origin = request.headers.get("Origin", "")
-    return {**common_headers(request), **(adapter._cors_headers_for_origin(origin) or {})}
+    if origin := request.headers.get("Origin"):
+        return {**common_headers(request), **(adapter._cors_headers_for_origin(origin) or {})}
+    return common_headers(request)
 
 
 def common_headers(request: web.Request) -> dict[str, str]:

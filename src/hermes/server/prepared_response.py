@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,26 @@ from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import request_created_at, resumed_admission
+from hermes.server.idempotency import request_created_at
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
-from hermes.server.render_responses import VisibleItems
+from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
-from hermes.server.request_options import parse_options
+from hermes.server.request_options import RequestOptions, parse_options
 from hermes.server.response_items import Json, Reader, cut_to
-from hermes.server.response_record import ResponseRecord, blank
+from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
+from hermes.server.sse import ClientGone, Writer
+from hermes.server.turns import (
+    Message,
+    Turn,
+    answered_again,
+    open_calls,
+    parameters,
+    run_uncancellable,
+    with_unseen,
+)
+from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -66,7 +77,7 @@ class PreparedResponse:
             await self._fork()
             await turn.acquire_session()
         await turn.load_history()
-        if resumed_admission() is not None:
+        if turn.options.resumed is not None:
             found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
             self.kept.known = found is not None
         self.settle()
@@ -74,7 +85,7 @@ class PreparedResponse:
     @property
     def _follows(self) -> str | None:
         """The run that the turn goes on from in the run's own session."""
-        if resumed_admission() is not None or self.chain is None or self.turn.spec.history is not None:
+        if self.turn.options.resumed is not None or self.chain is None or self.turn.spec.history is not None:
             return None
         return self.chain.get("run_id") or None
 
@@ -121,6 +132,63 @@ class PreparedResponse:
         found: Json | None = await adapter.stored_responses.get(chain["response"]["id"], self.kept.owner)
         return found or chain
 
+    async def stream(self) -> web.StreamResponse:
+        """Stream the turn, and keep its response."""
+        renderer = await self.kept.renderer(self.turn.adapter)
+        return await self.turn.stream(renderer, {**self.turn.headers(), **self.body.headers()}, ROWS, self)
+
+    async def run(self, stream: Writer | None = None, **how: Any) -> ResponseRenderer:
+        """Carry out the turn and keep its response; its events are written as they come."""
+        turn, renderer = self.turn, await self.kept.renderer(self.turn.adapter, **how)
+        try:
+            await turn.start(streamed=stream is not None)
+            await self.begin(renderer)
+            last = await turn.render(renderer, stream, ROWS, self)
+            if last and stream is not None:
+                await stream.write(last)
+        except (asyncio.CancelledError, ClientGone, StoreError):
+            await self.lose(renderer)
+            raise
+        return renderer
+
+    # --- keeping what it comes to ------------------------------------------------------------------------------------
+
+    async def begin(self, renderer: ResponseRenderer) -> None:
+        """Keep the response as one that is worked at."""
+        await self.kept.try_insert(self.turn.adapter, renderer)
+
+    async def end(self, renderer: ResponseRenderer) -> None:
+        """Keep the response as it ended, before that is told."""
+        ended = await self.turn.streamed_outcome()
+        if renderer.handed_on:
+            return
+        if not self._begun:
+            self.kept.run_id = None
+        await self.kept.try_save(self.turn.adapter, renderer.response, ended)
+
+    async def lose(self, renderer: ResponseRenderer) -> None:
+        """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
+        await run_uncancellable(self._lose(renderer))
+
+    async def _lose(self, renderer: ResponseRenderer) -> None:
+        turn, kept = self.turn, self.kept
+        await turn.leave()
+        assert turn.run is not None
+        if self._begun and kept.store:
+            if turn.spec.on_detach == "cancel" and turn.run.done:
+                await follow(turn.adapter, kept)
+            else:
+                (await turn.adapter.app()).services.background(follow_until_kept(turn.adapter, kept))
+        elif not self._begun:
+            kept.run_id = None
+            renderer.feed(turn.run.untold())
+            renderer.cut("client_disconnected")
+            await kept.try_save(turn.adapter, renderer.response)
+
+    @property
+    def _begun(self) -> bool:
+        return self.turn.admission is not None and self.turn.admission.begun
+
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
         turn, kept = self.turn, self.kept
@@ -149,9 +217,9 @@ async def prepare(
     added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
     further = [tool for one in added_tools for tool in additional([one], "input")]
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
-    request_options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    used = await stand_in(adapter, tools, request_options.toolsets, body.ignored)
-    request_options = replace(request_options, disabled_toolsets=request_options.disabled_toolsets - used)
+    options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    used = await stand_in(adapter, tools, options.toolsets, body.ignored)
+    options = replace(options, disabled_toolsets=options.disabled_toolsets - used)
     history, prompt, results = given.split_messages() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
@@ -163,12 +231,12 @@ async def prepare(
     said_to_system = [*((chain or {}).get("system") or ()), *given.system]
     system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
-    announces = asked.stream and not request_options.strict
-    fields = {"run_id": new_run_id(), **request_options.fields(adapter, announces=announces)}
+    announces = asked.stream and not options.strict
+    fields = {"run_id": new_run_id(), **options.fields(adapter, announces=announces)}
     fields |= {"on_detach": "continue"} if asked.background else {}
     response_id = f"resp_{fields['run_id'].removeprefix('run_')}"
-    session_id = request_options.session_id or (chain or {}).get("session_id")
-    if request_options.session_id and chain and chain.get("session_id") not in (None, request_options.session_id):
+    session_id = options.session_id or (chain or {}).get("session_id")
+    if options.session_id and chain and chain.get("session_id") not in (None, options.session_id):
         raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
     spec = RunSpec(
         user_message=prompt,
@@ -182,8 +250,8 @@ async def prepare(
         allowed_tools=tools.allowed,
         results=results,
         max_tool_calls=asked.max_tool_calls,
-        persist=asked.store or bool(request_options.session_id),
-        stateless=not request_options.session_id,
+        persist=asked.store or bool(options.session_id),
+        stateless=not options.session_id,
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,
@@ -193,21 +261,21 @@ async def prepare(
         adapter,
         request,
         spec,
-        request_options,
+        options,
         chain,
         [*added, *history],
         asked.truncation == "auto",
         new=session_id is None,
     )
-    shown = request_options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
+    shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
     kept = ResponseRecord(
         response_id,
-        _template(adapter, asked, body.raw, response_id, instructions, name),
+        _template(adapter, asked, body.raw, response_id, instructions, name, request_created_at(request)),
         VisibleItems(
-            request_options.tool_items,
+            options.tool_items,
             shown,
             _ENCRYPTED in (asked.include or ()),
-            not request_options.strict,
+            not options.strict,
             tuple(tool["function"]["name"] for tool in tools.schemas),
             tools.reported,
         ),
@@ -280,7 +348,7 @@ async def _placed(
     adapter: APIServerAdapter,
     request: web.Request,
     spec: RunSpec,
-    request_options: Any,
+    options: RequestOptions,
     chain: Json | None,
     history: list[Message],
     truncates: bool,
@@ -292,24 +360,24 @@ async def _placed(
     if waiting := set(open_calls(before)):
         # A client may send the calls along that it answers; the chain holds them already.
         history = [message for message in history if not _only_calls(message, waiting)]
-    if request_options.session_id and chain is None:
-        seeds = request_options.seed and bool(history)
+    if options.session_id and chain is None:
+        seeds = options.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
-        return Turn(adapter, request, spec, request_options, ignored_messages=0 if seeds else len(history))
-    if chain is None and spec.results and request_options.tool_items == "none":
+        return Turn(adapter, request, spec, options, ignored_messages=0 if seeds else len(history))
+    if chain is None and spec.results and options.tool_items == "none":
         history = await with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
         whole, results = again
         spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
-        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), request_options)
+        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), options)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
-        return Turn(adapter, request, spec, request_options)
+        return Turn(adapter, request, spec, options)
     if chain is not None and chain.get("run_id") and spec.persist:
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
-    return Turn(adapter, request, spec, request_options, bind=new)
+    return Turn(adapter, request, spec, options, bind=new)
 
 
 def _only_calls(message: Message, call_ids: set[str]) -> bool:
@@ -356,9 +424,10 @@ def _template(
     response_id: str,
     instructions: str | None,
     conversation: str | None,
+    created_at: float,
 ) -> Json:
     """The object of a response that has just been asked for."""
-    template = blank(response_id, asked.model or adapter.model_name, int(request_created_at()))
+    template = blank(response_id, asked.model or adapter.model_name, int(created_at))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
         "status": "queued" if asked.background else "in_progress",

@@ -20,6 +20,8 @@ _encode = msgspec.json.Encoder().encode
 class ChatRenderer:
     """One streamed chat completion. The parts of a chunk that never change are encoded once."""
 
+    ended, closing = False, b""  # it is `finish` that tells the end
+
     def __init__(
         self,
         completion_id: str,
@@ -36,7 +38,7 @@ class ChatRenderer:
         self._tail: dict[str, Any] = {"usage": None} if usage else {}
         self._usage, self._reasoning, self._progress, self._strict = usage, reasoning, progress, strict
         self._text = _around(self._chunk({"content": "\0"}))
-        self._thought = _around(self._chunk({"reasoning_content": "\0"}))
+        self._thought = _around(self._chunk({"reasoning_content": "\0"})) if reasoning else (b"", b"")
         self._message: str | None = None
         self._said = False
         self._labels: dict[str, str] = {}

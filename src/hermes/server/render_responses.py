@@ -72,7 +72,9 @@ class _Open:
 
 
 class ResponseRenderer:
-    """One response, built from what its turn tells."""
+    """One response, built from what its turn tells. With `handed_on` the next server tells the end."""
+
+    closing = DONE
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class ResponseRenderer:
 
     def finish(self, ended: Outcome) -> bytes:
         """The end, where it is not told by the log."""
-        if not self.ended:
+        if not self.ended and not self.handed_on:
             for warning in ended.warnings:
                 self.warn(warning["code"], warning["message"])
             if ended.text and not self._said_text():
@@ -144,11 +146,6 @@ class ResponseRenderer:
         if not self.ended:
             self._close_all("incomplete")
             self._end("incomplete", reason=reason)
-
-    @staticmethod
-    def done() -> bytes:
-        """What follows the last event of a stream."""
-        return DONE
 
     def _said_text(self) -> bool:
         return any(item["type"] == "message" for item in self._items)

@@ -31,7 +31,6 @@ RunStatus = Literal[
     "failed",
     "cancelled",
 ]
-CLOSED = b": stream closed\n\n"
 # Events whose payload needs the message that they announce.
 ROWS = FINAL | {"message.completed", "tool.finished"}
 THOUGHTS = frozenset({"reasoning.completed"})
@@ -146,6 +145,8 @@ def used_until(events: Sequence[Event], seq: int) -> list[Event]:
 
 class RunRenderer:
     """The log of one run as its events. `used` is what was counted before the place where it begins."""
+
+    closing = b": stream closed\n\n"
 
     def __init__(
         self, record: RunRecord, redact: Redact, *, names: bool, reasoning: bool, used: Iterable[Event] = ()

@@ -185,6 +185,8 @@ def _cut(text: str, places: list[list[int]]) -> tuple[str, list[list[int]]]:
 class SessionRenderer:
     """One streamed turn of a session. Its answer is one message, however many the model writes."""
 
+    ended, closing = False, b""  # it is `finish` that tells the end
+
     def __init__(self, session_id: str, run_id: str, user_message: Any, redact: Callable[[str], str]) -> None:
         self._session_id, self._run_id, self._user_message, self._redact = session_id, run_id, user_message, redact
         self._message_id = f"msg_{run_id.removeprefix('run_')[:24]}"

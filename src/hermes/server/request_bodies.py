@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -60,7 +60,10 @@ class Body(Generic[M]):
 
 async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
     raw, strict = await read_object(adapter, request), adapter.option("strict_parameters")
-    return await _aside(adapter, request[_SPOOL].size, lambda: parse(raw, kind, strict=strict))
+    if request[_SPOOL].size <= limits.BODY_AT_ONCE_BYTES_MAX:
+        return parse(raw, kind, strict=strict)
+    body: Body[M] = await (await adapter.app()).services.files.call(functools.partial(parse, raw, kind, strict=strict))
+    return body
 
 
 async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[str, Any]:
@@ -70,25 +73,20 @@ async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[s
         if _SPOOL not in request:
             request[_SPOOL] = await _received(request, limit, adapter.spool_folder)
         spool = request[_SPOOL]
-        await _make_room(adapter, request, spool.size)
+        if spool.size > limits.BODY_MEMORY_BYTES_MAX and _ROOM not in request:
+            await _make_room(adapter, request, spool.size)
         data = await spool.whole()
-        return await _aside(adapter, spool.size, lambda: as_object(data))
+        if spool.size <= limits.BODY_AT_ONCE_BYTES_MAX:
+            return as_object(data)
+        value: dict[str, Any] = await (await adapter.app()).services.files.call(functools.partial(as_object, data))
+        return value
     except OSError as error:
         message = f"The body cannot be kept on disk while it is read: {error.strerror}."
         raise ApiError(503, message, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
 
 
-async def _aside(adapter: APIServerAdapter, size: int, function: Callable[[], R]) -> R:
-    """The result of work on a body of that size: on a large one in a thread."""
-    if size <= limits.BODY_AT_ONCE_BYTES_MAX:
-        return function()
-    return await (await adapter.app()).services.files.call(function)  # type: ignore[no-any-return]
-
-
 async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
     """Wait until a large body may be in memory; it has its room until the request is answered."""
-    if size <= limits.BODY_MEMORY_BYTES_MAX or _ROOM in request:
-        return
     try:
         await adapter.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:

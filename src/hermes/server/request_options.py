@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
+from hermes.core.limits import SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
+from hermes.runs.engine import Admission
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import RECORDING
+from hermes.server.idempotency import OPTION_HEADERS, RECORDING, Recording
 from hermes.server.keys import CALLER
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
@@ -25,7 +26,6 @@ from hermes.tools.toolsets import DEFAULTS
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
-_IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 # Open WebUI sends it with ENABLE_FORWARD_USER_INFO_HEADERS.
 USER_HEADER = "X-OpenWebUI-User-Id"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -51,6 +51,12 @@ class RequestOptions:
     disabled_toolsets: frozenset[str] = frozenset()
     deadline_s: float | None = None
     strict: bool = False
+    recording: Recording | None = None
+
+    @property
+    def resumed(self) -> Admission | None:
+        """The admission of the run that a previous process started for this request, or None."""
+        return self.recording.resumed_admission if self.recording is not None else None
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
         """The fields of a `RunSpec`. Approvals are asked for where the stream shows them or the client says that it waits."""
@@ -62,7 +68,7 @@ class RequestOptions:
             "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
-            **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
+            **({"run_id": self.recording.run_id} if self.recording is not None else {}),
             "answerable": announces if self.approvals is None else self.approvals == "wait",
             "approvals": "deny" if self.approvals == "deny" else None,
             "on_detach": "continue" if self.detach else "cancel",
@@ -73,16 +79,28 @@ class RequestOptions:
 def parse_options(
     adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
 ) -> RequestOptions:
-    """The wishes of a request, each checked."""
-    header = request.headers.get
+    """The options of a request, each checked."""
+    strict = is_strict(adapter, request)
+    special = client_tools or RECORDING in request or adapter.option("memory_scope") == "user"
+    if special or any(map(request.headers.__contains__, OPTION_HEADERS)):
+        return _parsed(adapter, request, strict, client_tools, user)
+    # Most requests ask for nothing special.
+    if strict not in adapter.usual_options:
+        adapter.usual_options[strict] = _parsed(adapter, request, strict)
+    return adapter.usual_options[strict]
+
+
+def _parsed(
+    adapter: APIServerAdapter, request: web.Request, strict: bool, client_tools: bool = False, user: str | None = None
+) -> RequestOptions:
+    header, recording = request.headers.get, request.get(RECORDING)
     session_key, refusal = adapter.session_key(request, user)
     if refusal is not None:
         raise refusal
-    strict = is_strict(adapter, request)
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
     session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
-    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
+    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or recording is not None
     return RequestOptions(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
@@ -98,6 +116,7 @@ def parse_options(
         else frozenset(),
         deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
         strict=strict,
+        recording=recording,
     )
 
 
@@ -134,10 +153,15 @@ def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiE
 
 def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
     """Whether the client is known to stumble over events of ours."""
-    if any(name in request.headers for name in _STRICT_CLIENT_HEADERS):
+    if any(map(request.headers.__contains__, _STRICT_CLIENT_HEADERS)):
         return True
     agent = request.headers.get("User-Agent", "")
-    return bool(agent) and any(p.search(agent) for p in _patterns(tuple(adapter.option("strict_clients") or ())))
+    return bool(agent) and _is_strict_agent(agent, tuple(adapter.option("strict_clients") or ()))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_strict_agent(agent: str, patterns: tuple[str, ...]) -> bool:
+    return any(pattern.search(agent) for pattern in _patterns(patterns))
 
 
 @functools.cache

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.core.events import Event
 from hermes.core.limits import LEASE_TTL_S
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
-from hermes.server.sse import Item, run_events
+from hermes.server.sse import run_events
 from hermes.server.turns import Message
 from hermes.store.base import StoreError
 
@@ -153,25 +152,6 @@ def turn_messages(history: list[Message], told: list[Message]) -> list[Message]:
     rest = told[len(history) :] if history and told[: len(history)] == history else told
     users = [at for at, message in enumerate(rest) if message.get("role") == "user"]
     return rest[users[-1] + 1 :] if users else rest
-
-
-def reported(messages: list[Message]) -> list[Item]:
-    """Messages of a turn in the form of its events, for turns that have no log. The last text is told by the end."""
-    out: list[Item] = []
-    last = len(messages) - 1
-    for at, message in enumerate(messages):
-        if message.get("role") == "assistant":
-            calls = message.get("tool_calls") or ()
-            if message.get("content") and (calls or at != last):
-                out.append(str(message["content"]))
-            for call in calls:
-                function = call["function"]
-                data = {"call_id": call["id"], "name": function["name"], "raw": function.get("arguments") or "{}"}
-                out.append(Event("", "tool.started", 0, {**data, "args": {}}))
-        elif message.get("role") == "tool":
-            data = {"call_id": message.get("tool_call_id"), "name": "", "status": "ok"}
-            out.append(Event("", "tool.finished", 0, {**data, "content": message.get("content")}))
-    return out
 
 
 def text_of_output(output: list[Json]) -> str:

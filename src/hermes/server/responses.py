@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from aiohttp import web
 from msgspec import Meta, Struct
@@ -17,23 +15,20 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import resumed_admission
 from hermes.server.models import CompactRequest, ResponseRequest
-from hermes.server.outcome import Outcome
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
 from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
 from hermes.server.response_items import Json
-from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept, reported, turn_messages
+from hermes.server.response_record import ResponseRecord, follow, follow_until_kept
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
-from hermes.server.sse import ClientGone, EventStream, Item, inline_sink, items, run_events_to_end
-from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, run_uncancellable
-from hermes.store.base import StoreError
+from hermes.server.sse import replay
+from hermes.server.turns import Turn, check_model, route_of, run_uncancellable
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -73,189 +68,37 @@ async def responses(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     try:
         await work.admit()
         if not body.model.stream:
-            return await _plain(adapter, work)
-        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
-        task.add_done_callback(lambda _: turn.queue.put(None))
+            renderer = await work.run()
+            named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
+            headers = turn.response_headers(await turn.streamed_outcome(), body, **named)
+            return answer(renderer.response, 200, headers)
+        if (replaced := adapter.replaced_run(turn, streamed=True)) is None:
+            return await work.stream()
+        turn.run = replaced
         return await adapter._write_sse_responses(
             request=request,
             response_id=kept.response_id,
             model=kept.template["model"],
             created_at=kept.template["created_at"],
-            stream_q=turn.queue,
-            agent_task=task,
-            agent_ref=turn.agent_ref,
+            stream_q=replaced.queue,
+            agent_task=replaced.task,
+            agent_ref=replaced.agent_ref,
             conversation_history=turn.history,
             user_message=kept.user_message,
             instructions=kept.instructions,
             conversation=kept.conversation,
             store=kept.store,
             session_id=turn.session_id,
-            work=work,
+            prepared=work,
         )
     finally:
         await turn.release()
 
 
-async def _plain(adapter: APIServerAdapter, work: PreparedResponse) -> web.Response:
-    """Run the turn, and answer with the response as it ends."""
-    turn, kept = work.turn, work.kept
-    renderer, ended = await run(adapter, work)
-    named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
-    return answer(renderer.response, 200, turn.response_headers(ended, work.body, **named))
-
-
-async def run(adapter: APIServerAdapter, work: PreparedResponse, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
-    """Carry out an admitted turn and keep its response. `write` is given the events as they come."""
-    turn, kept = work.turn, work.kept
-    renderer = await kept.renderer(adapter, **({"frame": write.frame} if write else {}))
-    task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
-    task.add_done_callback(lambda _: turn.queue.put(None))
-    try:
-        await kept.try_insert(adapter, renderer)
-        for data in renderer.begin():
-            await write(data) if write else None
-        async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
-            ended = await _carry(adapter, source, renderer, kept, task, turn, write)
-    except (asyncio.CancelledError, ClientGone, StoreError):
-        await run_uncancellable(_lost(adapter, work, task, renderer))
-        raise
-    return renderer, ended
-
-
-async def _carry(
-    adapter: APIServerAdapter,
-    source: Any,
-    renderer: ResponseRenderer,
-    kept: ResponseRecord,
-    task: asyncio.Future[Any],
-    turn: Turn | None,
-    write: Any,
-) -> Outcome:
-    """Everything of a turn through the renderer; its end is kept before it is told."""
-    ended: Outcome | None = None
-    async for batch in source:
-        data = renderer.feed(batch)
-        if renderer.ended and ended is None:
-            ended = await ended_of(adapter, task, turn)
-            await kept.try_save(adapter, renderer.response, ended)
-        if data and write:
-            await write(data)
-    if ended is None:
-        ended = await ended_of(adapter, task, turn)
-        if renderer.handed_on:
-            return ended
-        if not renderer.ended and turn is not None and not (turn.admission and turn.admission.begun):
-            kept.run_id = None
-        told: list[Item] = []
-        if not renderer.snapshot()["output"] and ended.messages:
-            told = reported(turn_messages(kept.history, ended.messages))
-        data = renderer.feed(told) + renderer.finish(ended)
-        await kept.try_save(adapter, renderer.response, ended)
-        if data and write:
-            await write(data)
-    return ended
-
-
-async def _lost(
-    adapter: APIServerAdapter, work: PreparedResponse, task: asyncio.Future[Any], renderer: ResponseRenderer
-) -> None:
-    """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
-    turn, kept = work.turn, work.kept
-    await turn.leave(task)
-    begun = turn.admission is not None and turn.admission.begun
-    if begun and kept.store:
-        if turn.spec.on_detach == "cancel" and task.done():
-            await follow(adapter, kept)
-        else:
-            (await adapter.app()).services.background(follow_until_kept(adapter, kept))
-    elif not begun:
-        kept.run_id = None
-        renderer.feed(_rest(turn.queue))
-        renderer.cut("client_disconnected")
-        await kept.try_save(adapter, renderer.response)
-
-
-def _rest(stream_q: Any) -> list[Item]:
-    """What a queue still holds."""
-    rest: list[Item] = []
-    while not stream_q.empty():
-        item = stream_q.get_nowait()
-        if item is not None:
-            rest.append(item)
-    return rest
-
-
-async def write_stream(
-    adapter: APIServerAdapter,
-    *,
-    request: web.Request,
-    response_id: str,
-    model: str,
-    created_at: int,
-    stream_q: Any,
-    agent_task: asyncio.Future[Any],
-    agent_ref: list[Any] | None,
-    conversation_history: list[Json],
-    user_message: Any,
-    instructions: str | None,
-    conversation: str | None,
-    store: bool,
-    session_id: str | None,
-    work: PreparedResponse | None = None,
-) -> web.StreamResponse:
-    """The stream of a response, to its end or to that of the client."""
-    turn = work.turn if work else None
-    if work is not None:
-        kept = work.kept
-    else:
-        kept = ResponseRecord(response_id, blank(response_id, model, created_at), history=conversation_history)
-        kept.user_message, kept.instructions, kept.session_id = user_message, instructions, session_id
-        kept.conversation, kept.store = conversation, store
-    renderer = await kept.renderer(adapter)
-    headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
-    stream = adapter.stream(request, headers)
-    if turn is not None:
-        turn.hold(stream)
-    try:
-        await kept.try_insert(adapter, renderer)
-        async with stream:
-            for data in renderer.begin():
-                await stream.write(data)
-            admission = turn.admission if turn else None
-            sink = inline_sink(renderer, stream)
-            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink, stream)) as source:
-                await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
-            await stream.write(renderer.done(), last=True)
-    except ClientGone:
-        await run_uncancellable(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
-    except asyncio.CancelledError:
-        await run_uncancellable(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
-        raise
-    return stream.response
-
-
-async def _left(
-    adapter: APIServerAdapter,
-    work: PreparedResponse | None,
-    kept: ResponseRecord,
-    task: asyncio.Future[Any],
-    agent_ref: list[Any] | None,
-    stream_q: Any,
-    renderer: ResponseRenderer,
-) -> None:
-    if work is not None:
-        await _lost(adapter, work, task, renderer)
-        return
-    await leave(task, agent_ref)
-    renderer.feed(_rest(stream_q))
-    renderer.cut("client_disconnected")
-    await kept.try_save(adapter, renderer.response)
-
-
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
-    if resumed_admission() is not None:
+    if turn.options.resumed is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
         # Outputs are checked against the calls in the session before they are taken.
@@ -274,12 +117,12 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
 
 async def _submit(adapter: APIServerAdapter, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
-    app, kept = await adapter.app(), work.kept
-    if resumed_admission() is None:
+    app, kept, resumed = await adapter.app(), work.kept, work.turn.options.resumed is not None
+    if not resumed:
         await check_model(adapter, work.turn.spec)
     await kept.begin(adapter, renderer.snapshot())
     try:
-        await app.engine.submit(work.turn.spec, charged=True) if resumed_admission() is None else None
+        await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
@@ -334,30 +177,16 @@ async def _replayed(
     if run is None or run.log_expired:
         raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
     renderer = await kept.renderer(adapter, after=after)
-    stream: EventStream = adapter.stream(request, headers)
-    with contextlib.suppress(ClientGone):
-        async with stream:
-            for data in renderer.begin():
-                if data:
-                    await stream.write(data)
-            sink = inline_sink(renderer, stream)
-            async with contextlib.aclosing(run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
-                async for batch in source:
-                    data = renderer.feed(batch)
-                    if renderer.ended:
-                        await _ensure_kept(adapter, kept, renderer)
-                    if data:
-                        await stream.write(data)
-            if renderer.ended:
-                await stream.write(renderer.done(), last=True)
-    return stream.response
 
+    async def ensure_kept() -> None:
+        """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
+        stored = await adapter.stored_responses.get(kept.response_id, kept.owner)
+        if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
+            await kept.try_save(adapter, renderer.response)
 
-async def _ensure_kept(adapter: APIServerAdapter, kept: ResponseRecord, renderer: ResponseRenderer) -> None:
-    """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
-    found = await adapter.stored_responses.get(kept.response_id, kept.owner)
-    if found is not None and found["response"].get("status") in ("queued", "in_progress"):
-        await kept.try_save(adapter, renderer.response)
+    return await replay(
+        adapter.stream(request, headers), app.engine, run.spec.run_id, renderer, rows=ROWS, on_end=ensure_kept
+    )
 
 
 @route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat")
@@ -448,7 +277,7 @@ async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.S
     body = await read(adapter, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
     turn = (await prepare(adapter, request, body)).turn
-    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.parse_options)
+    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.options)
     try:
         await turn.admit()
         assert turn.admission is not None
@@ -530,7 +359,7 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     turn = Turn(adapter, request, spec, parse_options(adapter, request))
     try:
         await turn.admit()
-        ended = await turn.run()
+        ended = await turn.finish()
     finally:
         await turn.release()
     if not ended.is_success or not ended.text:

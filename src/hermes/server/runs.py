@@ -32,7 +32,7 @@ from hermes.server.query_params import (
     place_of,
     shows_reasoning,
 )
-from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, Run, RunRenderer, RunStatus, run_object, used_until
+from hermes.server.render_run import ROWS, THOUGHTS, Run, RunRenderer, RunStatus, run_object, used_until
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
@@ -45,9 +45,9 @@ from hermes.server.request_options import (
 )
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, forward, inline_sink, run_events_to_end
+from hermes.server.sse import ClientGone, replay
 from hermes.server.turns import Message, check_model, open_calls, parameters
-from hermes.store.base import EventsExpired, RunRecord
+from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -96,7 +96,7 @@ async def submit_run(adapter: APIServerAdapter, request: web.Request) -> web.Str
     engine = (await adapter.app()).engine
     try:
         # What was asked for is done, also when the client does not stay to be told so.
-        if resumed_admission() is None:
+        if resumed_admission(request) is None:
             await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
@@ -130,10 +130,10 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     session = await adapter.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise unknown_session(named)
-    stored = await adapter.stored_history(named, resumed_admission()) if named and session is not None else []
+    stored = await adapter.stored_history(named, resumed_admission(request)) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, body)
-    run_id = idempotent_run_id()
+    run_id = idempotent_run_id(request)
     session_id = named or run_id
     if history and not stored:
         fields |= {"history": history, "base_id": session_id}
@@ -363,17 +363,12 @@ async def run_events(adapter: APIServerAdapter, request: web.Request, query: Eve
     renderer = RunRenderer(record, adapter.redact, names=query.event_names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
     stream = adapter.stream(request, _names(request, spec))
-    with contextlib.suppress(ClientGone, EventsExpired):
-        async with stream:
-            if request.method == "HEAD":
-                return stream.response
-            async with contextlib.aclosing(
-                run_events_to_end(engine, spec.run_id, rows, after, inline_sink(renderer, stream))
-            ) as source:
-                await forward(source, renderer, stream)
-            if renderer.ended or record.state.ended:
-                await stream.write(CLOSED)
-    return stream.response
+    if request.method == "HEAD":
+        with contextlib.suppress(ClientGone):
+            async with stream:
+                pass
+        return stream.response
+    return await replay(stream, engine, spec.run_id, renderer, rows=rows, after=after, over=record.state.ended)
 
 
 # --- steering them ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -20,8 +18,7 @@ from hermes.server.request_options import parse_options
 from hermes.server.routes import TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.session_routes import session_of
 from hermes.server.shapes import SessionCompacted, SessionTurn
-from hermes.server.sse import ClientGone, forward, inline_sink, items
-from hermes.server.turns import Turn, ended_of, parameters
+from hermes.server.turns import Turn, parameters
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -47,10 +44,10 @@ async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.S
     turn = await _turn(adapter, request, body, streamed=False)
     try:
         await turn.admit()
-        ended = await turn.run()
+        ended = await turn.finish()
     finally:
         await turn.release()
-    return _told(body, turn, ended)
+    return _completion(body, turn, ended)
 
 
 @route(
@@ -73,9 +70,10 @@ async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -
     turn = await _turn(adapter, request, body, streamed=True)
     try:
         await turn.admit()
-        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True, thoughts=True)))
-        task.add_done_callback(lambda _: turn.queue.put(None))
-        return await _write(adapter, request, body, turn, task)
+        spec = turn.spec
+        renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
+        rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
+        return await turn.stream(renderer, {**turn.headers(), **body.headers()}, rows)
     finally:
         await turn.release()
 
@@ -102,7 +100,7 @@ async def compact_session(adapter: APIServerAdapter, request: web.Request) -> we
     for name in ("focus", "instructions"):
         if len(getattr(asked, name) or "") > longest:
             raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
-    request_options = parse_options(adapter, request)
+    options = parse_options(adapter, request)
     session = await session_of(adapter, request)
     spec = RunSpec(
         user_message="",
@@ -110,12 +108,12 @@ async def compact_session(adapter: APIServerAdapter, request: web.Request) -> we
         kind="session",
         owner=session["owner"],
         compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
-        **{**request_options.fields(adapter, announces=False), "on_detach": "continue"},
+        **{**options.fields(adapter, announces=False), "on_detach": "continue"},
     )
-    turn = Turn(adapter, request, spec, request_options, wait_s=0)
+    turn = Turn(adapter, request, spec, options, wait_s=0)
     try:
         await turn.acquire_session()
-        ended = await turn.run()
+        ended = await turn.finish()
     finally:
         await turn.release()
     if ended.code is not None:
@@ -135,36 +133,7 @@ async def compact_session(adapter: APIServerAdapter, request: web.Request) -> we
     return answer(told, 200, {**turn.headers(ended), **body.headers()})
 
 
-async def _write(
-    adapter: APIServerAdapter,
-    request: web.Request,
-    body: Body[SessionChatRequest],
-    turn: Turn,
-    task: asyncio.Future[Any],
-) -> web.StreamResponse:
-    """The stream, to its end or to that of the client."""
-    spec = turn.spec
-    renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
-    written = adapter.stream(request, {**turn.headers(), **body.headers()})
-    turn.hold(written)
-    rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
-    try:
-        async with written:
-            for data in renderer.begin():
-                await written.write(data)
-            sink = inline_sink(renderer, written)
-            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink, written)) as source:
-                await forward(source, renderer, written)
-            await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)), last=True)
-    except ClientGone:
-        await turn.leave(task)
-    except asyncio.CancelledError:
-        await turn.leave(task)
-        raise
-    return written.response
-
-
-def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
+def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
     """The answer of a turn that was not streamed."""
     headers = turn.response_headers(ended, body)
     message = {"role": "assistant", "content": ended.text}
@@ -187,7 +156,7 @@ def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Res
 
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
     asked = body.model.include_reasoning
-    return turn.parse_options.reasoning if asked is None else asked
+    return turn.options.reasoning if asked is None else asked
 
 
 async def _turn(
@@ -195,7 +164,7 @@ async def _turn(
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    request_options = parse_options(adapter, request, user=asked.user)
+    options = parse_options(adapter, request, user=asked.user)
     session = await session_of(adapter, request)
     spec = RunSpec(
         user_message=_message(asked, adapter.option("max_text_chars")),
@@ -203,10 +172,10 @@ async def _turn(
         kind="session",
         owner=session["owner"],
         instructions=_instructions(asked, adapter.option("max_text_chars")),
-        **{**request_options.fields(adapter, announces=streamed), "on_detach": "continue"},
+        **{**options.fields(adapter, announces=streamed), "on_detach": "continue"},
         **parameters(adapter, body),
     )
-    return Turn(adapter, request, spec, request_options)
+    return Turn(adapter, request, spec, options)
 
 
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from hermes.bus.memory import Sink
 from hermes.core.events import VOLATILE, Event
-from hermes.core.limits import AHEAD_BYTES_MAX, QUEUE_POLL_S
-
-if TYPE_CHECKING:
-    from hermes.runs.engine import Admission
+from hermes.core.limits import AHEAD_BYTES_MAX
+from hermes.store.base import EventsExpired
 
 Item = str | Event
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -28,7 +25,13 @@ class ClientGone(Exception):
 
 
 class Renderer(Protocol):
-    """One stream format: bytes from events. It knows nothing of sockets."""
+    """One stream format: bytes from events. It knows nothing of sockets.
+
+    `ended`: the events have told the end. `closing` is what follows the last of them.
+    """
+
+    ended: bool
+    closing: bytes
 
     def begin(self) -> Iterable[bytes]:
         """What goes out at once, before anything has happened."""
@@ -37,6 +40,22 @@ class Renderer(Protocol):
     def feed(self, items: list[Item]) -> bytes:
         """What these events look like; nothing where they are not shown."""
         ...
+
+
+class Writer(Protocol):
+    """Where frames go. `ready`: some can be handed over without waiting."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def write_now(self, data: bytes) -> None:
+        """Hand over some frames to a reader that is ready for them."""
+
+    async def write(self, data: bytes) -> None:
+        """Hand over some frames; waits while the reader is behind."""
+
+    async def release(self) -> None:
+        """Send what was held."""
 
 
 class EventStream:
@@ -154,60 +173,11 @@ def _send_head(writer: StreamWriter) -> None:
         writer.send_headers()
 
 
-class TurnQueue:
-    """What a turn reports through callbacks, from whatever thread, until it is taken; `None` ends it."""
-
-    def __init__(self) -> None:
-        self._items: list[Item | None] = []
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: Item | None) -> None:
-        """Report one thing."""
-        self._items.append(item)
-        self.wake()
-
-    def empty(self) -> bool:
-        """Whether there is nothing to take."""
-        return not self._items
-
-    def get_nowait(self) -> Item | None:
-        """The oldest thing reported."""
-        try:
-            return self._items.pop(0)
-        except IndexError:
-            raise queue.Empty from None
-
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        try:
-            here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if here:
-            self._wake()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Until something happens."""
-        if not self._items:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-
-
-def inline_sink(renderer: Renderer, stream: EventStream | None) -> Sink:
+def inline_sink(renderer: Renderer, stream: Writer) -> Sink:
     """What carries the pieces of a text to a reader that waits for nothing else, at once."""
 
     def carry(event: Event) -> bool:
-        if stream is None or event.type not in VOLATILE or not stream.ready:
+        if event.type not in VOLATILE or not stream.ready:
             return False
         try:
             data = renderer.feed([event])
@@ -218,42 +188,6 @@ def inline_sink(renderer: Renderer, stream: EventStream | None) -> Sink:
         return True
 
     return carry
-
-
-async def items(
-    stream_q: Any,
-    task: asyncio.Future[Any],
-    admission: Admission | None = None,
-    rows: frozenset[str] = frozenset(),
-    sink: Sink | None = None,
-    stream: EventStream | None = None,
-) -> AsyncGenerator[list[Item], None]:
-    """All that a turn tells, as many things at a time as there are: its log once it has begun, else its callbacks.
-
-    Events of the types in `rows` bring along the message that they announce. A stream that is held is released with the
-    first event of the log, which is on record by then.
-    """
-    while True:
-        if admission is not None and admission.begun:
-            async with contextlib.aclosing(run_events(admission.engine, admission.run_id, rows, sink=sink)) as batches:
-                async for batch in batches:
-                    if stream is not None:
-                        await stream.release()
-                    yield batch
-            return
-        taken: list[Item | None] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                taken.append(stream_q.get_nowait())
-        if told := [item for item in taken if item is not None]:
-            yield told
-        if None in taken or (not taken and task.done()):
-            return
-        if isinstance(stream_q, TurnQueue):
-            await stream_q.wait()
-        else:
-            # A queue of somebody else's making cannot tell when there is something in it.
-            await asyncio.wait([task], timeout=QUEUE_POLL_S)
 
 
 def run_events(
@@ -294,9 +228,50 @@ async def _with_rows(
             yield batch
 
 
-async def forward(source: AsyncGenerator[list[Item], None], renderer: Renderer, stream: EventStream | None) -> None:
-    """Carry everything through the renderer; without a stream only the renderer learns of it."""
-    async for batch in source:
-        data = renderer.feed(batch)
-        if data and stream is not None:
-            await stream.write(data)
+async def forward(
+    source: AsyncGenerator[list[Item], None],
+    renderer: Renderer,
+    stream: Writer | None,
+    on_end: Callable[[], Awaitable[None]] | None = None,
+) -> bool:
+    """Carry everything through the renderer to its reader; whether the end was among it.
+
+    What `on_end` does is done before the end is told. A stream that is held is released with the first event, which is
+    on record by then.
+    """
+    ended = False
+    async with contextlib.aclosing(source):
+        async for batch in source:
+            if stream is not None:
+                await stream.release()
+            data = renderer.feed(batch)
+            if renderer.ended and not ended:
+                ended = True
+                if on_end is not None:
+                    await on_end()
+            if data and stream is not None:
+                await stream.write(data)
+    return ended
+
+
+async def replay(
+    stream: EventStream,
+    engine: Any,
+    run_id: str,
+    renderer: Renderer,
+    *,
+    rows: frozenset[str],
+    after: int = 0,
+    on_end: Callable[[], Awaitable[None]] | None = None,
+    over: bool = False,
+) -> web.StreamResponse:
+    """Stream a run's log from wherever its reader wants, then live. `over`: it ended before the stream began."""
+    with contextlib.suppress(ClientGone, EventsExpired):
+        async with stream:
+            for data in renderer.begin():
+                if data:
+                    await stream.write(data)
+            source = run_events_to_end(engine, run_id, rows, after, inline_sink(renderer, stream))
+            if await forward(source, renderer, stream, on_end) or over:
+                await stream.write(renderer.closing, last=True)
+    return stream.response

@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from hermes.core.events import Event
+from hermes.bus.memory import Sink
 from hermes.core.ids import scope_name
 from hermes.core.spec import RouteChoice, RunSpec
 from hermes.providers import routes
 from hermes.providers.base import SAMPLING
-from hermes.runs.engine import Admission, Refused
+from hermes.runs.engine import Admission, Refused, Result
 from hermes.server import outcome
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import RECORDING, resumed_admission
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
-from hermes.server.sse import EventStream, TurnQueue
+from hermes.server.sse import ClientGone, Item, Renderer, Writer, forward, inline_sink, run_events
+from hermes.server.stored_result import result_at_end
 from hermes.store.base import StoreError
 from hermes.store.history_match import match
 from hermes.store.rows import row_of_message
@@ -118,6 +119,8 @@ def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
 
 def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
     """The functions that a client brings, checked."""
+    if not tools and choice is None:
+        return Tools()
     schemas: list[Message] = []
     names: set[str] = set()
     for at, tool in enumerate(tools or ()):
@@ -169,6 +172,119 @@ def _named(tool: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+# --- carrying it out -------------------------------------------------------------------------------------------------
+
+
+class TurnRenderer(Renderer, Protocol):
+    """The format of a whole turn."""
+
+    def finish(self, ended: Outcome) -> bytes:
+        """The end, and what the events have not told."""
+        ...
+
+
+class Recorder(Protocol):
+    """Who keeps what a turn comes to."""
+
+    async def begin(self, renderer: Any) -> None:
+        """The turn has begun, and nothing was told yet."""
+
+    async def end(self, renderer: Any) -> None:
+        """The turn has ended, which is told next."""
+
+    async def lose(self, renderer: Any) -> None:
+        """The client has gone."""
+
+
+class Run(Protocol):
+    """A turn that is carried out. With `recorded` it has a log."""
+
+    recorded: bool
+
+    async def start(self) -> None:
+        """Begin it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to stop."""
+        ...
+
+    def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
+        """All that it tells; events of the types in `rows` bring along the message that they announce."""
+        ...
+
+    async def result(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Its result, waited for, and its tokens."""
+        ...
+
+    async def stop(self) -> None:
+        """Its client has gone: stop it and wait for its end, unless it is to end by itself."""
+
+    def untold(self) -> list[Item]:
+        """What it has reported, and nobody has taken."""
+        ...
+
+
+class EngineRun:
+    """A run of the engine: followed in its log, ended by its task."""
+
+    recorded = True
+
+    def __init__(self, spec: RunSpec, admission: Admission) -> None:
+        self._spec, self._admission, self._engine = spec, admission, admission.engine
+        self._task: asyncio.Task[Result] | None = None
+        self._owner: object = None
+        self._error: Exception | None = None
+
+    async def start(self) -> None:
+        """Begin the run, unless an earlier server has; what keeps it from beginning is its result."""
+        if self._admission.begun:
+            return
+        try:
+            if self._spec.on_detach == "continue":  # then it begins even if the client goes meanwhile
+                await run_uncancellable(self._begin())
+            else:
+                await self._begin()
+        except Exception as error:  # noqa: BLE001  (it is raised to whoever asks for the result)
+            self._error = error
+
+    async def _begin(self) -> None:
+        live = await self._engine.start(self._spec, self._admission)
+        self._task, self._owner = live.task, self._engine.attach(self._spec.run_id)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, or is another server's."""
+        return self._task is None or self._task.done()
+
+    def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
+        """The run's log."""
+        return run_events(self._engine, self._spec.run_id, rows, sink=sink) if self._error is None else _no_events()
+
+    async def result(self) -> tuple[Result, Result]:
+        """The result, which tells the tokens as well."""
+        if self._error is not None:
+            raise self._error
+        if self._task is None:
+            result = await result_at_end(self._engine, self._spec.run_id)
+        else:
+            result = await asyncio.shield(self._task)
+        return result, result
+
+    async def stop(self) -> None:
+        """Leave the run, which ends it if its spec says so."""
+        await self._engine.detach(self._spec.run_id, self._owner)
+
+    def untold(self) -> list[Item]:
+        """The log has it all."""
+        return []
+
+
+async def _no_events() -> AsyncGenerator[list[Item], None]:
+    return
+    yield
+
+
 # --- the turn --------------------------------------------------------------------------------------------------------
 
 
@@ -179,16 +295,15 @@ class Turn:
     adapter: APIServerAdapter
     request: web.Request
     spec: RunSpec
-    parse_options: RequestOptions
+    options: RequestOptions
     bind: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
     wait_s: float | None = -1.0
     ignored_messages: int = 0
     admission: Admission | None = None
-    queue: TurnQueue = field(default_factory=TurnQueue)
-    agent_ref: list[Any] = field(default_factory=lambda: [None])
-    _begun: dict[str, str] = field(default_factory=dict)
+    run: Run | None = None
+    ended: Outcome | None = None
 
     @property
     def session_id(self) -> str:
@@ -210,14 +325,14 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = resumed_admission() or await app.engine.admit(
+            self.admission = self.options.resumed or await app.engine.admit(
                 self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
             )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
-        self.admission.on_started = self.queue.wake
-        if resumed_admission() is None:
+        self.admission.read_by_client = True
+        if self.options.resumed is None:
             try:
                 await check_model(self.adapter, self.spec)
             except BaseException:
@@ -237,7 +352,7 @@ class Turn:
         held = self.admission.lease.begun if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
             await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
-        if spec.history is not None and not self._seeds():
+        if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
             begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.stores_runs else None
@@ -247,20 +362,22 @@ class Turn:
                 session = await self.adapter.session(spec.session_id) if spec.persist else None
             if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id, resumed_admission())
+            stored = await self.adapter.stored_history(spec.session_id, self.options.resumed)
             if begun is not None and stored:
                 begun.said = [*stored]
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
-        if resumed_admission() is None:
-            await self._answer_calls()
-            self._check_continued()
-        self.history += ({"role": "tool", **result} for result in self.spec.results)
-
-    def _seeds(self) -> bool:
-        return self.spec.base_id is not None and not self.bind
+        if self.options.resumed is None:
+            if self.history or spec.results:
+                await self._answer_calls()
+            last = self.history[-1] if self.history else {}
+            if spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
+                message = "The session does not end with an answer that can be gone on with; send a user message."
+                raise ApiError(400, message, "missing_user_message", "messages")
+        for result in self.spec.results:
+            self.history.append({"role": "tool", **result})
 
     async def _answer_calls(self) -> None:
         """Every call that the history leaves open must be answered, and nothing else."""
@@ -290,12 +407,6 @@ class Turn:
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
 
-    def _check_continued(self) -> None:
-        last = self.history[-1] if self.history else {}
-        if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
-            message = "The session does not end with an answer that can be gone on with; send a user message."
-            raise ApiError(400, message, "missing_user_message", "messages")
-
     async def _answer_again(self) -> bool:
         """Go back to calls that were answered before, if those are what the outputs are for."""
         spec, begun = self.spec, self.admission.lease.begun if self.admission else None
@@ -312,67 +423,88 @@ class Turn:
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def arguments(self, *, streamed: bool, thoughts: bool = False) -> dict[str, Any]:
-        """What `_run_agent` is called with."""
-        queue, callbacks = self.queue, {}
-        if self.admission is not None:
-            self.admission.start_may_wait = self.bind and not streamed and RECORDING.get() is None
-        if streamed:
-            callbacks = {
-                "stream_delta_callback": lambda text: queue.put(text) if text is not None else None,
-                "tool_start_callback": self._tool_started,
-                "tool_complete_callback": self._tool_finished,
-            }
-            if thoughts:
-                callbacks["tool_progress_callback"] = self._progressed
-        return {
-            "user_message": self.spec.user_message,
-            "conversation_history": self.history,
-            "ephemeral_system_prompt": self.spec.instructions,
-            "session_id": self.spec.session_id,
-            "gateway_session_key": self.spec.session_key,
-            "agent_ref": self.agent_ref,
-            "admission": self.admission,
-            "spec": self.spec,
-            **callbacks,
-        }
+    async def start(self, *, streamed: bool) -> Run:
+        """Begin the turn. Whatever keeps it from beginning is its result."""
+        if self.run is None:
+            self.run = self.adapter.replaced_run(self, streamed=streamed)
+        if self.run is None:
+            assert self.admission is not None
+            self.admission.start_may_wait = self.bind and not streamed and self.options.recording is None
+            self.run = EngineRun(self.spec, self.admission)
+        await self.run.start()
+        return self.run
 
-    def _tool_started(self, call_id: str, name: str, args: Any) -> None:
-        """A call as a stand-in reports it, in the form in which the log does. Tools of our own are not shown."""
-        if not name.startswith("_"):
-            self._begun[call_id] = name
-            data = {"call_id": call_id, "name": name, "args": args, "preview": preview(args)}
-            self.queue.put(Event("", "tool.started", 0, data))
-
-    def _tool_finished(self, call_id: str, name: str, args: Any, result: Any) -> None:
-        if self._begun.pop(call_id, None) is not None:
-            data = {"call_id": call_id, "name": name, "status": "ok", "duration_ms": 0, "content": str(result)}
-            self.queue.put(Event("", "tool.finished", 0, data))
-
-    def _progressed(self, event: str, tool_name: str = "", preview: str | None = None, *_: Any, **__: Any) -> None:
-        if event == "reasoning.available":
-            data = {"message_id": "", "reasoning": preview or ""}
-            self.queue.put(Event("", "reasoning.completed", 0, data))
-
-    async def run(self) -> Outcome:
+    async def finish(self) -> Outcome:
         """Run the turn and wait for its end; whoever leaves meanwhile has it stopped, or lets it go on."""
-        task = asyncio.ensure_future(self.adapter._run_agent(**self.arguments(streamed=False)))
         try:
-            await asyncio.wait([task])
+            await self.start(streamed=False)
+            return await self.outcome()
         except asyncio.CancelledError:
-            await self.leave(task)
+            await self.leave()
             raise
-        return await self.ended(task)
 
-    def hold(self, stream: EventStream) -> None:
-        """Let the head of a stream, which names the run, wait until the run can be found after a crash."""
-        if self.admission is not None and self.adapter.uses_run_engine:
-            stream.hold()
-
-    async def ended(self, task: asyncio.Future[Any]) -> Outcome:
-        """How the turn ended, whatever way it did."""
+    async def stream(
+        self,
+        renderer: TurnRenderer,
+        headers: Mapping[str, str],
+        rows: frozenset[str] = frozenset(),
+        recorder: Recorder | None = None,
+    ) -> web.StreamResponse:
+        """Stream the turn through a renderer, to its end or to that of the client."""
+        stream = self.adapter.stream(self.request, headers)
         try:
-            result, usage = await task
+            run = await self.start(streamed=True)
+            if run.recorded:  # the head names the run, so it waits until that can be found after a crash
+                stream.hold()
+            if recorder is not None:
+                await recorder.begin(renderer)
+            async with stream:
+                last = await self.render(renderer, stream, rows, recorder)
+                await stream.write(last + renderer.closing, last=True)
+        except (ClientGone, asyncio.CancelledError) as error:
+            await (recorder.lose(renderer) if recorder is not None else self.leave())
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        return stream.response
+
+    async def render(
+        self,
+        renderer: TurnRenderer,
+        stream: Writer | None,
+        rows: frozenset[str] = frozenset(),
+        recorder: Recorder | None = None,
+    ) -> bytes:
+        """Carry all of a turn that has begun through a renderer; what is left to be told at the end.
+
+        The recorder keeps the end before it is told.
+        """
+        assert self.run is not None
+        for data in renderer.begin():
+            if stream is not None:
+                await stream.write(data)
+        on_end = None if recorder is None else partial(recorder.end, renderer)
+        sink = None if stream is None else inline_sink(renderer, stream)
+        if await forward(self.run.events(rows, sink), renderer, stream, on_end):
+            return b""
+        data = renderer.finish(await self.streamed_outcome())
+        if on_end is not None:
+            await on_end()
+        return data
+
+    async def streamed_outcome(self) -> Outcome:
+        """How the turn ended, for a stream: there even a refusal is told as an end."""
+        if self.ended is None:
+            try:
+                self.ended = await self.outcome()
+            except ApiError as error:
+                self.ended = Outcome(code=error.code, error=error.message, failed=True)
+        return self.ended
+
+    async def outcome(self) -> Outcome:
+        """How the turn ended, whatever way it did."""
+        assert self.run is not None
+        try:
+            result, usage = await self.run.result()
         except Refused as error:
             raise outcome.refusal(error) from None
         except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
@@ -380,10 +512,10 @@ class Turn:
                 log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
             return outcome.raised(error, self.adapter.redact)
         limited = self.spec.max_output_tokens is not None
-        found = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
-        if found.calls and not self.spec.persist:  # no session holds what the client's results belong to
-            await self._suspend([call["id"] for call in found.calls], found.messages or [])
-        return found
+        ended = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        if ended.calls and not self.spec.persist:  # no session holds what the client's results belong to
+            await self._suspend([call["id"] for call in ended.calls], ended.messages or [])
+        return ended
 
     async def _suspend(self, call_ids: list[str], messages: list[Message]) -> None:
         """Keep what the client cannot send back: the server's own calls, if there are any."""
@@ -395,20 +527,20 @@ class Turn:
             except StoreError as error:  # a client that sends all messages again needs none of it
                 log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
 
-    async def leave(self, task: asyncio.Future[Any]) -> None:
+    async def leave(self) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
-        await run_uncancellable(self._leave(task))
+        await run_uncancellable(self._leave())
 
-    async def _leave(self, task: asyncio.Future[Any]) -> None:
-        if self.spec.on_detach == "continue":
-            # It is to end by itself, which it can once it is the engine's own.
-            while not task.done() and not (self.admission is not None and self.admission.begun):
-                await asyncio.wait([task], timeout=GRACE_POLL_S)
-        followed = self.spec.on_detach != "continue" and await self._is_joined()
-        if not task.done():
-            goes_on = followed or self.spec.on_detach == "continue"
-            self.adapter.metrics.counts["disconnects"]["detach" if goes_on else "interrupt",] += 1
-        await leave(task, self.agent_ref, followed)
+    async def _leave(self) -> None:
+        run = self.run
+        if run is None or run.done:
+            return
+        goes_on = self.spec.on_detach == "continue"
+        followed = not goes_on and await self._is_joined()
+        if not run.done:
+            self.adapter.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
+        if not followed:
+            await run.stop()
 
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""
@@ -456,19 +588,6 @@ class Turn:
         return headers
 
 
-async def ended_of(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
-    """How a turn ended, for a stream: there even a refusal is told as an end."""
-    try:
-        if turn is not None:
-            return await turn.ended(task)
-        result, usage = await task
-    except ApiError as error:
-        return Outcome(code=error.code, error=error.message, failed=True)
-    except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
-        return outcome.raised(error, adapter.redact)
-    return outcome.outcome_of(result, usage, adapter.redact)
-
-
 async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
     """Do this to its end, however often whoever waits for it is cancelled; then the cancellation goes on."""
     done, cancelled = asyncio.ensure_future(work), None
@@ -480,17 +599,6 @@ async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
     done.result()
     if cancelled is not None:
         raise cancelled
-
-
-async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, is_resumed: bool = False) -> None:
-    """Stop a turn whose client has gone. A real run hears of it by its task, a stand-in by its agent."""
-    if task.done() or is_resumed:
-        return
-    if agent_ref and agent_ref[0] is not None:
-        agent_ref[0].interrupt("SSE client disconnected")
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task
 
 
 async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
@@ -539,9 +647,3 @@ def answered_again(
         again = [given.get(i) or {k: v for k, v in output.items() if k != "role"} for i, output in clients.items()]
         return [*messages[: at + 1], *own], tuple(again)
     return None
-
-
-def preview(args: Any) -> str:
-    """A line that says what a call is about: its first argument that is text."""
-    values = args.values() if isinstance(args, Mapping) else ()
-    return next((value.splitlines()[0][:200] for value in values if isinstance(value, str) and value.strip()), "")

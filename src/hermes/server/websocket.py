@@ -20,7 +20,6 @@ from hermes.server.prepared_response import PreparedResponse, prepare
 from hermes.server.render_responses import socket_frame
 from hermes.server.request_bodies import as_object, flag_of, parse
 from hermes.server.response_record import transcript
-from hermes.server.responses import run
 from hermes.server.routes import route
 from hermes.server.sse import ClientGone
 from hermes.store.base import StoreError
@@ -59,12 +58,20 @@ async def responses_websocket(adapter: APIServerAdapter, request: web.Request) -
 class _Writer:
     """Sends the events of one response."""
 
-    frame = staticmethod(socket_frame)
+    ready = False
 
     def __init__(self, socket: web.WebSocketResponse, stall_s: float) -> None:
         self._socket, self._stall_s = socket, stall_s
 
-    async def __call__(self, data: bytes) -> None:
+    def write_now(self, data: bytes) -> None:
+        """It is never ready to."""
+        raise NotImplementedError
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+    async def write(self, data: bytes) -> None:
+        """Send some events."""
         try:
             async with asyncio.timeout(self._stall_s):
                 for line in data.splitlines():
@@ -181,7 +188,7 @@ class _Connection:
         try:
             await work.admit()
             write = _Writer(self._socket, self._adapter.option("write_stall_seconds"))
-            renderer, ended = await run(self._adapter, work, write)
+            renderer, ended = await work.run(write, frame=socket_frame), await work.turn.streamed_outcome()
         except BaseException:
             self._memory.pop(before or "", None)
             raise
@@ -195,9 +202,9 @@ class _Connection:
     async def _warm_up(self, work: PreparedResponse) -> None:
         """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
         kept, write = work.kept, _Writer(self._socket, self._adapter.option("write_stall_seconds"))
-        renderer = await kept.renderer(self._adapter, frame=write.frame)
+        renderer = await kept.renderer(self._adapter, frame=socket_frame)
         for data in renderer.begin():
-            await write(data)
+            await write.write(data)
         data = renderer.finish(Outcome())
         chain = work.chain or {}
         said = list(work.turn.spec.history or ())
@@ -209,7 +216,7 @@ class _Connection:
         self._memory = {kept.response_id: record}
         if kept.store:
             await self._adapter.stored_responses.put(kept.response_id, record)
-        await write(data)
+        await write.write(data)
 
     def _remember(self, work: PreparedResponse, response: Json, ended: Any) -> None:
         kept = work.kept
