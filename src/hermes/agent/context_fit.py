@@ -43,7 +43,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
 
 def _overflow(turn: Turn, words: str) -> Failure:
     provider = turn.route.provider
-    return explain("context_overflow", status=None, provider=provider, words=words, has_text=False, own_limit=False)
+    return explain("context_overflow", provider, words=words, has_text=False)
 
 
 def budget(turn: Turn) -> compress.Budget:

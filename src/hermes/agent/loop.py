@@ -207,8 +207,7 @@ class TurnLoop:
             self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
             return await close_cancelled(turn, answered, whole)
         kind: Kind = resumed.verdict if resumed.verdict != "go_on" else "server_restarted"
-        provider, has_text = turn.route.provider, answered is not None or whole is not None
-        failure = explain(kind, status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+        failure = explain(kind, turn.route.provider, has_text=answered is not None or whole is not None)
         return await close_failed(turn, failure, answered, whole)
 
     # --- asking ---------------------------------------------------------------------------------------------------
@@ -379,8 +378,7 @@ class TurnLoop:
 
     async def _fail_kind(self, kind: Kind, said: StepResult, words: str = "") -> Result:
         """A failure of the turn itself; the message with its text is on record already."""
-        has_text, provider = bool(said.text), self._turn.route.provider
-        failure = explain(kind, status=None, provider=provider, words=words, has_text=has_text, own_limit=False)
+        failure = explain(kind, self._turn.route.provider, words=words, has_text=bool(said.text))
         return await close_failed(self._turn, failure, said=said)
 
     async def _fail(self, answered: StepResult) -> Result:

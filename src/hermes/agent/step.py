@@ -346,8 +346,8 @@ class ModelStep:
         own_limit = turn.own_limit and kind == "truncated_text"
         failure = explain(
             kind,
+            turn.route.provider,
             status=facts.status,
-            provider=turn.route.provider,
             words=turn.live.secrets.redact(facts.message),
             has_text=bool(self._text),
             own_limit=own_limit,

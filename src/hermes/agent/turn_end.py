@@ -9,7 +9,7 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import StepResult
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
-from hermes.core.failures import Failure, explain, sentence
+from hermes.core.failures import KINDS, Failure, error_code, explain
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE, Result
 from hermes.runs.jobs import has_own_session, is_silent
@@ -18,12 +18,6 @@ from hermes.store.base import LeaseLost, Row, StoreError
 log = logging.getLogger(__name__)
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
 _MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
-_FINISH = {
-    "truncated_text": "length",
-    "truncated_tool": "length",
-    "answer_too_long": "length",
-    "filtered": "content_filter",
-}
 STOPPED = "[Stopped by the user.]"
 
 
@@ -97,8 +91,10 @@ async def close_failed(
         **_spent(turn),
     )
     faulty = turn.user_row if failure.kind in _MESSAGE_FAULTS else None
-    message = f"[The turn failed: {sentence(failure.kind)}]"
-    row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), message, said=said, faulty=faulty)
+    kind = KINDS[failure.kind]
+    finish = "error" if failure.kind == "max_iterations" else error_code(kind.code).finish_reason
+    message = f"[The turn failed: {kind.sentence}]"
+    row = await _close(turn, event, answered, finish, message, said=said, faulty=faulty)
     return result(
         turn,
         text=text,
@@ -114,8 +110,7 @@ async def close_failed(
 
 async def close_without_store(turn: Turn, answered: StepResult | None) -> Result:
     """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
-    provider, has_text = turn.route.provider, answered is not None
-    failure = explain("store_unavailable", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+    failure = explain("store_unavailable", turn.route.provider, has_text=answered is not None)
     try:
         return await close_failed(turn, failure, answered)
     except LeaseLost:
@@ -125,7 +120,7 @@ async def close_without_store(turn: Turn, answered: StepResult | None) -> Result
             turn,
             text=answered.text if answered else "",
             failed=True,
-            partial=has_text,
+            partial=answered is not None,
             error=failure.message,
             error_code=failure.code,
             failure=failure.kind,
@@ -137,7 +132,7 @@ async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: 
     stop, spec = turn.live.controls.stop, turn.live.spec
     text = answered.text if answered else said.text if said else ""
     if stop.reason == "deadline":
-        failure = _deadline(turn, bool(text))
+        failure = explain("deadline", turn.route.provider, has_text=bool(text))
         return await close_failed(turn, failure, answered)
     if stop.reason == "server_shutdown" and spec.on_detach == "continue" and spec.persist:
         await turn.live.log.emit("run.interrupted")
@@ -157,11 +152,6 @@ async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: 
         error_code=code,
         failure="interrupted",
     )
-
-
-def _deadline(turn: Turn, has_text: bool) -> Failure:
-    provider = turn.route.provider
-    return explain("deadline", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
 
 
 async def _close(
