@@ -21,6 +21,7 @@ from hermes.core.burst_cache import BurstCache
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, resolve
 from hermes.core.limits import BUSY_TURNS
+from hermes.core.result import Result
 from hermes.core.spec import RouteChoice, RunSpec
 from hermes.core.threads import Threads
 from hermes.guards.network import Network
@@ -30,7 +31,7 @@ from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
 from hermes.providers.routes import primary
-from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
+from hermes.runs.engine import EngineLimits, LiveRun, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.scheduler import Scheduler

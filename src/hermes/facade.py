@@ -20,11 +20,12 @@ from hermes.core.errors import HermesError
 from hermes.core.events import Event
 from hermes.core.home import Home
 from hermes.core.limits import QUEUE_EVENTS_MAX
+from hermes.core.result import Result
 from hermes.core.spec import Content, Control, RouteChoice, RunSpec
 from hermes.core.text import text_of
 from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
-from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
+from hermes.runs.engine import Admission, LiveRun, RunEngine
 from hermes.store.engine import Engine
 from hermes.store.repository import Repository
 

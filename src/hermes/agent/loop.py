@@ -24,11 +24,12 @@ from hermes.core.failures import Failure, Kind, explain
 from hermes.core.ids import random_hex
 from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.core.message_marks import SUMMARY_MARK
+from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
 from hermes.runs.control import Stopped
-from hermes.runs.engine import LiveRun, Result
+from hermes.runs.engine import LiveRun
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError

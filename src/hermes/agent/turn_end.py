@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
@@ -10,8 +12,9 @@ from hermes.agent.step import StepResult
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import KINDS, Failure, error_code, explain
+from hermes.core.result import Message, Result
 from hermes.core.stream_parts import Assembled, ToolCall
-from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE, Result
+from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
 
@@ -39,13 +42,7 @@ async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolC
             raise
         log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
         turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
-    return result(
-        turn,
-        text=answered.text,
-        reasoning=_reasoning(answered.row),
-        completed=True,
-        pending_calls=calls,
-    )
+    return _result(turn, answered.text, answered.row, calls=calls)
 
 
 async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[str, Any]]) -> None:
@@ -95,17 +92,7 @@ async def close_failed(
     finish = "error" if failure.kind == "max_iterations" else error_code(kind.code).finish_reason
     message = f"[The turn failed: {kind.sentence}]"
     row = await _close(turn, event, answered, finish, message, said=said, faulty=faulty)
-    return result(
-        turn,
-        text=text,
-        reasoning=_reasoning(row),
-        failed=not failure.partial_only,
-        retry_after_s=failure.retry_after_s,
-        partial=bool(text) or failure.partial_only,
-        error=failure.message,
-        error_code=failure.code,
-        failure=failure.kind,
-    )
+    return _result(turn, text, row, failure)
 
 
 async def close_without_store(turn: Turn, answered: StepResult | None) -> Result:
@@ -116,15 +103,7 @@ async def close_without_store(turn: Turn, answered: StepResult | None) -> Result
     except LeaseLost:
         raise
     except StoreError:
-        return result(
-            turn,
-            text=answered.text if answered else "",
-            failed=True,
-            partial=answered is not None,
-            error=failure.message,
-            error_code=failure.code,
-            failure=failure.kind,
-        )
+        return _result(turn, answered.text if answered else "", failure=failure)
 
 
 async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: StepResult | None = None) -> Result:
@@ -134,24 +113,17 @@ async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: 
     if stop.reason == "deadline":
         failure = explain("deadline", turn.route.provider, has_text=bool(text))
         return await close_failed(turn, failure, answered)
+    failure = explain("interrupted", turn.route.provider, has_text=bool(text))
+    if stop.reason == "server_shutdown":
+        failure = replace(failure, code="server_shutdown")
     if stop.reason == "server_shutdown" and spec.on_detach == "continue" and spec.persist:
         await turn.live.log.emit("run.interrupted")
-        return result(turn, text=text, partial=bool(text), interrupted=True, error_code="server_shutdown")
+        return {**_result(turn, text, failure=failure), "error": None, "failure": None}
     event = turn.live.log.event(
         "run.cancelled", by=stop.by, reason=stop.reason, partial_row=None, text_length=len(text), **_spent(turn)
     )
     row = await _close(turn, event, answered, "interrupted", STOPPED, said=said)
-    code = "server_shutdown" if stop.reason == "server_shutdown" else "interrupted"
-    return result(
-        turn,
-        text=text,
-        reasoning=_reasoning(row),
-        partial=bool(text),
-        interrupted=True,
-        error="The turn was stopped.",
-        error_code=code,
-        failure="interrupted",
-    )
+    return _result(turn, text, row, failure)
 
 
 async def _close(
@@ -238,55 +210,44 @@ def _steers(turn: Turn) -> str | None:
     return "\n".join(text for _, text in turn.live.controls.steers) or None
 
 
-def _reasoning(row: Row | None) -> str | None:
-    return row.reasoning if row is not None else None
-
-
-def result(
-    turn: Turn,
-    *,
-    text: str = "",
-    reasoning: str | None = None,
-    completed: bool = False,
-    partial: bool = False,
-    failed: bool = False,
-    interrupted: bool = False,
-    error: str | None = None,
-    error_code: str | None = None,
-    failure: str | None = None,
-    retry_after_s: float | None = None,
-    pending_calls: list[dict[str, Any]] | None = None,
+def _result(
+    turn: Turn, text: str, row: Row | None = None, failure: Failure | None = None, calls: Sequence[Message] = ()
 ) -> Result:
-    """What the caller gets; every ending has every key."""
-    totals = turn.totals
+    totals, counts = turn.totals, turn.totals.counts
+    partial_only = failure is not None and failure.partial_only
+    interrupted = failure is not None and failure.kind == "interrupted"
     return {
         "final_response": text,
-        "last_reasoning": reasoning,
+        "last_reasoning": row.reasoning if row is not None else None,
         "messages": turn.messages,
         "api_calls": totals.calls,
-        "completed": completed,
-        "partial": partial,
-        "failed": failed,
+        "completed": failure is None,
+        "partial": failure is not None and (bool(text) or partial_only),
+        "failed": failure is not None and not interrupted and not partial_only,
         "interrupted": interrupted,
-        "error": error,
-        "error_code": error_code,
-        "failure": failure,
-        "retry_after_s": retry_after_s,
+        "error": failure.message if failure else None,
+        "error_code": failure.code if failure else None,
+        "failure": failure.kind if failure else None,
+        "retry_after_s": failure.retry_after_s if failure else None,
         "run_id": turn.live.spec.run_id,
         "session_id": turn.live.spec.session_id,
         "model": turn.route.model,
         "provider": turn.route.provider,
-        "pending_calls": pending_calls or [],
+        "pending_calls": [*calls],
         "pending_steer": _steers(turn),
         "ignored_options": sorted(turn.options_told),
         "warnings": [
-            {"code": code, "message": words}
-            for code, words in turn.live.notices
-            if (code, words) == STORE_UNAVAILABLE_NOTICE
+            {"code": notice[0], "message": notice[1]}
+            for notice in turn.live.notices
+            if notice == STORE_UNAVAILABLE_NOTICE
         ],
-        **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
+        "input_tokens": counts["input_tokens"],
+        "output_tokens": counts["output_tokens"],
+        "total_tokens": counts["total_tokens"],
         "usage_details": {
-            **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},
+            "cache_read_tokens": counts["cache_read_tokens"],
+            "cache_write_tokens": counts["cache_write_tokens"],
+            "reasoning_tokens": counts["reasoning_tokens"],
             "cost_usd": totals.cost_usd,
         },
     }

@@ -20,6 +20,7 @@ from hermes.bus.peers import Operation, Peers, PeerServer
 from hermes.core.events import Event, RunState
 from hermes.core.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.core.processes import booted_at, is_gone, this_process
+from hermes.core.result import Result as Result
 from hermes.core.spec import Applied, Control, RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.control import RunControls
@@ -41,16 +42,15 @@ Refusal = Literal[
     "idempotency_key_conflict",
     "session_db_unavailable",
 ]
-Result = dict[str, Any]
 STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 # The last event of a run that failed for want of its store, and what one says that has nothing to tell.
-_STORE_FAILED: Result = {
+_STORE_FAILED: dict[str, Any] = {
     "failure": "store_unavailable",
     "code": "session_db_unavailable",
     "error": "The store cannot be written to.",
     "retryable": True,
 }
-_NOTHING: Result = {"partial_row": None, "text_length": 0, "usage": {}}
+_NOTHING: dict[str, Any] = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 class Refused(Exception):
@@ -772,7 +772,7 @@ class RunEngine:
             return
         message = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, message)
-        end: Result = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
         if isinstance(sys.exception(), StoreError):
             end = _STORE_FAILED
         try:

@@ -503,7 +503,7 @@ class APIServerAdapter:
         admission: Admission | None = None,
         spec: RunSpec | None = None,
         **callbacks: Any,
-    ) -> tuple[Message, dict[str, int]]:
+    ) -> tuple[Mapping[str, Any], dict[str, int]]:
         """Run a turn: its result, and its tokens.
 
         A turn with an admission is a run of the engine, and is followed in its log instead of by callbacks.
