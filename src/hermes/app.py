@@ -145,7 +145,6 @@ class App:
 
     @property
     def settings(self) -> config.Settings:
-        """The settings as they stand."""
         return self.services.lately(config.reload_if_changed, self._reload)
 
     @property
@@ -214,7 +213,6 @@ class App:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
-        """End runs, connections and threads."""
         self._guard = None
         if self._closed:
             return

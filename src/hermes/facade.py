@@ -354,12 +354,10 @@ class AIAgent(SingleCalls):
             close()
 
     def clear_interrupt(self) -> None:
-        """Forget that a stop was asked for."""
         self._interrupt_requested = False
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a stop was asked for."""
         return self._interrupt_requested
 
     def steer(self, text: str) -> bool:
@@ -372,14 +370,12 @@ class AIAgent(SingleCalls):
         self._send(Control("interrupt", {"message": message} if message else {}), turns)
 
     def _send(self, control: Control, turns: Sequence[_Turn] | None = None) -> bool:
-        """To these turns, or to all that are under way."""
         runs = [turn.run for turn in (tuple(self._turns) if turns is None else turns) if turn.run is not None]
         for engine, run_id, loop in runs:
             asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
         return bool(runs)
 
     def close(self) -> None:
-        """Let go of what this object holds."""
         client, self._anthropic_client = self._anthropic_client, None
         if client is not None and callable(close := getattr(client, "close", None)):
             close()

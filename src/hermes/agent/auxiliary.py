@@ -56,7 +56,6 @@ class Auxiliary:
         return await self.ask("title_generation", system, [{"role": "user", "content": text}], 64)
 
     async def describe(self, image: Message) -> str:
-        """An image in words."""
         system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
         got = await self.ask("vision", system, [{"role": "user", "content": [image]}], 1024)
         if got is None:
@@ -122,7 +121,6 @@ def names_session(turn: Turn) -> bool:
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    """What the user said first."""
     return next((text for m in messages if m["role"] == "user" and (text := text_of(m["content"])).strip()), "")
 
 

@@ -44,7 +44,7 @@ _TOO_LONG = "The answer has more characters than it may have."
 
 
 class AnswerTooLong(TransportError):
-    """More came than an answer may have."""
+    pass
 
 
 class Caller:
@@ -74,7 +74,6 @@ class Caller:
         *,
         streaming: bool,
     ) -> Attempt:
-        """One request and its answer, assembled as it comes."""
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
         try:
@@ -195,7 +194,6 @@ class Caller:
 
 
 async def carry(deltas: Iterable[Delta], deliver: Deliver) -> None:
-    """Deliver one after the other."""
     for delta in deltas:
         if (work := deliver(delta)) is not None:
             await work

@@ -57,7 +57,6 @@ class Arrived:
         return found
 
     def row(self, session_id: str, message: dict[str, Any]) -> Row:
-        """The row of one of them."""
         row = row_of_message(session_id, message)
         if (given := self.given.get(id(message))) is not None and row.role == "assistant":
             row.content, row.api_content = given["content"], row.content
@@ -151,7 +150,6 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def folder_of(home: Home, session_id: str) -> Path:
-    """Where the files of a session lie."""
     return home.uploads / folder_name(session_id)
 
 

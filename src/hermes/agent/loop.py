@@ -95,8 +95,6 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
 
 
 class TurnLoop:
-    """Asking and acting, in turns, until there is an answer."""
-
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
         self._spec, self._log = turn.live.spec, turn.live.log
@@ -118,7 +116,6 @@ class TurnLoop:
             self.__dict__.pop(name, None)
 
     async def run(self) -> Result:
-        """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
         notices = turn.services.desks.notices(self._spec.owner, self._spec.session_id)

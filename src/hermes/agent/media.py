@@ -114,11 +114,9 @@ class MediaExporter:
 
     @property
     def world(self) -> RunResources:
-        """What the turn's tools can reach."""
         return self._world()
 
     def end(self) -> None:
-        """No more files are asked for."""
         del self._world
 
     async def made(self, path: str) -> str | None:

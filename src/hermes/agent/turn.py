@@ -52,19 +52,15 @@ class RouteHealth:
         self._rests: dict[object, float] = {}
 
     def dropped(self, route: Route) -> frozenset[str]:
-        """Options that the route has refused."""
         return frozenset(self._dropped.get(route.key, ()))
 
     def drop(self, route: Route, option: str) -> None:
-        """Never send this option there again."""
         self._dropped.setdefault(route.key, set()).add(option)
 
     def rest(self, thing: object, seconds: float) -> None:
-        """Leave a credential or a route alone for a while."""
         self._rests[thing] = time.monotonic() + seconds
 
     def is_cooling_down(self, thing: object) -> bool:
-        """Whether it is to be left alone."""
         return self._rests.get(thing, 0.0) > time.monotonic()
 
 
@@ -113,7 +109,6 @@ class Totals:
             self.cost_usd = (self.cost_usd or 0.0) + usage["cost_usd"]
 
     def as_dict(self) -> dict[str, Any]:
-        """For events."""
         return {**self.counts, "cost_usd": self.cost_usd}
 
 
@@ -157,42 +152,34 @@ class Turn:
 
     @property
     def route(self) -> Route:
-        """Where the model is asked now."""
         return self.routes[self.at]
 
     @property
     def provider(self) -> Provider:
-        """The translator of the present route."""
         return provider_for(self.route.api_mode)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the present model can do."""
         return capabilities_of(self.route)
 
     @property
     def window(self) -> int:
-        """The present model's window."""
         return self.window_of(self.route)
 
     @staticmethod
     def window_of(route: Route) -> int:
-        """How much the model of a route takes in."""
         return route.window_tokens or capabilities_of(route).window
 
     @property
     def steps_max(self) -> int:
-        """How many steps the turn may take."""
         return self.live.spec.max_iterations or int(self.settings.get("agent.max_turns"))
 
     @property
     def own_limit(self) -> bool:
-        """Whether the caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
     @property
     def wants_json(self) -> bool:
-        """Whether the caller asked for JSON as the answer."""
         return (self.live.spec.response_format or {}).get("type") in ("json_object", "json_schema")
 
     def equip(self, tools: dict[str, ToolDef]) -> None:
@@ -207,7 +194,6 @@ class Turn:
         self.schemas, self.schemas_tokens = _in_order(shown)
 
     def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
-        """The next request in canonical form."""
         spec = self.live.spec
         messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
         messages = messages if self.capabilities.images else unseen(messages)

@@ -286,7 +286,6 @@ def _mention(name: str, text: str) -> re.Match[str] | None:
 
 
 def refuses_streaming(message: str) -> bool:
-    """Whether these words say that streaming is not to be had."""
     return bool(_NO_STREAM.search(message))
 
 

@@ -58,15 +58,12 @@ _VERSION_HEADER = {"anthropic-version": VERSION}
 
 
 class AnthropicMessages:
-    """Translates between our parts and messages."""
-
     api_mode = API_MODE
     ends = frozenset({"message_stop"})
     texts = None  # no event is told by its text alone
     strips_prefill = True
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
         facts = facts_for(route.model)
         choice = _tool_choice(prompt, facts)
         limit = output_limit(facts, prompt.max_output, route.max_output_tokens, route.window_tokens)
@@ -93,12 +90,10 @@ class AnthropicMessages:
         return post(route, _url(route.base_url), body, _secret(credential), _VERSION_HEADER, without)
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
         base = _url(route.base_url).removesuffix("/messages")
         return get(f"{base}/models?limit=1000", route, _VERSION_HEADER, _secret(credential))
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one event or of a whole message."""
         data = event.data
         if type(data) is not dict:
             return ()
@@ -109,11 +104,9 @@ class AnthropicMessages:
         return read(data) if read is not None else ()
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
         return refusal_facts(status, headers, body)
 
     def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
         return capabilities_for(model, OPTIONS)
 
 

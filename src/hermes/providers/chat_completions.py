@@ -62,14 +62,11 @@ OPTIONS = SAMPLING
 
 
 class ChatCompletions:
-    """Translates between our parts and chat completions."""
-
     api_mode = API_MODE
     ends: frozenset[str] = frozenset()
     strips_prefill = False
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
         facts = facts_for(route.model)
         body: JsonObject = {
             "model": route.model,
@@ -101,11 +98,9 @@ class ChatCompletions:
         )
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
         return get(endpoint(route.base_url, "/models"), route, bearer(credential))
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one chunk or of a whole body."""
         return _answer(event.data, event.whole) if type(event.data) is dict else ()
 
     def texts(self, events: Sequence[bytes], at: int) -> list[str]:
@@ -127,11 +122,9 @@ class ChatCompletions:
         return found
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
         return refusal_facts(status, headers, body)
 
     def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
         return capabilities_for(model, OPTIONS)
 
 

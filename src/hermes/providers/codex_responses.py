@@ -61,15 +61,12 @@ OPTIONS = frozenset(
 
 
 class CodexResponses:
-    """Translates between our parts and responses."""
-
     api_mode = API_MODE
     ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
     texts = None  # no event is told by its text alone
     strips_prefill = False
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
         sampling = sampling_sent(prompt, self.capabilities(route.model))
         facts = facts_for(route.model)
         custom = frozenset(tool.name for tool in prompt.tools if tool.format) if facts.custom_tools else _NO_TOOLS
@@ -104,11 +101,9 @@ class CodexResponses:
         )
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
         return get(endpoint(route.base_url, "/models"), route, bearer(credential))
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one event or of a whole response."""
         data = event.data
         if type(data) is not dict:
             return ()
@@ -121,11 +116,9 @@ class CodexResponses:
         return [server_error(data)] if data.get("error") and kind is None else ()
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
         return refusal_facts(status, headers, body)
 
     def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
         return capabilities_for(model, OPTIONS)
 
 
@@ -211,7 +204,6 @@ def _input(prompt: Prompt, custom: frozenset[str]) -> list[JsonObject]:
 
 
 def _content(content: Any) -> str | list[JsonObject]:
-    """A string stays a string; parts become input parts."""
     if not isinstance(content, list):
         return text_of(content)
     return [_part(part) for part in content_parts(content)]

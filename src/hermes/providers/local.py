@@ -53,8 +53,6 @@ _NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_b
 
 
 class Local:
-    """The translator for the local model."""
-
     api_mode = "local"
     ends: frozenset[str] = frozenset()
     strips_prefill = False
@@ -84,20 +82,16 @@ class Local:
         )
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the model there is."""
         return get(endpoint(route.base_url, "/v1/models"), route)
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one chunk."""
         return chat_completions.PROVIDER.parts(event)
 
     @property
     def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
-        """The texts of chunks that are nothing else."""
         return chat_completions.PROVIDER.texts
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
         return refusal_facts(status, headers, body)
 
     def capabilities(self, model: str) -> Capabilities:

@@ -75,7 +75,6 @@ def listed(settings: Settings) -> dict[str, str]:
 
 
 def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
-    """Provider and model of each fallback that has no address of its own."""
     entries = map(_fallback_entry, settings.get("fallback_providers") or [])
     named = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
     return [(str(provider), str(model or "")) for provider, model in named if provider]
