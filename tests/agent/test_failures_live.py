@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from hermes.agent import call, prompt
+from hermes.agent import prompt
+from hermes.core import limits
 from hermes.core.limits import REASONING_EXCERPT_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 from hermes.core.spec import RouteChoice
 from hermes.guards.secrets import Secrets
@@ -1042,7 +1043,7 @@ async def test_a_handler_sees_every_attempt_with_its_own_number(house: House, se
 async def test_every_thirty_seconds_of_silence_are_told(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call, "MODEL_WAITING_S", 0.05)
+    monkeypatch.setattr(limits, "MODEL_WAITING_S", 0.05)
     server.script = [Reply(text="Done.", delay_s=0.18)]
     ran = await house.run(server)
     told = [notice["code"] for notice in ran.of("notice")]

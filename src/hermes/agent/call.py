@@ -10,20 +10,13 @@ from typing import Any
 import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
+from hermes.core import limits
 from hermes.core.failures import FailureFacts
-from hermes.core.limits import (
-    ANSWER_CHARS_MAX,
-    COMMENTS_STRETCH,
-    EVENT_BYTES_MAX,
-    ITEMS_AT_ONCE_MAX,
-    MODEL_WAITING_S,
-    QUIET_LINES_MAX,
-)
 from hermes.core.stream_parts import Finish, Text
 from hermes.core.text import whole_tree
 from hermes.http_client.client import Transport
 from hermes.http_client.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
-from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
+from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest, refusal_facts
 from hermes.providers.chunk_reader import ChunkReader, decode
 from hermes.runs.control import Stop, Stopped
 
@@ -58,7 +51,7 @@ class Caller:
         *,
         joins: bool = False,
         at_once: Callable[[str], bool] | None = None,
-        chars_max: int = ANSWER_CHARS_MAX,
+        chars_max: int = limits.ANSWER_CHARS_MAX,
     ) -> None:
         self._stop, self._deliver, self._waiting = stop, deliver, waiting
         # Texts that come together are one; `at_once` says which of them can be delivered without being waited for.
@@ -85,12 +78,15 @@ class Caller:
                 silence.since = asyncio.get_running_loop().time()
                 if answer.status >= 300:
                     return Attempt(
-                        assembler, provider.facts(answer.status, answer.headers, await answer.body(EVENT_BYTES_MAX))
+                        assembler,
+                        refusal_facts(answer.status, answer.headers, await answer.body(limits.EVENT_BYTES_MAX)),
                     )
                 if answer.is_stream or (streaming and not answer.is_json):
                     await self._stream(answer, provider, assembler, timeouts.stale_s, silence)
                 else:
-                    for part in provider.parts(WireEvent("", decode(await answer.body(EVENT_BYTES_MAX)), whole=True)):
+                    for part in provider.parts(
+                        WireEvent("", decode(await answer.body(limits.EVENT_BYTES_MAX)), whole=True)
+                    ):
                         await carry(assembler.feed(part), self._deliver)
             facts = await self._end(assembler)
         except Stopped:
@@ -144,7 +140,7 @@ class Caller:
             try:
                 for pieces, parts in reader.feed(chunk):
                     texts += pieces
-                    if not pieces and not (events := events + 1) % ITEMS_AT_ONCE_MAX:
+                    if not pieces and not (events := events + 1) % limits.ITEMS_AT_ONCE_MAX:
                         await asyncio.sleep(0)  # let other tasks run
                     for part in parts:
                         brought = True
@@ -175,9 +171,9 @@ class Caller:
                 quiet_since, quiet_bytes, quiet_lines = last_part, 0, 0
             quiet_bytes += len(chunk)
             quiet_lines += chunk.count(b"\n")
-            if quiet_bytes > 2 * EVENT_BYTES_MAX or quiet_lines > QUIET_LINES_MAX:
+            if quiet_bytes > 2 * limits.EVENT_BYTES_MAX or quiet_lines > limits.QUIET_LINES_MAX:
                 raise StreamBroken(f"{quiet_bytes} bytes came with nothing of an answer.", answered=True)
-            if time() - last_part > stale_s * COMMENTS_STRETCH:
+            if time() - last_part > stale_s * limits.COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
@@ -206,17 +202,17 @@ class _Silence:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
-        self._timer = self._loop.call_later(MODEL_WAITING_S, self._look)
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S, self._look)
 
     def end(self) -> None:
         self._timer.cancel()
 
     def _look(self) -> None:
         silent = self._loop.time() - self.since
-        if silent >= MODEL_WAITING_S:
+        if silent >= limits.MODEL_WAITING_S:
             self._tell(silent)
             silent = 0.0
-        self._timer = self._loop.call_later(MODEL_WAITING_S - silent, self._look)
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S - silent, self._look)
 
 
 def facts_of(error: BaseException) -> FailureFacts:

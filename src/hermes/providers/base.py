@@ -213,8 +213,6 @@ class Provider(Protocol):
     def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
         """The texts of the events from this one on that are nothing else, as most are; at the next `parts` must look."""
 
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
-
     def capabilities(self, model: str) -> Capabilities: ...
 
 
