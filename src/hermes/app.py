@@ -85,15 +85,15 @@ class App:
             home=home,
             settings=self._current_settings,
             http=http,
-            carrier=lambda route, tell: self.local.telling(tell) if route.api_mode == "local" else http,
-            more_room=self.local.halve,
-            lists=ModelLists(home, http, files, self._in_background),
+            transport_for=lambda route, tell: self.local.telling(tell) if route.api_mode == "local" else http,
+            free_memory=self.local.halve,
+            model_lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
             threads=Threads(settings.get("agent.tool_threads")),
             files=files,
             background=self._in_background,
             outside=outside,
-            lately=BurstCache(lambda: self.engine.active > BUSY_TURNS),
+            burst_cache=BurstCache(lambda: self.engine.active > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.get("agent.delta_window_ms") / 1000
@@ -145,7 +145,7 @@ class App:
 
     @property
     def settings(self) -> config.Settings:
-        return self.services.lately(config.reload_if_changed, self._reload)
+        return self.services.burst_cache(config.reload_if_changed, self._reload)
 
     @property
     def secrets(self) -> Secrets:

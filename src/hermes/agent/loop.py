@@ -118,7 +118,7 @@ class TurnLoop:
     async def run(self) -> Result:
         turn = self._turn
         repairs = 0
-        notices = turn.services.desks.notices(self._spec.owner, self._spec.session_id)
+        notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id)
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
@@ -127,7 +127,7 @@ class TurnLoop:
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
                 self._log.step += 1
-            begun = turn.begun
+            begun = turn.prefix
             answered = picked_up or await self._ask(turn, tools=self._may_call())
             picked_up = None
             if answered.failure is not None:
@@ -179,7 +179,7 @@ class TurnLoop:
 
     def _said(self) -> StepResult | None:
         """The last message of the model in this turn."""
-        row, resumed = self._turn.said, self._live.resumption
+        row, resumed = self._turn.last_answer, self._live.resumption
         if row is None or resumed is None:
             return None
         calls = [ToolCall.from_dict(call) for call in row.tool_calls or ()]
@@ -244,7 +244,7 @@ class TurnLoop:
             tool_calls=calls or None,
             opaque=opaque,
         )
-        row.continues, row.active = bool(turn.begun), not turn.begun
+        row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.finish_reason = message.finish_reason
         row.api_content = strip_rendered_media(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
@@ -262,7 +262,7 @@ class TurnLoop:
             hold=True,
         )
         answered.row = row
-        turn.take_in(row)
+        turn.add_answer(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
             turn.counted_messages = len(turn.messages)
@@ -401,7 +401,7 @@ class TurnLoop:
             settings=turn.settings,
             secrets=self._live.secrets,
             store=self._live.store,
-            desk=services.desks.of(
+            desk=services.session_states.of(
                 self._spec.owner, self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None
             ),
             outside=services.outside,

@@ -149,7 +149,7 @@ async def _close(
             finish_reason=finish,
             announced_in=((event, "partial_row"),),
         )
-        row.continues, row.active = bool(turn.begun), not turn.begun
+        row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.api_content = strip_rendered_media(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
@@ -164,9 +164,9 @@ async def _close(
         return said.row
     else:
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
-        if turn.begun:  # it stays as it was
-            turn.messages.append({"role": "assistant", "content": turn.begun})
-            turn.begun = ""
+        if turn.prefix:  # it stays as it was
+            turn.messages.append({"role": "assistant", "content": turn.prefix})
+            turn.prefix = ""
         annotate = None
         if faulty is not None:
             await log.settle()
@@ -177,7 +177,7 @@ async def _close(
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
         await log.append(event, rows=[*left, row], annotate=annotate)
-    turn.take_in(row)
+    turn.add_answer(row)
     return row
 
 
@@ -235,7 +235,7 @@ def _result(
         "provider": turn.route.provider,
         "pending_calls": [*calls],
         "pending_steer": _steers(turn),
-        "ignored_options": sorted(turn.options_told),
+        "ignored_options": sorted(turn.ignored_options),
         "warnings": [
             {"code": notice[0], "message": notice[1]}
             for notice in turn.live.notices

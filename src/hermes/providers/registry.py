@@ -66,6 +66,10 @@ def capabilities_of(route: Route) -> Capabilities:
     return provider_for(route.api_mode).capabilities(route.model) if available(route.api_mode) else Capabilities()
 
 
+def window_of(route: Route) -> int:
+    return route.window_tokens or capabilities_of(route).window
+
+
 def prefill_of(route: Route) -> Prefill | None:
     """How the beginning of an answer is given on a route; None where it is not taken."""
     if capabilities_of(route).prefill:
