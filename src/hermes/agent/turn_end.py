@@ -56,9 +56,10 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
         row=None,
         finish_reason="tool_calls" if calls else "stop",
         pending_calls=calls,
-        **_spent(turn),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
-    _tell_row(row, event, "row")
+    _announce_row(row, event, "row")
 
     if calls and turn.stored:
         spec = turn.live.spec
@@ -73,10 +74,10 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, answered: StepResult | None = None, said: StepResult | None = None
+    turn: Turn, failure: Failure, answered: StepResult | None = None, recorded: StepResult | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
-    text = answered.text if answered else said.text if said else ""
+    text = answered.text if answered else recorded.text if recorded else ""
     event = turn.live.log.event(
         "run.failed",
         failure=failure.kind,
@@ -85,13 +86,14 @@ async def close_failed(
         retryable=failure.retryable,
         partial_row=None,
         text_length=len(text),
-        **_spent(turn),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
     faulty = turn.user_row if failure.kind in _MESSAGE_FAULTS else None
     kind = KINDS[failure.kind]
     finish = "error" if failure.kind == "max_iterations" else error_code(kind.code).finish_reason
     message = f"[The turn failed: {kind.sentence}]"
-    row = await _close(turn, event, answered, finish, message, said=said, faulty=faulty)
+    row = await _close(turn, event, answered, finish, message, recorded=recorded, faulty=faulty)
     return _result(turn, text, row, failure)
 
 
@@ -106,10 +108,10 @@ async def close_without_store(turn: Turn, answered: StepResult | None) -> Result
         return _result(turn, answered.text if answered else "", failure=failure)
 
 
-async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: StepResult | None = None) -> Result:
+async def close_cancelled(turn: Turn, answered: StepResult | None = None, recorded: StepResult | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
-    text = answered.text if answered else said.text if said else ""
+    text = answered.text if answered else recorded.text if recorded else ""
     if stop.reason == "deadline":
         failure = explain("deadline", turn.route.provider, has_text=bool(text))
         return await close_failed(turn, failure, answered)
@@ -120,9 +122,15 @@ async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: 
         await turn.live.log.emit("run.interrupted")
         return {**_result(turn, text, failure=failure), "error": None, "failure": None}
     event = turn.live.log.event(
-        "run.cancelled", by=stop.by, reason=stop.reason, partial_row=None, text_length=len(text), **_spent(turn)
+        "run.cancelled",
+        by=stop.by,
+        reason=stop.reason,
+        partial_row=None,
+        text_length=len(text),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
-    row = await _close(turn, event, answered, "interrupted", STOPPED, said=said)
+    row = await _close(turn, event, answered, "interrupted", STOPPED, recorded=recorded)
     return _result(turn, text, row, failure)
 
 
@@ -131,9 +139,9 @@ async def _close(
     event: Event,
     answered: StepResult | None,
     finish: str,
-    words: str,
+    message: str,
     *,
-    said: StepResult | None = None,
+    recorded: StepResult | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
     """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
@@ -158,12 +166,12 @@ async def _close(
             event.data["usage"] = turn.totals.as_dict()
             after.insert(0, log.event("usage", **usage))
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
-    elif said is not None and said.text and turn.messages[-1]["role"] == "assistant":
-        _tell_row(said.row, event, "partial_row")
+    elif recorded is not None and recorded.text and turn.messages[-1]["role"] == "assistant":
+        _announce_row(recorded.row, event, "partial_row")
         await log.append(event)
-        return said.row
+        return recorded.row
     else:
-        row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
+        row = Row(transcript, "assistant", message, log.run_id, finish_reason=finish, synthetic=True)
         if turn.prefix:  # it stays as it was
             turn.messages.append({"role": "assistant", "content": turn.prefix})
             turn.prefix = ""
@@ -171,7 +179,7 @@ async def _close(
         if faulty is not None:
             await log.settle()
         if faulty is not None and faulty.id is not None:
-            note = f"[A message that could not be processed was left out: {words[1:-1]}]"
+            note = f"[A message that could not be processed was left out: {message[1:-1]}]"
             annotate = (faulty.id, note)
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
         left = _unanswered(turn, transcript)
@@ -181,8 +189,8 @@ async def _close(
     return row
 
 
-def _tell_row(row: Row | None, event: Event, name: str) -> None:
-    """Have an event tell the number of a row, which it may get only when both are committed."""
+def _announce_row(row: Row | None, event: Event, name: str) -> None:
+    """Put the row's id into an event; a new row gets its id when both are committed."""
     if row is not None and row.id is None:
         row.announced_in = (*row.announced_in, (event, name))
     elif row is not None:
@@ -193,16 +201,19 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
     """Results for the calls of the last message that have none, so that the transcript stays well formed."""
     asked = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
     done = {message.get("tool_call_id") for message in turn.messages}
-    said = '{"status": "interrupted"}'
+    result = '{"status": "interrupted"}'
     return [
-        Row(transcript, "tool", said, turn.live.log.run_id, tool_call_id=call["id"], tool_name=call["function"]["name"])
+        Row(
+            transcript,
+            "tool",
+            result,
+            turn.live.log.run_id,
+            tool_call_id=call["id"],
+            tool_name=call["function"]["name"],
+        )
         for call in asked
         if call["id"] not in done
     ]
-
-
-def _spent(turn: Turn) -> dict[str, Any]:
-    return {"steps": turn.live.log.step, "usage": turn.totals.as_dict()}
 
 
 def _steers(turn: Turn) -> str | None:
