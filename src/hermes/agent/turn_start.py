@@ -216,22 +216,19 @@ def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
 async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
-    facts: dict[str, Any] = {
-        "model": turn.route.model,
-        "window": turn.window,
-        "tools": tuple(map(attrgetter("name"), turn.schemas)),
-        "instructions": (session["instructions"] if session else None) or "",
-    }
-    sources = (spec.source, spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
-    key = (gather, turn.settings, live.secrets.values, *sources, *facts.values())
-    inputs: PromptInputs | None = services.burst_cache.get(key)
-    if inputs is None:
-        read = partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), **facts)
-        try:
+    tools = tuple(map(attrgetter("name"), turn.schemas))
+    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools)
+    if session and session["instructions"]:
+        inputs = replace(inputs, instructions=session["instructions"])
+    sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
+    key = (gather, turn.settings, live.secrets.values, *sources, inputs)
+    known: PromptInputs | None = services.burst_cache.get(key)
+    if known is None:
+        read = partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), inputs)
+        with suppress(Stopped):  # it is met at the next step
             async with live.controls.stop.scope():
-                inputs = services.burst_cache.keep(key, await services.files.call(read))
-        except Stopped:
-            inputs = PromptInputs(surface=spec.source, **facts)
+                known = services.burst_cache.keep(key, await services.files.call(read))
+    inputs = known or inputs
     digest = inputs.digest()
     if (
         session is not None

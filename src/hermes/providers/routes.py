@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.errors import ConfigError
@@ -21,6 +21,17 @@ CUSTOM = "custom"
 LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 
+@dataclass(slots=True)
+class _Wanted:
+    provider: str
+    model: str
+    base_url: str = ""
+    api_mode: str | None = None
+    api_key: str | None = None
+    window_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
     """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
@@ -28,11 +39,10 @@ def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]
     others = choice.fallbacks if choice.fallbacks is not None else settings.get("fallback_providers") or []
     if not others:
         return [first]
-    rest = [fallback(settings, entry) for entry in others]
-    found: dict[tuple[str, ...], Route] = {}
-    for route in (first, *rest):
-        found.setdefault(route.key, route)
-    return list(found.values())
+    unique = {first.key: first}
+    for route in [fallback(settings, entry) for entry in others]:
+        unique.setdefault(route.key, route)
+    return list(unique.values())
 
 
 def named(settings: Settings, name: str) -> RouteChoice | None:
@@ -66,12 +76,12 @@ def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteCh
 
 def listed(settings: Settings) -> dict[str, str]:
     """The models that the configuration names of its providers: as they are asked for, and their own names."""
-    found = {
+    models = {
         f"{provider}/{model}": model
         for provider, entry in settings.section("providers").items()
         for model in _models(entry)
     }
-    return found | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
+    return models | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
 
 
 def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
@@ -90,8 +100,8 @@ def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
 def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice:
     """The choice with its alias, or the `provider/model` in its place, resolved. An unknown one changes nothing."""
     entry = settings.section("api_server.model_routes").get(alias)
-    if entry is None and (found := named(settings, alias)) is not None:
-        return replace(choice, alias=None, provider=found.provider, model=found.model)
+    if entry is None and (target := named(settings, alias)) is not None:
+        return replace(choice, alias=None, provider=target.provider, model=target.model)
     return replace(choice, alias=None, **{name: value for name, value in (entry or {}).items() if value})
 
 
@@ -110,17 +120,11 @@ def primary(settings: Settings, choice: RouteChoice) -> Route:
     api_key = choice.api_key if choice.api_key is not None else None if own_address else configured["api_key"]
     if not (provider or model or base_url):
         return local(settings)
-    route = _route(
-        settings,
-        provider,
-        model,
-        base_url or "",
-        choice.api_mode or (None if own_address else configured["api_mode"]),
-        api_key,
-        configured["context_length"] if model == configured["default"] else None,
-        configured["max_tokens"] if model == configured["default"] else None,
-        where="model.provider",
-    )
+    wanted = _Wanted(provider, model, base_url or "", api_key=api_key)
+    wanted.api_mode = choice.api_mode or (None if own_address else configured["api_mode"])
+    if model == configured["default"]:
+        wanted.window_tokens, wanted.max_output_tokens = configured["context_length"], configured["max_tokens"]
+    route = _route(settings, wanted, "model.provider")
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
 
@@ -146,17 +150,10 @@ def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
     """One entry of `fallback_providers`: a provider, `provider/model`, or a mapping."""
     entry = _fallback_entry(entry)
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
-    return _route(
-        settings,
-        str(entry.get("provider") or ""),
-        str(entry.get("model") or ""),
-        str(entry.get("base_url") or ""),
-        entry.get("api_mode"),
-        key,
-        entry.get("context_length"),
-        entry.get("max_tokens"),
-        where="fallback_providers",
-    )
+    provider, model, base_url = (str(entry.get(name) or "") for name in ("provider", "model", "base_url"))
+    window, max_output = entry.get("context_length"), entry.get("max_tokens")
+    wanted = _Wanted(provider, model, base_url, entry.get("api_mode"), key, window, max_output)
+    return _route(settings, wanted, "fallback_providers")
 
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
@@ -164,47 +161,38 @@ def auxiliary(settings: Settings, task: str) -> Route | None:
     provider, model = settings.get(f"auxiliary.{task}.provider"), settings.get(f"auxiliary.{task}.model")
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
-    return _route(settings, provider, model or "", "", None, None, None, None, where=f"auxiliary.{task}.provider")
+    return _route(settings, _Wanted(provider, model or ""), f"auxiliary.{task}.provider")
 
 
-def _route(
-    settings: Settings,
-    provider: str,
-    model: str,
-    base_url: str,
-    api_mode: str | None,
-    api_key: str | None,
-    window: int | None,
-    max_output: int | None,
-    *,
-    where: str,
-) -> Route:
+def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
+    """The route that is wanted, completed by its provider's entry and what is known of it."""
+    provider, model = wanted.provider, wanted.model
     entries = settings.section("providers")
     entry, known = entries.get(provider, {}), KNOWN_PROVIDERS.get(provider)
-    address = base_url or entry.get("base_url") or (known.base_url if known else "")
-    mode = api_mode_for(provider, address, api_mode, entry)
-    if mode == "local":
+    address = wanted.base_url or entry.get("base_url") or (known.base_url if known else "")
+    api_mode = api_mode_for(provider, address, wanted.api_mode, entry)
+    if api_mode == "local":
         return local(settings)
     if not address:
         raise _unknown(provider, [*entries, *KNOWN_PROVIDERS], where)
-    model = model or next(iter(_models(entry)), "")
+    models = _models(entry)
+    model = model or next(iter(models), "")
     if not model:
         raise ConfigError(
             f"no model is named for the provider {provider or address}.",
             where=where,
             hint="hermes config set model.default NAME",
         )
-    facts = _models(entry).get(model, {})
+    facts = models.get(model, {})
+    has_own_address = bool(wanted.base_url) and wanted.base_url != entry.get("base_url")
     return Route(
         provider=provider or CUSTOM,
         model=model,
         base_url=address,
-        api_mode=mode,
-        credentials=_credentials(
-            settings, provider, entry, api_key, own_address=bool(base_url) and base_url != entry.get("base_url")
-        ),
-        window_tokens=window or facts.get("context_length"),
-        max_output_tokens=max_output or facts.get("max_tokens"),
+        api_mode=api_mode,
+        credentials=_credentials(settings, provider, entry, wanted.api_key, own_address=has_own_address),
+        window_tokens=wanted.window_tokens or facts.get("context_length"),
+        max_output_tokens=wanted.max_output_tokens or facts.get("max_tokens"),
         headers=entry.get("headers") or {},
         extra_body=entry.get("extra_body") or {},
         request_timeout_s=entry.get("request_timeout_seconds"),
