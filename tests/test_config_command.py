@@ -226,7 +226,7 @@ def test_check_as_json_lists_the_problems(home: Home, capsys: pytest.CaptureFixt
 def test_set_writes_and_says_where(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "set", "agent.max_turns", "12") == 0
     assert lines(capsys) == [f"agent.max_turns is in {home.config_file}."]
-    assert config.load(home).get("agent.max_turns") == 12
+    assert config.load(home).agent.max_turns == 12
 
 
 @pytest.mark.parametrize("value", ["many", "0", "20000"])
@@ -256,7 +256,7 @@ def test_set_puts_a_secret_into_the_env_file_without_printing_it(
 def test_set_reads_a_dash_from_standard_input(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SECRET}\n"))
     run(home, "config", "set", "api_server.key", "-")
-    assert config.load(home).get("api_server.key") == SECRET
+    assert config.load(home).api_server.key == SECRET
 
 
 def test_set_says_when_another_source_still_wins(
@@ -375,7 +375,7 @@ def test_profile_create_clones_secrets_only_when_asked(home: Home, flags: list[s
     write(home, "model: gpt", f"API_SERVER_KEY={SECRET}")
     assert run(home, "profile", "create", "work", *flags) == 0
     settings = config.load(homes.open_profile(home.path, "work"))
-    assert (settings.get("model"), bool(settings.get("api_server.key"))) == ("gpt", secret)
+    assert (settings.model.default, bool(settings.api_server.key)) == ("gpt", secret)
 
 
 @pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])

@@ -70,7 +70,7 @@ class App:
         self.store = AsyncStore(store or store_of(home, settings))
         self.store.blocking.engine.deletion_listeners.append(self._sessions_deleted)
         self._ephemeral = AsyncStore(Store(None))
-        proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
+        proxy, bundle = settings.network.proxy, settings.variable("HERMES_CA_BUNDLE")
         self._names = Threads(NAME_THREADS)
         http = HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None)
         files = Threads(FILE_THREADS)
@@ -89,18 +89,18 @@ class App:
             free_memory=self.local.halve,
             model_lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
-            threads=Threads(settings.get("agent.tool_threads")),
+            threads=Threads(settings.agent.tool_threads),
             files=files,
             background=self._in_background,
             outside=outside,
             burst_cache=BurstCache(lambda: self.engine.active > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
-        window_s = settings.get("agent.delta_window_ms") / 1000
+        window_s = settings.agent.delta_window_ms / 1000
         elsewhere = Elsewhere(Peers(home.run_folder))
         self.run_log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal, elsewhere=elsewhere)
         limits = EngineLimits(
-            turn_queue=settings.get("sessions.turn_queue"), resume_within_s=settings.get("runs.resume_within_seconds")
+            turn_queue=settings.sessions.turn_queue, resume_within_s=settings.runs.resume_within_seconds
         )
         self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
         self._traces = traces(settings)
@@ -179,9 +179,9 @@ class App:
             return
         self._in_background(self._keep_house(begins=begins))
         self._in_background(self._warm_up())
-        if self._settings.get("cron.enabled"):
-            parallel = partial(self._settings.get, "cron.max_parallel_jobs")
-            self._in_background(Scheduler(self.engine, self.store.jobs, parallel).run())
+        if self._settings.cron.enabled:
+            scheduler = Scheduler(self.engine, self.store.jobs, lambda: self._settings.cron.max_parallel_jobs)
+            self._in_background(scheduler.run())
 
     async def _warm_up(self) -> None:
         """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""
@@ -275,7 +275,7 @@ async def current(home: Home | None = None, engine: Engine | None = None) -> App
 
 def store_of(home: Home, settings: config.Settings) -> Store:
     """The store that the settings name, not yet opened."""
-    return store_at(address(home, settings), read_threads=settings.get("storage.read_threads"))
+    return store_at(address(home, settings), read_threads=settings.storage.read_threads)
 
 
 # --- a loop for programs that have none ------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def logging_to(home: Home, settings: config.Settings, *, verbose: bool | None) -
     before = root.level, logging.raiseExceptions
     # A line that cannot be written is not worth a word of its own, and such a word would not be redacted.
     logging.raiseExceptions = False
-    root.setLevel(settings.get("logging.level"))
+    root.setLevel(settings.logging.level)
     root.addHandler(entrance)
     listener.start()
     try:
@@ -117,7 +117,7 @@ def _handlers(home: Home, settings: config.Settings, *, verbose: bool | None) ->
     said.setFormatter(_Redacting(_LINE if verbose else "hermes: %(message)s", secrets))
     if verbose is not None:
         yield said
-    size, kept = int(settings.get("logging.max_size_mb") * 1_000_000), settings.get("logging.backup_count")
+    size, kept = int(settings.logging.max_size_mb * 1_000_000), settings.logging.backup_count
     for name, takes in _LOGS.items():
         path = home.logs / f"{name}.log"
         file = _PrivateFile(path, "a", size, kept, encoding="utf-8", delay=True, errors="replace")

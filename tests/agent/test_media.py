@@ -10,10 +10,10 @@ from hermes.agent.media import MediaTagFilter
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
+from runs.test_resume import MESSAGE, SESSION, Left
 from support.model_server import ModelServer, Reply
 
 from .house import House, rebuilt, sent, stall_after
-from .test_resume import MESSAGE, SESSION, Left
 
 FILES = {"/w/a.png": "![a](data:)", "/w/b (1).pdf": "[b](/x)", "/w/c_": "[c](/y)"}
 

@@ -20,8 +20,8 @@ SECRET = "a-very-secret-value"
 def test_add_tries_first_and_then_writes(home: Home, hermes: Hermes) -> None:
     done = hermes("--json", "mcp", "add", "notes", "--env", f"NOTES_KEY={SECRET}", *PLAIN)
     assert done.code == 0 and done.json["test"]["state"] == "up"
-    server = config.load(home).section("mcp_servers")["notes"]
-    assert server["args"] == [str(SERVERS / "plain.py"), "stdio"] and server["env"] == {"NOTES_KEY": SECRET}
+    server = config.load(home).mcp_servers["notes"]
+    assert server.args == [str(SERVERS / "plain.py"), "stdio"] and server.env == {"NOTES_KEY": SECRET}
     assert SECRET in home.env_file.read_text() and SECRET not in home.config_file.read_text()
     listed = hermes("mcp")
     assert listed.code == 0 and "notes" in listed.out and SECRET not in listed.out
@@ -71,5 +71,5 @@ def test_remove_takes_all_of_it_away(home: Home, hermes: Hermes) -> None:
     write_private(home.env_file, f"GO={SECRET}\n")
     assert hermes("mcp", "remove", "go").code == 2
     assert hermes("mcp", "remove", "go", "-y").code == 0
-    assert list(config.load(home).section("mcp_servers")) == ["keep"]
+    assert list(config.load(home).mcp_servers) == ["keep"]
     assert hermes("mcp", "remove", "go", "-y").code == 5

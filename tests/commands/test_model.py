@@ -65,7 +65,7 @@ def test_a_name_is_tried_and_set(home: Home, hermes: Hermes, server: ModelServer
     done = hermes("model", "better", "--json")
     assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
     assert server.requests[0].body["model"] == "better"
-    assert config.load(home).get("model.default") == "better"
+    assert config.load(home).model.default == "better"
 
 
 def test_a_model_that_does_not_answer_is_not_set_unless_wanted(home: Home, hermes: Hermes) -> None:
@@ -73,9 +73,9 @@ def test_a_model_that_does_not_answer_is_not_set_unless_wanted(home: Home, herme
         configure(home, server)
         assert hermes("model", "worse").code == 2
         assert hermes("model", "worse", typed="n\n").code == 3
-        assert config.load(home).get("model.default") == "m"
+        assert config.load(home).model.default == "m"
         assert hermes("model", "worse", "-y").code == 0
-    assert config.load(home).get("model.default") == "worse"
+    assert config.load(home).model.default == "worse"
 
 
 def test_a_key_does_not_follow_to_another_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
@@ -83,7 +83,7 @@ def test_a_key_does_not_follow_to_another_address(home: Home, hermes: Hermes, se
     assert hermes("model", "n", "--base-url", f"{server.url}/v1").code == 0
     assert SECRET not in str(server.requests[0].headers)
     settings = config.load(home)
-    assert settings.get("model.base_url") == f"{server.url}/v1" and settings.get("model.api_key") is None
+    assert settings.model.base_url == f"{server.url}/v1" and settings.model.api_key is None
 
 
 def test_a_model_for_one_session_only(home: Home, hermes: Hermes, server: ModelServer) -> None:
@@ -93,7 +93,7 @@ def test_a_model_for_one_session_only(home: Home, hermes: Hermes, server: ModelS
         assert hermes("model", "better", "--session", "ta").code == 0
         session = db.get_session("talk")
     assert session is not None and session["model"] == "better"
-    assert config.load(home).get("model.default") == "m"
+    assert config.load(home).model.default == "m"
     assert hermes("model", "better", "--session", "nothing").code == 5
 
 
@@ -124,7 +124,7 @@ def test_a_file_that_does_not_answer_is_used_only_if_wanted(home: Home, hermes: 
     assert hermes("model", "use", str(file)).code == 2
     assert home.config_file.read_text() == configure_text
     assert hermes("model", "use", str(file), "-y", "--json").json["model"] == str(file)
-    assert {name: value for name, value in config.load(home).section("model").items() if value} == {
+    assert {name: value for name, value in config.load(home).as_dict()["model"].items() if value} == {
         "provider": "local",
         "path": str(file),
     }
@@ -143,13 +143,13 @@ def test_setup_asks_four_questions_tries_and_writes(home: Home, hermes: Hermes, 
     assert done.code == 0 and done.err.count("]: ") == 4
     assert "Hello there." in done.err
     settings = config.load(home)
-    assert (settings.get("model.default"), settings.get("model.base_url")) == ("m", f"{server.url}/v1")
-    assert settings.get("agent.disabled_toolsets") == ["web", "vision"]
-    assert settings.get("terminal.backend") == "local"
-    key = settings.get("api_server.key")
+    assert (settings.model.default, settings.model.base_url) == ("m", f"{server.url}/v1")
+    assert settings.agent.disabled_toolsets == ["web", "vision"]
+    assert settings.terminal.backend == "local"
+    key = settings.api_server.key
     assert len(key) > 40 and key not in done.out + done.err and key in home.env_file.read_text()
     again = hermes("setup", typed="\n\n\n\n")
-    assert again.code == 0 and config.load(home).get("api_server.key") == key
+    assert again.code == 0 and config.load(home).api_server.key == key
 
 
 def test_setup_writes_nothing_when_the_test_fails(home: Home, hermes: Hermes) -> None:
@@ -157,7 +157,7 @@ def test_setup_writes_nothing_when_the_test_fails(home: Home, hermes: Hermes) ->
         done = hermes("setup", "model", typed=f"{server.url}/v1 m\nn\n")
         assert done.code == 3 and names(home) == []
         assert hermes("setup", "model", typed=f"{server.url}/v1 m\ny\n").code == 0
-    assert config.load(home).get("model.default") == "m"
+    assert config.load(home).model.default == "m"
 
 
 def test_setup_asks_for_a_key_that_is_missing_and_never_shows_it(home: Home, server: ModelServer) -> None:
@@ -195,13 +195,13 @@ def test_setup_sends_no_old_key_to_a_new_address(home: Home, hermes: Hermes, ser
     write_private(home.config_file, f"model: {{default: m, base_url: 'http://old.test/v1', api_key: '{SECRET}'}}\n")
     assert hermes("setup", "model", typed=f"{server.url}/v1 n\n").code == 0
     assert SECRET not in str(server.requests[0].headers)
-    assert config.load(home).get("model.api_key") is None
+    assert config.load(home).model.api_key is None
 
 
 def test_setup_takes_the_model_that_the_server_lists(home: Home, hermes: Hermes, server: ModelServer) -> None:
     server.models = [{"id": "only"}]
     assert hermes("setup", "model", typed=f"{server.url}/v1\n").code == 0
-    assert config.load(home).get("model.default") == "only"
+    assert config.load(home).model.default == "only"
 
 
 def test_setup_without_questions(
@@ -215,7 +215,7 @@ def test_setup_without_questions(
     assert SECRET in str(server.requests[0].headers) and SECRET not in home.config_file.read_text()
     assert "${MY_KEY}" in home.config_file.read_text() and not home.env_file.exists()
     assert hermes("setup", "server", "--non-interactive").code == 0
-    assert config.load(home).get("api_server.key")
+    assert config.load(home).api_server.key
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,6 @@ def test_reset_begins_anew_and_keeps_the_old_file(home: Home, hermes: Hermes, se
         write_private(home.config_file, f"timezone: UTC\nagent: {{max_turns: {number + 1}}}\n")
         words = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
         assert hermes("setup", "model", *words).code == 0
-    assert config.load(home).get("timezone") == "" and config.load(home).get("model.default") == "m"
+    assert config.load(home).timezone == "" and config.load(home).model.default == "m"
     assert "max_turns: 1" in (home.path / "config.yaml.bak").read_text()
     assert "max_turns: 2" in (home.path / "config.yaml.bak1").read_text()

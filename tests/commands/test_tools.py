@@ -39,7 +39,7 @@ def test_disable_and_enable_change_the_surface_and_nothing_else(home: Home, herm
     assert states(hermes, "--platform", "cron")["web"] == "on"
     assert hermes("tools", "enable", "web").code == 0
     assert states(hermes)["web"] == "on"
-    assert "web" in config.load(home).get("platform_toolsets.cli")
+    assert "web" in config.load(home).platform_toolsets["cli"]
 
 
 def test_what_is_turned_off_everywhere_stays_off_and_that_is_said(home: Home, hermes: Hermes) -> None:

@@ -49,30 +49,29 @@ def test_translators_are_loaded_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "base_url", "explicit", "entry", "mode"),
+    ("provider", "base_url", "explicit", "mode"),
     [
-        ("openai", "", None, None, "codex_responses"),
-        ("openai", "https://api.openai.com/v1", None, None, "codex_responses"),
-        ("", "https://api.openai.com/v1/", None, None, "codex_responses"),
-        ("openai", "http://127.0.0.1:9000/v1", None, None, "chat_completions"),
-        ("anthropic", "", None, None, "anthropic_messages"),
-        ("anthropic", "http://127.0.0.1:9000", None, None, "anthropic_messages"),
-        ("", "https://API.Anthropic.com", None, None, "anthropic_messages"),
-        ("deepseek", "https://api.deepseek.com/anthropic", None, None, "anthropic_messages"),
-        ("x", "https://h/anthropic/v1/", None, None, "anthropic_messages"),
-        ("x", "https://h/anthropic-proxy", None, None, "chat_completions"),
-        ("openrouter", "", None, None, "chat_completions"),
-        ("", "https://openrouter.ai/api/v1", None, None, "chat_completions"),
-        ("mine", "", None, {"api_mode": "codex_responses"}, "codex_responses"),
-        ("openai", "", None, {"api_mode": "chat_completions"}, "chat_completions"),
-        ("openai", "", "anthropic_messages", {"api_mode": "chat_completions"}, "anthropic_messages"),
-        ("mine", "", None, {}, "chat_completions"),
-        ("local", "", None, None, "local"),
-        ("", "http://[broken", None, None, "chat_completions"),
+        ("openai", "", None, "codex_responses"),
+        ("openai", "https://api.openai.com/v1", None, "codex_responses"),
+        ("", "https://api.openai.com/v1/", None, "codex_responses"),
+        ("openai", "http://127.0.0.1:9000/v1", None, "chat_completions"),
+        ("anthropic", "", None, "anthropic_messages"),
+        ("anthropic", "http://127.0.0.1:9000", None, "anthropic_messages"),
+        ("", "https://API.Anthropic.com", None, "anthropic_messages"),
+        ("deepseek", "https://api.deepseek.com/anthropic", None, "anthropic_messages"),
+        ("x", "https://h/anthropic/v1/", None, "anthropic_messages"),
+        ("x", "https://h/anthropic-proxy", None, "chat_completions"),
+        ("openrouter", "", None, "chat_completions"),
+        ("", "https://openrouter.ai/api/v1", None, "chat_completions"),
+        ("mine", "", "codex_responses", "codex_responses"),
+        ("openai", "", "chat_completions", "chat_completions"),
+        ("mine", "", None, "chat_completions"),
+        ("local", "", None, "local"),
+        ("", "http://[broken", None, "chat_completions"),
     ],
 )
-def test_api_mode(provider: str, base_url: str, explicit: str | None, entry: dict[str, str] | None, mode: str) -> None:
-    assert api_mode_for(provider, base_url, explicit, entry) == mode
+def test_api_mode(provider: str, base_url: str, explicit: str | None, mode: str) -> None:
+    assert api_mode_for(provider, base_url, explicit) == mode
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ async def test_host_is_asked_for_while_the_command_waits(
             assert await get() == (200, "page")
         _, questions = await session.end(under_way)
         assert len(questions) == later_questions
-    assert load(session.desk.house.home).get("terminal.allowed_hosts") == (["page.test"] if choice == "always" else [])
+    assert load(session.desk.house.home).terminal.allowed_hosts == (["page.test"] if choice == "always" else [])
 
 
 async def test_connections_to_one_host_share_a_question(make_house: MakeHouse, server: ModelServer) -> None:

@@ -12,11 +12,11 @@ import yaml
 
 from agent.conftest import MakeHouse
 from agent.house import KEY, House, Json, Ran, Running, nothing_left, tool
-from agent.test_resume import Left
 from hermes.tools import approvals
 from hermes.tools.approvals import _mentions
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext
+from runs.test_resume import Left
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .commanding import SURELY_S, Desk

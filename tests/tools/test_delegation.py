@@ -11,12 +11,12 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, nothing_left, reading, tool
-from agent.test_resume import SESSION, Left
 from hermes.core.spec import Control
 from hermes.store.base import Row
 from hermes.tools import delegation
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolDef
+from runs.test_resume import SESSION, Left
 from support.model_server import Call, ModelServer, Reply, Request
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from agent.conftest import MakeHouse
 from agent.house import House
-from agent.test_resume import Left
 from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.secrets import Secrets
 from hermes.sandbox.shell import Shell
@@ -24,6 +23,7 @@ from hermes.tools import approvals, file_access, files, patching, searching
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import Lines
 from hermes.tools.registry import ToolError
+from runs.test_resume import Left
 from support.model_server import Call, ModelServer, Reply
 
 from .filing import KNOWN, Filing, Json

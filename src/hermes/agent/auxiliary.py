@@ -68,7 +68,7 @@ class Auxiliary:
     ) -> tuple[str, dict[str, Any]] | None:
         """What the model of a task says, and what that cost; None where it could not be had."""
         turn = self._turn
-        if not turn.settings.get(f"auxiliary.{task}.enabled"):
+        if not turn.settings.auxiliary[task].enabled:
             return None
         try:
             own = routes.auxiliary(turn.settings, task)
@@ -87,7 +87,7 @@ class Auxiliary:
     ) -> tuple[str, dict[str, Any]] | None:
         turn = self._turn
         provider = provider_for(route.api_mode)
-        seconds = float(turn.settings.get(f"auxiliary.{task}.timeout"))
+        seconds = turn.settings.auxiliary[task].timeout
         credential = next(iter(route.credentials), None)
         stop = turn.live.controls.stop if not turn.live.log.state.ended else Stop()
         caller = Caller(stop, lambda _: None, lambda _: None)
@@ -117,7 +117,7 @@ def names_session(turn: Turn) -> bool:
     """Whether the model gives a title to the turn's session. Nobody else pays for a second call, or waits for a slow one."""
     if turn.live.spec.kind not in _NAMED_KINDS or turn.routes[0].api_mode == "local":
         return False
-    return bool(turn.settings.get("auxiliary.title_generation.enabled"))
+    return turn.settings.auxiliary.title_generation.enabled
 
 
 def first_words(messages: Sequence[Message]) -> str:

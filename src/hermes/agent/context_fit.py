@@ -30,7 +30,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
     room = budget(turn)
     if await turn.scan(turn.prompt_tokens) <= room.limit:
         return None
-    if not (turn.live.spec.compress and turn.settings.get("compression.enabled")):
+    if not (turn.live.spec.compress and turn.settings.compression.enabled):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
     if reason == "start" and await _recall(turn) and turn.prompt_tokens() <= room.limit:
         return None
@@ -48,13 +48,13 @@ def _overflow(turn: Turn, words: str) -> Failure:
 
 def budget(turn: Turn) -> compress.Budget:
     """The room that the present route leaves."""
-    get = turn.settings.get
+    compression = turn.settings.compression
     return compress.Budget(
         turn.window,
         turn.route.max_output_tokens or turn.capabilities.max_output,
-        get("compression.threshold"),
-        get("compression.target_ratio"),
-        get("compression.protect_first_n"),
+        compression.threshold,
+        compression.target_ratio,
+        compression.protect_first_n,
     )
 
 

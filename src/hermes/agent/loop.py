@@ -43,7 +43,6 @@ from hermes.tools.result_limits import ResultLimiter
 from hermes.tools.round import Outcome, ToolRound, last_answer
 
 log = logging.getLogger(__name__)
-_APPROVAL_S = {"api_server": "api_server.approval_timeout_seconds"}
 
 
 async def run_turn(live: LiveRun, services: Services) -> Result:
@@ -414,16 +413,19 @@ class TurnLoop:
 
     @cached_property
     def _asking(self) -> Asking:
-        get, denies = self._turn.settings.get, self._spec.approvals == "deny"
+        settings, denies = self._turn.settings, self._spec.approvals == "deny"
         surface = self._turn.services.outside.engine().root_spec(self._spec).source
+        timeout_s = (
+            settings.api_server.approval_timeout_seconds if surface == "api_server" else settings.approvals.timeout
+        )
         return Asking(
             self._log,
             self._live.controls,
-            mode=get("approvals.mode") if denies or not self._spec.approvals else self._spec.approvals,
+            mode=settings.approvals.mode if denies or not self._spec.approvals else self._spec.approvals,
             answerable=self._spec.answerable,
-            unattended="deny" if denies else get("approvals.unattended"),
-            approval_s=get(_APPROVAL_S.get(surface, "approvals.timeout")),
-            clarify_s=get("agent.clarify_timeout"),
+            unattended="deny" if denies else settings.approvals.unattended,
+            approval_s=timeout_s,
+            clarify_s=settings.agent.clarify_timeout,
             before=self._live.resumption,
             resumes=self._resumes,
         )
@@ -433,7 +435,7 @@ class TurnLoop:
         return self._round_of(self._turn.tools)
 
     def _round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
-        turn, services, get = self._turn, self._turn.services, self._turn.settings.get
+        turn, services = self._turn, self._turn.services
         known, resources, asking = self._live.secrets, self._resources, self._asking
         loop = asyncio.get_running_loop()
 
@@ -473,9 +475,9 @@ class TurnLoop:
             self._live.controls.stop,
             turn.services.threads,
             transcript_id=self._live.transcript_id,
-            parallel_max=get("agent.max_parallel_tools"),
+            parallel_max=turn.settings.agent.max_parallel_tools,
             redact=redaction(known, turn.settings),
-            shape=ResultLimiter(resources.spill, get("tool_output.max_chars"), turn.window, services.files.call),
+            shape=ResultLimiter(resources.spill, turn.settings.tool_output.max_chars, turn.window, services.files.call),
             read_foreign=partial(setattr, self._live, "read_foreign", True),
             resumes=self._resumes,
         )

@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -40,7 +40,7 @@ def gather(
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
-        project = _project_file(home, cwd, settings.get("agent.context_files"), redact)
+        project = _project_file(home, cwd, settings.agent.context_files, redact)
     skills = find_skills(settings, spec.owner, spec.session_key) if "skill_view" in inputs.tools else ()
     return replace(
         inputs,
@@ -50,17 +50,17 @@ def gather(
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
-        date=_today(settings.get("timezone")),
+        date=_today(settings.timezone),
     )
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
-    if not spec.memory or not settings.get(FILES[target][2]):
+    if not spec.memory or not getattr(settings.memory, FILES[target][2]):
         return ""
     return SEPARATOR.join(memory_file(home, settings, target, spec.owner, spec.session_key).entries())
 
 
-def _project_file(home: Home, cwd: Path, names: list[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
+def _project_file(home: Home, cwd: Path, names: Sequence[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
     """The first of the project files, from the working folder up to the root of its repository, if it is in one."""
     above = [cwd, *cwd.parents]
     root = next((folder for folder in above if (folder / ".git").exists()), cwd)

@@ -63,7 +63,7 @@ class ModelStep:
             self._notify_waiting,
             joins=self._log.joins,
             at_once=self._is_text,
-            chars_max=turn.settings.get("agent.max_answer_chars"),
+            chars_max=turn.settings.agent.max_answer_chars,
         )
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
@@ -271,7 +271,7 @@ class ModelStep:
         return CallState(
             tried=self._tried,
             reconnects_max=int(retries) if retries.isdigit() else 2,
-            retries_max=settings.get("agent.api_max_retries"),
+            retries_max=settings.agent.api_max_retries,
             possible=frozenset(self._possible(facts)),
             larger_window=any(window_of(route) > turn.window for route in turn.routes[turn.route_index + 1 :]),
             retry_after_s=facts.retry_after_s,
@@ -296,7 +296,7 @@ class ModelStep:
             "fallback": turn.route_index + 1 < len(turn.routes),
             "unstream": turn.stream,
             "drop_option": option is not None and option not in turn.services.route_health.dropped(turn.route),
-            "compact": turn.live.spec.compress and turn.settings.get("compression.enabled"),
+            "compact": turn.live.spec.compress and turn.settings.compression.enabled,
             "shrink_images": pictures and images.can_shrink(),
             "describe_images": pictures,
             "drop_opaque": turn.with_opaque and any(m.get("opaque") for m in turn.messages),
@@ -403,7 +403,7 @@ class ModelStep:
     async def _describe_images(self) -> None:
         from hermes.agent.auxiliary import Auxiliary
 
-        described = bool(self._turn.settings.get("auxiliary.vision.model"))
+        described = bool(self._turn.settings.auxiliary.vision.model)
         replacement = "a description" if described else "a note"
         message = f"The model's provider refused an image; {replacement} is sent in its place."
         await self._log.emit("notice", level="warn", code="image_rejected", message=message)

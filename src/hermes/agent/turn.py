@@ -171,7 +171,7 @@ class Turn:
 
     @property
     def steps_max(self) -> int:
-        return self.live.spec.max_iterations or int(self.settings.get("agent.max_turns"))
+        return self.live.spec.max_iterations or self.settings.agent.max_turns
 
     @property
     def own_limit(self) -> bool:
@@ -218,7 +218,7 @@ class Turn:
             response_format=dict(spec.response_format) if spec.response_format else None,
             max_output=spec.max_output_tokens or self.max_output or self.route.max_output_tokens,
             prefill=prefill,
-            cache_ttl=self.settings.get("prompt_caching.cache_ttl"),
+            cache_ttl=self.settings.prompt_caching.cache_ttl,
             stream=self.stream,
             dropped=self.services.route_health.dropped(self.route),
         )

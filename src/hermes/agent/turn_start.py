@@ -29,7 +29,7 @@ from hermes.settings.config import Settings
 from hermes.store.base import Row
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import redaction
-from hermes.tools.toolsets import LEAN, _get_platform_tools
+from hermes.tools.toolsets import LEAN, enabled_toolsets
 
 _SESSION_KINDS = {"subagent": "delegate", "job": "job"}
 _UNREADABLE = "[A message that could not be read.]"
@@ -139,7 +139,7 @@ def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, set
     if spec.workdir is None and session["workdir"] is not None:
         changes["workdir"] = session["workdir"]
     if spec.max_iterations is None and session["max_iterations"] is not None:
-        changes["max_iterations"] = min(session["max_iterations"], int(settings.get("agent.max_turns")))
+        changes["max_iterations"] = min(session["max_iterations"], settings.agent.max_turns)
     if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
         usual = _configured_toolsets(settings, spec.source) if spec.toolsets is None else spec.toolsets
         changes["toolsets"] = usual & frozenset(session["toolsets"])
@@ -172,8 +172,8 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     turn.instructions = spec.instructions or ""
     turn.reasoning = spec.reasoning
     if spec.reasoning is None:
-        overrides = settings.get("agent.reasoning_overrides") or {}
-        if effort := overrides.get(turn.route.model) or settings.get("agent.reasoning_effort"):
+        agent = settings.agent
+        if effort := agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort:
             turn.reasoning = {"enabled": effort != "none", "effort": effort}
     turn.client_tools = client_tools
     toolsets = set(spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source))
@@ -209,8 +209,7 @@ def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
-    config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}
-    return frozenset(_get_platform_tools(config, source))
+    return frozenset(enabled_toolsets(settings, source))
 
 
 async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:

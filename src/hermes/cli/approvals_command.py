@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import NotFound, note, print_redacted
 from hermes.core.home import Home
 from hermes.core.text import visible
 from hermes.settings import config
 
-# Where `always` is written to: commands, and hosts that sandboxed commands may reach.
-_KEYS = ("command_allowlist", "terminal.allowed_hosts")
 
-
-def _grants(home: Home) -> dict[str, list[str]]:
+def _grants(home: Home) -> dict[str, Sequence[str]]:
+    """Where `always` is written to: commands, and hosts that sandboxed commands may reach."""
     settings = config.load(home)
-    return {key: settings.get(key) for key in _KEYS}
+    return {
+        "command_allowlist": settings.command_allowlist,
+        "terminal.allowed_hosts": settings.terminal.allowed_hosts,
+    }
 
 
 def _list(args: Args, home: Home) -> None:

@@ -46,7 +46,7 @@ class Chat:
         self.deletes = False
         self.typed: Callable[[str], None] = lambda _: None
         self.changed: Callable[[], None] = lambda: None
-        self.mode: str = talk.settings.get("display.busy_input_mode")
+        self.mode: str = talk.settings.display.busy_input_mode
         self._working: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Task[None]] = set()
         self.printing = asyncio.Lock()

@@ -14,6 +14,7 @@ from hermes.cli.output import note, settings_of, tell
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home
 from hermes.settings import config
+from hermes.settings.keys import at
 
 _NEW_FILE = b"# Settings of Hermes. All of them, with their values: hermes config show\n"
 
@@ -53,7 +54,8 @@ def _get(args: Args, home: Home) -> int:
     try:
         origin = settings.origin(args.key)
     except config.UnknownKey:
-        settings.section(args.key)
+        if not isinstance(at(tuple(args.key.split("."))), dict):
+            raise
         rows = list(_rows(settings, args.key))
         tell(args, {"key": args.key, "settings": rows}, *map(_line, rows))
         return 0

@@ -30,7 +30,7 @@ from hermes.core.errors import HermesError
 from hermes.core.formatting import columns, iso, local, one_line, span, with_iso, words
 from hermes.core.home import Home, is_served
 from hermes.settings import config
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.core.spec import RunSpec
@@ -115,7 +115,7 @@ def _runs(args: Args, home: Home) -> None:
 
 
 def _status(args: Args, home: Home) -> None:
-    now, enabled = time.time(), config.load(home).get("cron.enabled")
+    now, enabled = time.time(), config.load(home).cron.enabled
     with opened(home) as db:
         found = _jobs(db).list()
     active = [job for job in found if job["enabled"] and job["next_run_at"] is not None]
@@ -145,7 +145,7 @@ def _fields(args: Args, home: Home) -> Json:
     given = {name: value for name in (*GIVEN, *_MORE) if (value := getattr(args, name, None)) is not None}
     if given.get("prompt") == "-":
         given["prompt"] = sys.stdin.read()
-    known = {*toolsets.DEFAULTS, *toolsets.of_servers(settings.section("mcp_servers"))}
+    known = {*toolsets.DEFAULTS, *toolsets.of_servers(settings)}
     if unknown := [name for name in given.get("enabled_toolsets", ()) if name not in known]:
         raise UsageError(f"There is no toolset '{unknown[0]}'.", where="--toolsets", hint="hermes tools list")
     if "workdir" in given:
@@ -164,7 +164,7 @@ def _create(args: Args, home: Home) -> None:
 
     fields, now = _fields(args, home), time.time()
     with tool_errors_as_cli():
-        job = made(fields, now, fields.get("timezone", config.load(home).get("timezone")), secrets(home))
+        job = made(fields, now, fields.get("timezone", config.load(home).timezone), secrets(home))
     with opened(home, "make") as db:
         jobs = _jobs(db)
         if len(jobs.list(owner="default")) >= JOBS_MAX:

@@ -199,17 +199,15 @@ def _sandbox(look: Look) -> Finding:
     from hermes.sandbox.local import INSTALL
     from hermes.sandbox.proxy_env import network_of
 
-    get, chosen = look.settings.get, choice(look.settings)
-    limits = f"{get('terminal.timeout'):g} s (at most {get('terminal.max_timeout'):g})"
+    terminal, chosen = look.settings.terminal, choice(look.settings)
+    limits = f"{terminal.timeout:g} s (at most {terminal.max_timeout:g})"
     if chosen.reason is not None:
         return Finding(WARN, f"No command can be run: {chosen.failure}", INSTALL)
     if not chosen.isolated:
         remedy = "install bubblewrap" if chosen.failure else "hermes config set terminal.backend auto"
         message = f"Commands run without a sandbox and can read and write all that you can, {limits}. {chosen.failure}"
         return Finding(WARN, message.strip(), remedy)
-    limits += (
-        f", {get('terminal.container_memory')} MB, {SANDBOX_PROCESSES_MAX} processes, {SANDBOX_OPEN_FILES_MAX} files"
-    )
+    limits += f", {terminal.container_memory} MB, {SANDBOX_PROCESSES_MAX} processes, {SANDBOX_OPEN_FILES_MAX} files"
     return Finding(OK, f"Commands run in {chosen.name}, {network_of(look.settings, chosen.name)}: {limits}.")
 
 
@@ -279,7 +277,7 @@ def _clock(look: Look) -> Finding:
     if ahead > _CLOCK_S_MAX:
         return Finding(WARN, f"The clock is {span(ahead)} behind what is on record.", "timedatectl")
     try:
-        zone_named(look.settings.get("timezone"))
+        zone_named(look.settings.timezone)
     except BadSchedule:
         return Finding(WARN, "The time zone of the settings is not known.", "hermes config unset timezone")
     return Finding(OK, time.strftime("%Y-%m-%d %H:%M:%S %Z."))
@@ -289,7 +287,7 @@ def _clock(look: Look) -> Finding:
 
 
 def _servers(look: Look) -> Finding:
-    wanted = [name for name, server in look.settings.section("mcp_servers").items() if server["enabled"]]
+    wanted = [name for name, server in look.settings.mcp_servers.items() if server.enabled]
     if not wanted:
         return Finding(OK, "None is configured.")
     down = [state for state in asyncio.run(_states(look, wanted)) if state["state"] != "up"]
@@ -336,14 +334,14 @@ def _key(look: Look) -> Finding:
 def _listener(look: Look) -> Finding:
     from hermes.server.startup_checks import check_exposure, is_loopback, resolved
 
-    host, port = look.settings.get("api_server.host"), look.settings.get("api_server.port")
+    host, port = look.settings.api_server.host, look.settings.api_server.port
     near = is_loopback(resolved(host, port))
     check_exposure(look.settings, host, loopback=near, allow_local_exec=False)
     return Finding(OK, f"{host or '*'}:{port} can be reached from {'this machine only' if near else 'other machines'}.")
 
 
 def _bus(look: Look) -> Finding:
-    kind = str(look.settings.get("bus.url")).partition(":")[0]
+    kind = look.settings.bus.url.partition(":")[0]
     if kind == "memory":
         return Finding(OK, "Events stay within the process.")
     return Finding(WARN, f"There is no bus of the kind {kind!r} here.", "hermes config unset bus.url")

@@ -195,7 +195,7 @@ class ServerDoor(Door):
             raise ConnectionError("There is no server.")
         host = str(state.get("host") or "")
         address = status._address({**state, "host": _ANYWHERE.get(host, host)})
-        key = self.app.settings.get("api_server.key")
+        key = self.app.settings.api_server.key
         headers = {"X-Hermes-Door": self._home.door_file.read_text(), "Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         data = b"" if body is None else json.dumps(body).encode()

@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace, home: Home) -> int:
 def _workers_set(home: Home) -> int:
     """How many workers are configured. Settings that cannot be read are told by the server, as it starts."""
     try:
-        return config.load(home).get("api_server.workers", int)
+        return config.load(home).api_server.workers
     except HermesError:
         return 1
 
@@ -151,7 +151,7 @@ def _stop(args: argparse.Namespace, home: Home) -> int:
 def _patience(home: Home) -> float:
     """How long a server of this home may take to end, in seconds."""
     try:
-        drain = config.load(home).get("api_server.drain_seconds", float)
+        drain = config.load(home).api_server.drain_seconds
     except HermesError:
         drain = 30.0
     return drain + _END_S_MAX
@@ -269,14 +269,14 @@ def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 def _key(home: Home) -> str:
     try:
-        return str(config.load(home).get("api_server.key") or "")
+        return config.load(home).api_server.key
     except HermesError:
         return ""
 
 
 def _show_key(args: argparse.Namespace, home: Home) -> int:
     settings = config.load(home)
-    key = settings.get("api_server.key")
+    key = settings.api_server.key
     made = args.new or not key
     if made:
         import secrets

@@ -25,12 +25,13 @@ from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import columns, counted
 from hermes.core.home import Home
 from hermes.settings import config
+from hermes.settings.schema import McpServer
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def _servers(home: Home) -> dict[str, Json]:
-    return config.load(home).section("mcp_servers")
+def _servers(home: Home) -> Mapping[str, McpServer]:
+    return config.load(home).mcp_servers
 
 
 def _name(args: Args, home: Home) -> str:
@@ -38,11 +39,11 @@ def _name(args: Args, home: Home) -> str:
 
 
 def _list(args: Args, home: Home) -> None:
-    redact, rows = secrets(home).redact, []
+    redact, rows = secrets(home).redact, list[Json]()
     for name, server in _servers(home).items():
-        target = redact(server["url"] or " ".join([server["command"] or "?", *server["args"]]))
-        row = {"name": name, "enabled": server["enabled"], "approval": server["approval"], "target": target}
-        rows.append({**row, "headers": sorted(server["headers"]), "env": sorted(server["env"])})
+        target = redact(server.url or " ".join([server.command or "?", *server.args]))
+        row = {"name": name, "enabled": server.enabled, "approval": server.approval, "target": target}
+        rows.append({**row, "headers": sorted(server.headers), "env": sorted(server.env)})
     lines = [
         (row["name"], "on" if row["enabled"] else "off", f"asks: {row['approval']}", row["target"]) for row in rows
     ]

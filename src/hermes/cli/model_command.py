@@ -241,7 +241,7 @@ def _set(args: Args, home: Home) -> int:
             [session] = find(db, home, args.session)
             db.update_session(session["id"], model=args.name)
         return _told(args, home, found, f"{args.name} is used in {session['id']} from now on.")
-    moved = args.base_url is not None or provider not in (None, settings.get("model.provider"))
+    moved = args.base_url is not None or provider not in (None, settings.model.provider)
     changes: Json = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
     changes |= {"model.provider": provider} if provider else {}
     write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))

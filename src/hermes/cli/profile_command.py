@@ -62,11 +62,10 @@ def _show(args: Args, current: Home) -> int:
 
 def _model(profile: Home) -> str | None:
     try:
-        model = config.load(profile).get("model")
+        return config.load(profile).model.default
     except ConfigError as error:
         note(str(error))
         return None
-    return None if model is None else str(model)
 
 
 def _as_text(value: Any) -> str:

@@ -80,13 +80,16 @@ def _list(args: Args, home: Home) -> None:
 
 def _object(db: SessionDB, record: RunRecord) -> Json:
     """The run as the server shows it."""
+    import msgspec
+
     from hermes.server.content import text_of
     from hermes.server.render_run import run_object
     from hermes.store.runs import Runs
 
     row = record.state.final_row
     last = Runs(db.engine).row(record.spec.run_id, row) if row is not None else None
-    return run_object(record, text_of(last.content) if last else None, record.state.model)
+    shown: Json = msgspec.to_builtins(run_object(record, text_of(last.content) if last else None, record.state.model))
+    return shown
 
 
 def _record(db: SessionDB, text: str) -> RunRecord:

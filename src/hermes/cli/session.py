@@ -34,7 +34,7 @@ from hermes.store.sessions import new_session_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import redaction
 from hermes.tools.skill_files import Skill, find_skills, skill_text
-from hermes.tools.toolsets import DEFAULTS, _get_platform_tools
+from hermes.tools.toolsets import DEFAULTS, enabled_toolsets
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
@@ -178,11 +178,10 @@ class Conversation:
 
     def default_toolsets(self) -> frozenset[str]:
         """The toolsets that the settings name for the command line."""
-        names = ("platform_toolsets", "agent", "mcp_servers")
-        return frozenset(_get_platform_tools({name: self.settings.section(name) for name in names}, "cli"))
+        return frozenset(enabled_toolsets(self.settings, "cli"))
 
     def _named_toolsets(self, names: list[str]) -> frozenset[str]:
-        known = [*DEFAULTS, *(f"{SERVER_PREFIX}{name}" for name in self.settings.section("mcp_servers"))]
+        known = [*DEFAULTS, *(f"{SERVER_PREFIX}{name}" for name in self.settings.mcp_servers)]
         for name in names:
             if name not in known:
                 raise UsageError(f"There is no toolset '{name}'.{near(name, known)}", hint="hermes tools list")

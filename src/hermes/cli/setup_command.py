@@ -136,7 +136,7 @@ def _chosen(setup: _Setup) -> list[str]:
     from hermes import local
     from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
-    get, found = setup.settings.get, local.status(setup.home, setup.settings)
+    found = local.status(setup.home, setup.settings)
     keys = {name: _has_key(setup, name) for name, known in KNOWN_PROVIDERS.items() if known.key_env}
     vendors = [name for name in keys if keys[name] or KNOWN_PROVIDERS[name].api_mode != DEFAULT_API_MODE]
     note(
@@ -144,7 +144,7 @@ def _chosen(setup: _Setup) -> list[str]:
     )
     note("  URL [MODEL]  a compatible server, such as http://127.0.0.1:8080/v1")
     note(*(f"  {name} [MODEL]  {'a key is there' if keys[name] else 'needs a key'}" for name in vendors))
-    now = get("model.default") or get("model.provider")
+    now = setup.settings.model.default or setup.settings.model.provider
     keyed = next((name for name in vendors if keys[name]), "local")
     default = "keep" if now else keyed if found["problem"] else "local"
     return setup.ask(f"Which, or keep {now}" if now else "Which", default).split()
@@ -160,7 +160,7 @@ def _route(setup: _Setup, what: str, model: str = "") -> Json:
     if what.endswith(".gguf") or os.path.exists(os.path.expanduser(what)):
         return models.local_model(models.model_file(what))
     is_url, variable = "://" in what, setup.given("api_key_env")
-    if not is_url and what not in KNOWN_PROVIDERS and what not in setup.settings.section("providers"):
+    if not is_url and what not in KNOWN_PROVIDERS and what not in setup.settings.providers:
         raise UsageError(f"'{what}' is no provider, no address and no file.", hint="hermes setup model")
     changes["model.provider"] = setup.given("provider") if is_url else what
     changes["model.base_url"] = what if is_url else None
@@ -174,8 +174,8 @@ def _route(setup: _Setup, what: str, model: str = "") -> Json:
 def _has_key(setup: _Setup, provider: str) -> bool:
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
-    known, entry = KNOWN_PROVIDERS.get(provider), setup.settings.section("providers").get(provider, {})
-    return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or entry.get("api_key"))
+    known, entry = KNOWN_PROVIDERS.get(provider), setup.settings.providers.get(provider)
+    return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or (entry and entry.api_key))
 
 
 def _likely_model(setup: _Setup, changes: Json) -> str:
@@ -202,7 +202,7 @@ def _tools(setup: _Setup) -> None:
 
     missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
     note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
-    now = setup.settings.get("agent.disabled_toolsets")
+    now = setup.settings.agent.disabled_toolsets
     off = words(setup.ask("Which are not to be offered", ",".join(now)))
     if unknown := [name for name in off if name not in DEFAULTS]:
         raise UsageError(f"There is no toolset '{unknown[0]}'.", hint="hermes tools list")
@@ -212,7 +212,7 @@ def _tools(setup: _Setup) -> None:
 def _sandbox(setup: _Setup) -> None:
     from hermes.sandbox.choose import choice
 
-    wanted, now = setup.given("sandbox"), setup.settings.get("terminal.backend")
+    wanted, now = setup.given("sandbox"), setup.settings.terminal.backend
     if wanted is None:
         with setup.drafted({"terminal.backend": "auto"}) as settings:
             found = choice(settings)
@@ -225,7 +225,7 @@ def _sandbox(setup: _Setup) -> None:
 
 def _server(setup: _Setup) -> None:
     default = "y" if setup.args.part or not setup.args.non_interactive else "n"
-    if setup.settings.get("api_server.key"):
+    if setup.settings.api_server.key:
         note("The server has a key.")
     elif setup.ask("Make a key for the server? y/n", default).lower() == "y":
         setup.changes["api_server.key"] = secrets.token_urlsafe(_KEY_BYTES)

@@ -22,7 +22,7 @@ from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choice
 from hermes.services.session_markdown import text_of
 from hermes.settings import config
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 from hermes.store.sessions import new_session_id
 from hermes.tools.skill_files import find_skills, skill_text
 
@@ -276,7 +276,7 @@ async def _reasoning(chat: Chat, rest: str) -> None:
             _for_good(chat, "agent.reasoning_effort", words[0])
     elif words:
         raise UsageError(f"'{words[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
-    effort = chat.talk.effort or chat.talk.settings.get("agent.reasoning_effort") or "as the model does by itself"
+    effort = chat.talk.effort or chat.talk.settings.agent.reasoning_effort or "as the model does by itself"
     chat.screen.note(f"Reasoning: {effort}; it is {'shown' if chat.screen.reasoning else 'hidden'}.")
 
 
@@ -368,7 +368,7 @@ async def _status(chat: Chat, rest: str) -> None:
         "folder": here(),
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
         "agent": "in the server of this home" if talk.door.kind == "server" else "in this process",
-        "approvals": "off" if talk.yolo else talk.settings.get("approvals.mode"),
+        "approvals": "off" if talk.yolo else talk.settings.approvals.mode,
         "typing while it works": chat.mode,
     }
     chat.screen.plain("\n".join(columns([[name, str(value)] for name, value in facts.items()], 1, None)))

@@ -18,7 +18,7 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
     loop, args = asyncio.get_running_loop(), talk.args
     screen = Screen(
         lambda: line.columns,
-        reasoning=talk.settings.get("display.show_reasoning"),
+        reasoning=talk.settings.display.show_reasoning,
         quiet=args.quiet,
     )
     chat = Chat(talk, screen)

@@ -22,17 +22,17 @@ EXIT_FLAGGED = 6
 
 
 def _chosen(settings: Settings, platform: str) -> set[str]:
-    from hermes.tools.toolsets import _get_platform_tools
+    from hermes.tools.toolsets import enabled_toolsets
 
-    own = settings.get("api_server.toolsets") if platform == "api_server" else None
-    return _get_platform_tools(settings.section(), platform) if own is None else set(own)
+    own = settings.api_server.toolsets if platform == "api_server" else None
+    return enabled_toolsets(settings, platform) if own is None else set(own)
 
 
 def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
     """Every toolset with its tools; those of a server are not known before it is asked."""
     from hermes.tools.toolsets import DEFAULTS, builtin, of_servers
 
-    names = [*DEFAULTS, *of_servers(settings.section("mcp_servers"))]
+    names = [*DEFAULTS, *of_servers(settings)]
     return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
 
 
@@ -45,7 +45,7 @@ def _list(args: Args, home: Home) -> None:
         state = "off" if name not in on else "on" if not tools or offered else "unavailable"
         why = "; ".join(dict.fromkeys(reasons.values()))
         if state == "off":
-            disabled = name in settings.get("agent.disabled_toolsets")
+            disabled = name in settings.agent.disabled_toolsets
             why = "agent.disabled_toolsets names it" if disabled else f"not chosen for {args.platform}"
         rows.append({"name": name, "state": state, "reason": why, "tools": offered, "unavailable": reasons})
     lines = [
@@ -90,7 +90,7 @@ def _described(tool: ToolDef, settings: Settings) -> Json:
         "description": tool.description,
         "effect": tool.effect if isinstance(tool.effect, str) else "by its arguments",
         "timeout_seconds": tool.timeout_s,
-        "answer_chars_max": settings.get("tool_output.max_chars"),
+        "answer_chars_max": settings.tool_output.max_chars,
         "platforms": [platform for platform in PLATFORMS if tool.toolset in _chosen(settings, platform)],
         "unavailable": tool.available(settings),
         "parameters": tool.parameters,
@@ -125,22 +125,24 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     from hermes.sandbox.proxy_env import PROXIED
     from hermes.tools import approvals
 
-    get, home, sandbox = settings.get, settings.home, choice(settings)
+    home, sandbox = settings.home, choice(settings)
     workspace = str(workspace_of(home, settings, "default", None, here=cwd))
     env = child_env(settings, "local", home.path, os.environ)
-    facts = Facts((workspace, *get("terminal.sandbox_rw")), env["HOME"], str(home.path), env)
+    facts = Facts((workspace, *settings.terminal.sandbox_rw), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
-    online = get("terminal.network") or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
+    online = settings.terminal.network or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
     kept = approvals.counted(line, hits, forms, isolated=sandbox.isolated, network=online)
     hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
-    hard += ["denied"] * any(approvals._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))
-    allowed = all(approvals._covered(approvals._pieces(hit, forms), get("command_allowlist")) for hit in kept)
+    hard += ["denied"] * any(
+        approvals._mentions(text, one) for one in settings.approvals.deny for text in (line, *forms)
+    )
+    allowed = all(approvals._covered(approvals._pieces(hit, forms), settings.command_allowlist) for hit in kept)
     answers: list[tuple[Any, str, str]] = [
         (hard, "blocked", approvals._reason(hard)),
         (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
         (not hits and not kept, "free", "No rule is met."),
         (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
-        (get("approvals.mode") == "off", "free", "Approvals are off."),
+        (settings.approvals.mode == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
         (True, "asked", approvals._reason(dict.fromkeys(hit.rule for hit in kept))),
     ]

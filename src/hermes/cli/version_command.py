@@ -44,7 +44,7 @@ def _facts(home: Home) -> tuple[dict[str, str], str | None, bool]:
     try:
         settings = config.load(home)
         facts["store"] = str(settings.shown("storage.url"))
-        known = "local" if settings.get("terminal.backend") == "local" else told(settings)
+        known = "local" if settings.terminal.backend == "local" else told(settings)
         facts["sandbox"], lasting = known or _tried(settings), known is not None
     except HermesError as error:
         facts = {"store": "unknown", **facts, "sandbox": f"unknown: {error.message}"}

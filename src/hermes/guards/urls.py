@@ -128,8 +128,8 @@ class UrlGuard:
         may_read: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._network, self._secrets, self._own_ports, self._may_read = network, secrets, own_ports, may_read
-        self._private_ok = settings.get("security.allow_private_urls", bool)
-        self._blocked = tuple(map(domain, settings.get("security.website_blocklist", list)))
+        self._private_ok = settings.security.allow_private_urls
+        self._blocked = tuple(map(domain, settings.security.website_blocklist))
 
     def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
         """The verdict on what a URL says; what its name stands for is looked up when it is opened.

@@ -20,7 +20,7 @@ _CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
 
 def model_file(home: Home, settings: Settings) -> Path | None:
     """The file to run: the one that is named, else the first of the home's own."""
-    named = settings.get("model.path") or settings.variable("HERMES_LOCAL_MODEL") or ""
+    named = settings.model.path or settings.variable("HERMES_LOCAL_MODEL") or ""
     if named == OFF:
         return None
     if named:
@@ -30,7 +30,7 @@ def model_file(home: Home, settings: Settings) -> Path | None:
 
 def context(settings: Settings) -> int:
     """How many tokens the model takes in."""
-    wanted = settings.get("local.context")
+    wanted = settings.local.context
     if wanted != "auto":
         return int(wanted)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -93,15 +93,14 @@ class LocalModel:
         settings = self._settings()
         if problem := local.status(self._home, settings)["problem"]:
             raise LocalUnavailable(problem)
-        get = settings.get
-        threads, layers = get("local.threads"), get("local.gpu_layers")
+        threads, layers = settings.local.threads, settings.local.gpu_layers
         choice = {
             "path": str(local.model_file(self._home, settings)),
             "context": max(LOCAL_CONTEXT_TOKENS_MIN, local.context(settings) >> self._halved),
-            "parallel": get("local.parallel"),
+            "parallel": settings.local.parallel,
             "threads": max(1, (os.cpu_count() or 2)) if threads == "auto" else threads,
             "gpu_layers": None if layers == "auto" else layers,
-            "idle_seconds": int(get("local.idle_unload_seconds")) or -1,
+            "idle_seconds": int(settings.local.idle_unload_seconds) or -1,
         }
         digest = hashlib.sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()[:12]
         return {**choice, "name": f"model-{digest}"}
@@ -156,7 +155,7 @@ class LocalModel:
     async def turn(self, tell: Tell) -> AsyncIterator[None]:
         """One of the places that there are, in order of arrival."""
         if self._turns is None:
-            self._turns = asyncio.Semaphore(self._settings().get("local.parallel"))
+            self._turns = asyncio.Semaphore(self._settings().local.parallel)
         if self._turns.locked():
             self._waiting += 1
             tell("model_queue", f"The local model is busy; {self._waiting} waiting.")

@@ -79,12 +79,10 @@ def prefill_of(route: Route) -> Prefill | None:
     return _PREFILL_BY_HOST.get(_host_and_path(route.base_url)[0]) or _PREFILL_BY_ID.get(route.provider)
 
 
-def api_mode_for(
-    provider_id: str, base_url: str = "", explicit: str | None = None, entry: Mapping[str, Any] | None = None
-) -> str:
-    """Said outright, else by the provider's entry, else by what is known of its address or id."""
-    if said := explicit or (entry or {}).get("api_mode"):
-        return str(said)
+def api_mode_for(provider_id: str, base_url: str = "", explicit: str | None = None) -> str:
+    """The protocol that is configured, else the one that is known of the address or of the provider."""
+    if explicit:
+        return explicit
     known = KNOWN_PROVIDERS.get(provider_id)
     if not base_url:
         return known.api_mode if known else DEFAULT_API_MODE

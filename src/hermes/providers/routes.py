@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hermes.core.errors import ConfigError
 from hermes.core.spec import RouteChoice
 from hermes.providers.base import Credential, Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, api_mode_for
 from hermes.settings.known_providers import KNOWN_PROVIDERS
+from hermes.settings.schema import Provider
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
+_NO_ENTRY = Provider()
 # The provider of a route that has an address and no other name.
 CUSTOM = "custom"
 LOCAL = Route("local", "local", "http://local.localhost", "local")
@@ -36,7 +40,7 @@ def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]
     """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
     first = primary(settings, choice)
-    others = choice.fallbacks if choice.fallbacks is not None else settings.get("fallback_providers") or []
+    others = choice.fallbacks if choice.fallbacks is not None else settings.fallback_providers
     if not others:
         return [first]
     unique = {first.key: first}
@@ -47,7 +51,7 @@ def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]
 
 def named(settings: Settings, name: str) -> RouteChoice | None:
     """The choice that a name stands for: an alias, or `provider/model` of a configured provider."""
-    if name in settings.section("api_server.model_routes"):
+    if name in settings.api_server.model_routes:
         return RouteChoice(alias=name)
     provider, _, model = name.partition("/")
     return of_provider(settings, provider, model) if model else None
@@ -55,13 +59,13 @@ def named(settings: Settings, name: str) -> RouteChoice | None:
 
 def of_provider(settings: Settings, provider: str, model: str | None = None) -> RouteChoice | None:
     """A model of a configured provider, or the first one named for it. None where there is none."""
-    main, entries = settings.section("model"), settings.section("providers")
-    if provider == CUSTOM and not main["provider"] and CUSTOM not in entries:
-        return RouteChoice(model=model) if model and main["base_url"] else None
-    if provider not in {*entries, main["provider"], *(name for name, _ in _fallbacks(settings))} or not provider:
+    main, entries = settings.model, settings.providers
+    if provider == CUSTOM and not main.provider and CUSTOM not in entries:
+        return RouteChoice(model=model) if model and main.base_url else None
+    if provider not in {*entries, main.provider, *(name for name, _ in _fallbacks(settings))} or not provider:
         return None
-    default = main["default"] if provider == main["provider"] else None
-    model = model or default or next(iter(_models(entries.get(provider, {}))), None)
+    default = main.default if provider == main.provider else None
+    model = model or default or next(iter(_models(entries.get(provider, _NO_ENTRY))), None)
     return RouteChoice(provider=provider, model=model) if model else None
 
 
@@ -77,15 +81,13 @@ def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteCh
 def listed(settings: Settings) -> dict[str, str]:
     """The models that the configuration names of its providers: as they are asked for, and their own names."""
     models = {
-        f"{provider}/{model}": model
-        for provider, entry in settings.section("providers").items()
-        for model in _models(entry)
+        f"{provider}/{model}": model for provider, entry in settings.providers.items() for model in _models(entry)
     }
     return models | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
 
 
 def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
-    entries = map(_fallback_entry, settings.get("fallback_providers") or [])
+    entries = map(_fallback_entry, settings.fallback_providers)
     named = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
     return [(str(provider), str(model or "")) for provider, model in named if provider]
 
@@ -99,31 +101,32 @@ def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice:
     """The choice with its alias, or the `provider/model` in its place, resolved. An unknown one changes nothing."""
-    entry = settings.section("api_server.model_routes").get(alias)
+    entry = settings.api_server.model_routes.get(alias)
     if entry is None and (target := named(settings, alias)) is not None:
         return replace(choice, alias=None, provider=target.provider, model=target.model)
-    return replace(choice, alias=None, **{name: value for name, value in (entry or {}).items() if value})
+    fields = msgspec.structs.asdict(entry) if entry else {}
+    return replace(choice, alias=None, **{name: value for name, value in fields.items() if value})
 
 
 def primary(settings: Settings, choice: RouteChoice) -> Route:
     """What was asked for, else what is configured, else the local model."""
     if choice.alias:
         choice = _aliased(settings, choice, choice.alias)
-    configured = settings.section("model")
-    provider = choice.provider or configured["provider"] or ""
-    model = choice.model or configured["default"] or ""
+    configured = settings.model
+    provider = choice.provider or configured.provider or ""
+    model = choice.model or configured.default or ""
     own_address = choice.base_url is not None or (
-        choice.provider is not None and choice.provider != configured["provider"]
+        choice.provider is not None and choice.provider != configured.provider
     )
-    base_url = choice.base_url if own_address else configured["base_url"]
+    base_url = choice.base_url if own_address else configured.base_url
     # A key goes only to the address it was configured for.
-    api_key = choice.api_key if choice.api_key is not None else None if own_address else configured["api_key"]
+    api_key = choice.api_key if choice.api_key is not None else None if own_address else configured.api_key
     if not (provider or model or base_url):
         return local(settings)
     wanted = _Wanted(provider, model, base_url or "", api_key=api_key)
-    wanted.api_mode = choice.api_mode or (None if own_address else configured["api_mode"])
-    if model == configured["default"]:
-        wanted.window_tokens, wanted.max_output_tokens = configured["context_length"], configured["max_tokens"]
+    wanted.api_mode = choice.api_mode or (None if own_address else configured.api_mode)
+    if model == configured.default:
+        wanted.window_tokens, wanted.max_output_tokens = configured.context_length, configured.max_tokens
     route = _route(settings, wanted, "model.provider")
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
@@ -143,7 +146,7 @@ def local(settings: Settings) -> Route:
     """The embedded model, with the room it is given."""
     from hermes.local import context
 
-    return replace(LOCAL, window_tokens=settings.get("model.context_length") or context(settings))
+    return replace(LOCAL, window_tokens=settings.model.context_length or context(settings))
 
 
 def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
@@ -158,7 +161,7 @@ def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
     """The route that a task has of its own, if it has one."""
-    provider, model = settings.get(f"auxiliary.{task}.provider"), settings.get(f"auxiliary.{task}.model")
+    provider, model = settings.auxiliary[task].provider, settings.auxiliary[task].model
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
     return _route(settings, _Wanted(provider, model or ""), f"auxiliary.{task}.provider")
@@ -167,10 +170,10 @@ def auxiliary(settings: Settings, task: str) -> Route | None:
 def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
     """The route that is wanted, completed by its provider's entry and what is known of it."""
     provider, model = wanted.provider, wanted.model
-    entries = settings.section("providers")
-    entry, known = entries.get(provider, {}), KNOWN_PROVIDERS.get(provider)
-    address = wanted.base_url or entry.get("base_url") or (known.base_url if known else "")
-    api_mode = api_mode_for(provider, address, wanted.api_mode, entry)
+    entries = settings.providers
+    entry, known = entries.get(provider, _NO_ENTRY), KNOWN_PROVIDERS.get(provider)
+    address = wanted.base_url or entry.base_url or (known.base_url if known else "")
+    api_mode = api_mode_for(provider, address, wanted.api_mode or entry.api_mode)
     if api_mode == "local":
         return local(settings)
     if not address:
@@ -184,7 +187,7 @@ def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
             hint="hermes config set model.default NAME",
         )
     facts = models.get(model, {})
-    has_own_address = bool(wanted.base_url) and wanted.base_url != entry.get("base_url")
+    has_own_address = bool(wanted.base_url) and wanted.base_url != entry.base_url
     return Route(
         provider=provider or CUSTOM,
         model=model,
@@ -193,10 +196,10 @@ def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
         credentials=_credentials(settings, provider, entry, wanted.api_key, own_address=has_own_address),
         window_tokens=wanted.window_tokens or facts.get("context_length"),
         max_output_tokens=wanted.max_output_tokens or facts.get("max_tokens"),
-        headers=entry.get("headers") or {},
-        extra_body=entry.get("extra_body") or {},
-        request_timeout_s=entry.get("request_timeout_seconds"),
-        stale_timeout_s=entry.get("stale_timeout_seconds"),
+        headers=entry.headers,
+        extra_body=entry.extra_body,
+        request_timeout_s=entry.request_timeout_seconds,
+        stale_timeout_s=entry.stale_timeout_seconds,
     )
 
 
@@ -216,25 +219,25 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
     )
 
 
-def _models(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _models(entry: Provider) -> dict[str, dict[str, Any]]:
     """`models` of a provider: a list of names, or a mapping of names to what is known of them."""
-    models = entry.get("models") or {}
+    models = entry.models or {}
     if isinstance(models, list):
         return {str(name): {} for name in models}
     return {str(name): facts if isinstance(facts, dict) else {} for name, facts in models.items()}
 
 
 def _credentials(
-    settings: Settings, provider: str, entry: Mapping[str, Any], api_key: str | None, *, own_address: bool
+    settings: Settings, provider: str, entry: Provider, api_key: str | None, *, own_address: bool
 ) -> tuple[Credential, ...]:
     if api_key:
         return (Credential(api_key, provider),)
     # The keys of an entry belong to the entry's address.
-    values = [] if own_address and entry.get("base_url") else [entry.get("api_key"), *(entry.get("keys") or [])]
-    if (name := entry.get("key_env")) and not (own_address and entry.get("base_url")):
-        values.append(settings.variable(name))
+    values = [] if own_address and entry.base_url else [entry.api_key, *entry.keys]
+    if entry.key_env and not (own_address and entry.base_url):
+        values.append(settings.variable(entry.key_env))
     known = KNOWN_PROVIDERS.get(provider)
-    if known is not None and known.key_env and not own_address and not entry.get("base_url"):
+    if known is not None and known.key_env and not own_address and not entry.base_url:
         values.append(settings.variable(known.key_env))
     return tuple(Credential(value, provider) for value in dict.fromkeys(values) if value)
 
@@ -243,6 +246,6 @@ def missing_key(settings: Settings, route: Route) -> str:
     """The name of the variable that should hold the route's key and does not, or nothing."""
     if route.credentials or route.api_mode == "local":
         return ""
-    entry = settings.section("providers").get(route.provider, {})
+    entry = settings.providers.get(route.provider, _NO_ENTRY)
     known = KNOWN_PROVIDERS.get(route.provider)
-    return str(entry.get("key_env") or (known.key_env if known and route.base_url == known.base_url else ""))
+    return entry.key_env or (known.key_env if known and route.base_url == known.base_url else "")

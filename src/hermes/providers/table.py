@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from hermes.providers.base import Capabilities, JsonObject
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _USAGE = {
 
 def traces(settings: Settings) -> Traces | None:
     """The traces that the settings ask for, if they do."""
-    endpoint = settings.get("telemetry.endpoint")
+    endpoint = settings.telemetry.endpoint
     if not endpoint:
         return None
     try:

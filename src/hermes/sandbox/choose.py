@@ -51,18 +51,18 @@ class Choice(NamedTuple):
 
 def choice(settings: Settings) -> Choice:
     """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
-    wanted = settings.get("terminal.backend", str)
+    wanted = settings.terminal.backend
     if wanted == "local":
         return Choice("local", isolated=False)
-    found = docker.probe(settings.get("terminal.docker_image")) if wanted == "docker" else bubblewrap.probe()
+    found = docker.probe(settings.terminal.docker_image) if wanted == "docker" else bubblewrap.probe()
     if not found:
         return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
     if wanted == "auto":
         # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
-        image = settings.get("terminal.docker_image")
+        image = settings.terminal.docker_image
         if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
             return Choice("docker", isolated=True, failure=found)
-        return Choice("local" if settings.get("terminal.allow_local") else "none", isolated=False, failure=found)
+        return Choice("local" if settings.terminal.allow_local else "none", isolated=False, failure=found)
     message = f"The sandbox {wanted!r} does not work here: {found}"
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
@@ -83,12 +83,12 @@ def workspace_of(
     `workdir` is a folder that a caller names, inside `terminal.workspaces`.
     """
     if workdir is not None:
-        wanted, roots = _real(workdir), [_real(root) for root in settings.get("terminal.workspaces")]
+        wanted, roots = _real(workdir), [_real(root) for root in settings.terminal.workspaces]
         if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
             return wanted
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
-        return _real(here / Path(settings.get("terminal.cwd", str)).expanduser())
+        return _real(here / Path(settings.terminal.cwd).expanduser())
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
@@ -100,7 +100,7 @@ def workspace_of(
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
     """Where commands of any session may have made links."""
-    configured = (*settings.get("terminal.workspaces"), *settings.get("terminal.sandbox_rw"))
+    configured = (*settings.terminal.workspaces, *settings.terminal.sandbox_rw)
     places = (home.workspace, home.sandbox, workspace, *(Path(path).expanduser() for path in configured))
     return sorted({os.path.realpath(path) for path in places} | {os.path.abspath(path) for path in places})
 
@@ -128,8 +128,8 @@ def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[
     if backend == "docker":
         del env["PATH"]  # the image has its own
     keys = {known.key_env for known in KNOWN_PROVIDERS.values()}
-    keys |= {provider.get("key_env") for provider in settings.section("providers").values()}
-    for name in settings.get("terminal.env_passthrough"):
+    keys |= {provider.key_env for provider in settings.providers.values() if provider.key_env}
+    for name in settings.terminal.env_passthrough:
         value = settings.variable(name)
         if value is not None and name not in keys and not name.startswith(_OUR_VARIABLES):
             env[name] = value
@@ -166,7 +166,8 @@ class Sandboxes:
 
     async def ready(self, settings: Settings) -> None:
         """Have `choice` tried once, so that it does not block when it is asked for from the loop."""
-        key = tuple(map(settings.get, ("terminal.backend", "terminal.docker_image", "terminal.allow_local")))
+        terminal = settings.terminal
+        key = terminal.backend, terminal.docker_image, terminal.allow_local
         if key not in self._tried:
             await asyncio.to_thread(no_commands, settings)
             self._tried.add(key)
@@ -186,7 +187,7 @@ class Sandboxes:
         await self.ready(settings)
         backend = choice(settings).name
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
-        image = settings.get("terminal.docker_image", str)
+        image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
         if (found := self._known.get(key)) is None:
             if backend == "docker":
@@ -209,13 +210,13 @@ class Sandboxes:
             workspace=workspace,
             private=private,
             uploads=self._home.uploads / name,
-            ro=tuple(_roots(settings.get("terminal.sandbox_ro"), writable)),
-            rw=tuple(_roots(settings.get("terminal.sandbox_rw"), writable)),
+            ro=tuple(_roots(settings.terminal.sandbox_ro, writable)),
+            rw=tuple(_roots(settings.terminal.sandbox_rw, writable)),
             granted=granted,
-            network=settings.get("terminal.network", bool),
-            memory_mb=settings.get("terminal.container_memory", int),
-            cpus=settings.get("terminal.container_cpu", float),
-            disk_quota_mb=settings.get("terminal.disk_quota_mb", int),
+            network=settings.terminal.network,
+            memory_mb=settings.terminal.container_memory,
+            cpus=settings.terminal.container_cpu,
+            disk_quota_mb=settings.terminal.disk_quota_mb,
             env=child_env(settings, backend, private, os.environ),
         )
 

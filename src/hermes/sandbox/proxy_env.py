@@ -23,7 +23,7 @@ def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
 
 def network_of(settings: Settings, backend: str) -> str:
     """What commands in this backend reach, in a few words."""
-    every_host = settings.get("terminal.network", bool)
+    every_host = settings.terminal.network
     if backend in PROXIED:
         return "HTTP and HTTPS to " + ("every public host" if every_host else "hosts that the user grants")
     return "with network" if every_host else "without network"

@@ -25,5 +25,5 @@ def remember(settings: Settings, name: str) -> None:
 
 
 def _place(settings: Settings) -> tuple[str, str]:
-    wanted = [settings.get(f"terminal.{name}") for name in ("backend", "docker_image", "allow_local")]
+    wanted = [settings.terminal.backend, settings.terminal.docker_image, settings.terminal.allow_local]
     return str(settings.home.cache / "sandbox"), version_cache.key_of(wanted, version_cache.machine())

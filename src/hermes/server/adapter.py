@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from hermes import app as apps
 from hermes import facade
@@ -26,7 +27,7 @@ from hermes.core.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Admission, LiveRun, Refused
-from hermes.server import (
+from hermes.server import (  # noqa: F401  (most are imported for the routes they declare)
     chat,
     conversations,
     discovery,
@@ -42,7 +43,6 @@ from hermes.server import (
     websocket,
 )
 from hermes.server.body_memory import Budget
-from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
 from hermes.server.gate import gate_middleware
 from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Work, _IdempotencyCache
@@ -51,7 +51,7 @@ from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
 from hermes.server.request_options import session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
-from hermes.server.routes import route_at
+from hermes.server.routes import GROUPS, ROUTES, route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.shared_counters import SharedNumbers
@@ -290,8 +290,8 @@ class APIServerAdapter:
 
     async def once(self, request: web.Request, work: Work) -> web.StreamResponse:
         """The answer to a request: what the work comes to, or came to when it was asked for under the same key."""
-        key, route = request.headers.get("Idempotency-Key"), route_at(request)
-        if key is None or route is None or not route.once or self._app is None:
+        key = request.headers.get("Idempotency-Key")
+        if key is None or self._app is None:
             return await work(self, request)
         return await self._once.answer(request, key, work)
 
@@ -324,7 +324,7 @@ class APIServerAdapter:
         app = await self.app()
         sets, ceiling = self.toolsets(narrowed), CALLER.get().toolsets
         if sets is None:
-            sets = frozenset(toolsets._get_platform_tools(app.settings.section(), "api_server"))
+            sets = frozenset(toolsets.enabled_toolsets(app.settings, "api_server"))
         if toolset not in sets or (ceiling is not None and toolset not in ceiling):
             return frozenset()
         await app.services.outside.sandboxes.ready(app.settings)
@@ -350,9 +350,9 @@ class APIServerAdapter:
         caller = CALLER.get()
         return None if self.keyring.shared and caller.is_admin else caller.owner
 
-    def owner_field(self, owner: str) -> dict[str, str]:
-        """`{"owner": owner}` for a caller that sees the objects of all owners, else nothing."""
-        return {"owner": owner} if self.keyring.shared and CALLER.get().is_admin else {}
+    def shown_owner(self, owner: str) -> str | UnsetType:
+        """The owner of an object, for a caller that sees the objects of all owners."""
+        return owner if self.keyring.shared and CALLER.get().is_admin else UNSET
 
     def may_see(self, request: web.Request, owner: str) -> bool:
         """Whether what belongs to this owner is there for the request."""
@@ -558,72 +558,7 @@ class APIServerAdapter:
         """Messages cannot be pushed: every answer goes back on the connection of its request."""
         return SendResult(False, "The API server works by HTTP request/response; it cannot send by itself.")
 
-    # --- handlers ---------------------------------------------------------------------------------------------------
 
-    _handle_chat_completions = endpoint(chat.complete)
-
-    _handle_responses = endpoint(responses.create)
-    _handle_get_response = endpoint(responses.get)
-    _handle_delete_response = endpoint(responses.delete)
-    _handle_cancel_response = endpoint(responses.cancel)
-    _handle_response_input_items = endpoint(responses.input_items)
-    _handle_compact = endpoint(responses.compact)
-    _handle_input_tokens = endpoint(responses.input_tokens)
-    _handle_responses_websocket = endpoint(websocket.connect)
-    _handle_create_conversation = endpoint(conversations.create)
-    _handle_get_conversation = endpoint(conversations.get)
-    _handle_update_conversation = endpoint(conversations.update)
-    _handle_delete_conversation = endpoint(conversations.delete)
-    _handle_conversation_items = endpoint(conversations.items)
-    _handle_add_conversation_items = endpoint(conversations.add_items)
-    _handle_get_conversation_item = endpoint(conversations.get_item)
-    _handle_delete_conversation_item = endpoint(conversations.delete_item)
-
-    _handle_list_sessions = endpoint(session_routes.list_sessions)
-    _handle_create_session = endpoint(session_routes.create)
-    _handle_search_sessions = endpoint(session_routes.search)
-    _handle_import_sessions = endpoint(session_routes.import_sessions)
-    _handle_get_session = endpoint(session_routes.get)
-    _handle_patch_session = endpoint(session_routes.update)
-    _handle_delete_session = endpoint(session_routes.delete)
-    _handle_session_messages = endpoint(session_routes.messages)
-    _handle_export_session = endpoint(session_routes.export)
-    _handle_session_files = endpoint(session_routes.files)
-    _handle_session_file = endpoint(session_routes.file)
-    _handle_fork_session = endpoint(session_routes.fork)
-    _handle_compact_session = endpoint(session_chat.compact)
-    _handle_session_chat = endpoint(session_chat.chat)
-    _handle_session_chat_stream = endpoint(session_chat.stream)
-
-    _handle_submit_run = endpoint(runs.submit)
-    _handle_list_runs = endpoint(runs.list_runs)
-    _handle_get_run = endpoint(runs.get)
-    _handle_delete_run = endpoint(runs.delete)
-    _handle_run_events = endpoint(runs.events)
-    _handle_stop_run = endpoint(runs.stop)
-    _handle_steer_run = endpoint(runs.steer)
-    _handle_approve_run = endpoint(runs.approve)
-    _handle_clarify_run = endpoint(runs.clarify)
-
-    _handle_list_jobs = endpoint(jobs.list_jobs)
-    _handle_create_job = endpoint(jobs.create)
-    _handle_get_job = endpoint(jobs.get)
-    _handle_update_job = endpoint(jobs.update)
-    _handle_delete_job = endpoint(jobs.delete)
-    _handle_pause_job = endpoint(jobs.pause)
-    _handle_resume_job = endpoint(jobs.resume)
-    _handle_run_job = endpoint(jobs.run)
-    _handle_job_runs = endpoint(jobs.runs)
-
-    _handle_health = endpoint(discovery.health, public=True)
-    _handle_health_detailed = endpoint(discovery.detailed, public=True)
-    _handle_health_ready = endpoint(discovery.ready, public=True)
-    _handle_metrics = endpoint(metrics.show)
-    _handle_models = endpoint(discovery.models)
-    _handle_model = endpoint(discovery.model)
-    _handle_capabilities = endpoint(discovery.capabilities)
-    _handle_skills = endpoint(discovery.skills)
-    _handle_toolsets = endpoint(discovery.toolsets)
-    _handle_root = endpoint(documents.root, public=True)
-    _handle_docs = endpoint(documents.docs, public=True)
-    _handle_openapi = endpoint(documents.openapi, public=True)
+ROUTES.sort(key=lambda route: GROUPS.index(route.group))
+for _route in ROUTES:
+    setattr(APIServerAdapter, _route.adapter_method, _route.endpoint())

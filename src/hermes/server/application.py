@@ -51,7 +51,7 @@ def _routed(adapter: APIServerAdapter, middlewares: Sequence[Any]) -> web.Applic
     app[ADAPTER] = adapter
     for route in ROUTES:
         path = route.path.replace("{model_id}", "{model_id:.+}")
-        handler = getattr(adapter, route.handler)
+        handler = getattr(adapter, route.adapter_method)
         # A GET route answers HEAD as well.
         app.router.add_route(route.method, path, handler)
         if route.method == "GET":

@@ -19,7 +19,9 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
+from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.session_ids import _derive_chat_session_id
+from hermes.server.shapes import ChatCompletion
 from hermes.server.sse import ClientGone, forward, inline_sink, items
 from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
 from hermes.store.sessions import new_session_id
@@ -44,8 +46,40 @@ class ParsedMessages:
     continues: bool = False
 
 
-async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions"""
+@route(
+    "POST",
+    "/v1/chat/completions",
+    "chat_completions",
+    "Create a chat completion",
+    scope="chat",
+    headers=(
+        SESSION_ID_HEADER,
+        header("X-Hermes-Seed-History", "begin an empty session with the body's earlier messages", type="boolean"),
+        *TURN_HEADERS,
+    ),
+    body=ChatRequest,
+    example={
+        "model": "hermes-agent",
+        "messages": [{"role": "user", "content": "Which files are here?"}],
+        "stream": False,
+    },
+    answers=ChatCompletion,
+    stream="chunks as `data:` frames, at the end `[DONE]`; tools at work as `hermes.tool.progress` events",
+    faults=TURN_FAULTS,
+    features=(
+        "chat_completions",
+        "chat_completions_streaming",
+        "chat_client_tools",
+        "chat_structured_output",
+        "chat_sampling_parameters",
+        "file_input",
+        "tool_progress_events",
+        "detach",
+    ),
+    idempotent=True,
+    begins_turns=True,
+)
+async def chat_completions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, ChatRequest)
     _check_supported(body.model)
     messages, chars_max = body.model.messages, adapter.option("max_text_chars")

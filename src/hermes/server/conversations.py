@@ -4,106 +4,184 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
+from msgspec import Struct
 
 from hermes.server.errors import ApiError, answer
 from hermes.server.models import ConversationItems, ConversationRequest, ConversationUpdate
 from hermes.server.prepared_response import reader
-from hermes.server.request_bodies import read
-from hermes.server.responses import page
+from hermes.server.query_params import ItemQuery
+from hermes.server.responses import EXAMPLE_ITEM, item_list, page
+from hermes.server.routes import route
+from hermes.server.shapes import ItemList
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 Json = dict[str, Any]
+_CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
-async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/conversations"""
-    body = await read(adapter, request, ConversationRequest)
+class Conversation(Struct, kw_only=True):
+    """A conversation."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: float
+    metadata: dict[str, str]
+
+
+@route(
+    "POST",
+    "/v1/conversations",
+    "conversations",
+    "Create a conversation",
+    scope="chat",
+    body=ConversationRequest,
+    example={"items": [EXAMPLE_ITEM], "metadata": {"topic": "files"}},
+    answers=Conversation,
+    faults=(404,),
+    link=("conversation_id", "/id"),
+    features=("conversations_api",),
+    idempotent=True,
+)
+async def create_conversation(
+    adapter: APIServerAdapter, request: web.Request, body: ConversationRequest
+) -> Conversation:
     owner, store = adapter.owner_of(request), adapter.stored_responses
-    given = await reader(adapter, owner).read(body.model.items or [], "items")
-    made = {
-        "id": f"conv_{secrets.token_hex(16)}",
-        "created_at": int(time.time()),
-        "metadata": body.model.metadata or {},
-    }
-    await store.put_conversation_object(made["id"], owner, made["metadata"], made["created_at"])
-    await store.add_conversation_items(made["id"], owner, given.items)
-    return answer(_shown(made), 200, body.headers())
+    given = await reader(adapter, owner).read(body.items or [], "items")
+    conversation_id, created_at, metadata = f"conv_{secrets.token_hex(16)}", int(time.time()), body.metadata or {}
+    await store.put_conversation_object(conversation_id, owner, metadata, created_at)
+    await store.add_conversation_items(conversation_id, owner, given.items)
+    return Conversation(id=conversation_id, created_at=created_at, metadata=metadata)
 
 
-async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/conversations/{conversation_id}"""
-    return answer(_shown(await _found(adapter, request)))
+@route("GET", _CONVERSATION, "conversation", "Get a conversation", scope="chat", answers=Conversation)
+async def get_conversation(adapter: APIServerAdapter, request: web.Request) -> Conversation:
+    return _shown(await _stored(adapter, request))
 
 
-async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/conversations/{conversation_id}"""
-    found = await _found(adapter, request)
-    body = await read(adapter, request, ConversationUpdate)
-    found["metadata"] = body.model.metadata
+@route(
+    "POST",
+    _CONVERSATION,
+    "conversation_update",
+    "Update a conversation",
+    scope="chat",
+    body=ConversationUpdate,
+    example={"metadata": {"topic": "letters"}},
+    answers=Conversation,
+)
+async def update_conversation(
+    adapter: APIServerAdapter, request: web.Request, body: ConversationUpdate
+) -> Conversation:
+    stored = await _stored(adapter, request)
+    stored["metadata"] = body.metadata
     await adapter.stored_responses.put_conversation_object(
-        found["id"], found["owner"], found["metadata"], found["created_at"]
+        stored["id"], stored["owner"], body.metadata, stored["created_at"]
     )
-    return answer(_shown(found), 200, body.headers())
+    return _shown(stored)
 
 
-async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /v1/conversations/{conversation_id}"""
-    found = await _found(adapter, request)
-    await adapter.stored_responses.delete_conversation_object(found["id"], found["owner"])
-    return answer({"id": found["id"], "object": "conversation.deleted", "deleted": True})
+class ConversationDeleted(Struct, kw_only=True):
+    """A conversation that is gone."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
 
 
-async def items(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/conversations/{conversation_id}/items"""
-    found = await _found(adapter, request)
-    return answer(page(await adapter.stored_responses.conversation_items(found["id"], found["owner"]), request))
+@route(
+    "DELETE", _CONVERSATION, "conversation_delete", "Delete a conversation", scope="chat", answers=ConversationDeleted
+)
+async def delete_conversation(adapter: APIServerAdapter, request: web.Request) -> ConversationDeleted:
+    stored = await _stored(adapter, request)
+    await adapter.stored_responses.delete_conversation_object(stored["id"], stored["owner"])
+    return ConversationDeleted(id=stored["id"])
 
 
-async def add_items(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/conversations/{conversation_id}/items"""
-    found = await _found(adapter, request)
-    body = await read(adapter, request, ConversationItems)
-    given = await reader(adapter, found["owner"]).read(body.model.items, "items")
-    kept = await adapter.stored_responses.add_conversation_items(found["id"], found["owner"], given.items)
-    ends = {"first_id": kept[0]["id"], "last_id": kept[-1]["id"]} if kept else {"first_id": None, "last_id": None}
-    return answer({"object": "list", "data": kept, **ends, "has_more": False}, 200, body.headers())
+@route(
+    "GET",
+    f"{_CONVERSATION}/items",
+    "conversation_items",
+    "List the items of a conversation",
+    scope="chat",
+    query=ItemQuery,
+    answers=ItemList,
+)
+async def conversation_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:
+    stored = await _stored(adapter, request)
+    return page(await adapter.stored_responses.conversation_items(stored["id"], stored["owner"]), query)
 
 
-async def get_item(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/conversations/{conversation_id}/items/{item_id}"""
-    found, item_id = await _found(adapter, request), request.match_info["item_id"]
-    listed = await adapter.stored_responses.conversation_items(found["id"], found["owner"])
-    item = next((item for item in listed if item["id"] == item_id), None)
+@route(
+    "POST",
+    f"{_CONVERSATION}/items",
+    "conversation_items_add",
+    "Add items to a conversation",
+    scope="chat",
+    body=ConversationItems,
+    example={"items": [EXAMPLE_ITEM]},
+    answers=ItemList,
+)
+async def add_conversation_items(adapter: APIServerAdapter, request: web.Request, body: ConversationItems) -> ItemList:
+    stored = await _stored(adapter, request)
+    given = await reader(adapter, stored["owner"]).read(body.items, "items")
+    items = await adapter.stored_responses.add_conversation_items(stored["id"], stored["owner"], given.items)
+    return item_list(items, has_more=False)
+
+
+class ConversationItem(Struct, kw_only=True):
+    """An item; what else it has depends on its type."""
+
+    id: str
+    type: str
+
+
+@route(
+    "GET",
+    f"{_CONVERSATION}/items/{{item_id}}",
+    "conversation_item",
+    "Get an item of a conversation",
+    scope="chat",
+    answers=ConversationItem,
+)
+async def get_conversation_item(adapter: APIServerAdapter, request: web.Request) -> web.Response:
+    stored, item_id = await _stored(adapter, request), request.match_info["item_id"]
+    items = await adapter.stored_responses.conversation_items(stored["id"], stored["owner"])
+    item = next((item for item in items if item["id"] == item_id), None)
     if item is None:
         raise _no_item(item_id)
     return answer(item)
 
 
-async def delete_item(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /v1/conversations/{conversation_id}/items/{item_id}"""
-    found, item_id = await _found(adapter, request), request.match_info["item_id"]
-    if not await adapter.stored_responses.delete_conversation_item(found["id"], found["owner"], item_id):
+@route(
+    "DELETE",
+    f"{_CONVERSATION}/items/{{item_id}}",
+    "conversation_item_delete",
+    "Delete an item of a conversation",
+    scope="chat",
+    answers=Conversation,
+)
+async def delete_conversation_item(adapter: APIServerAdapter, request: web.Request) -> Conversation:
+    stored, item_id = await _stored(adapter, request), request.match_info["item_id"]
+    if not await adapter.stored_responses.delete_conversation_item(stored["id"], stored["owner"], item_id):
         raise _no_item(item_id)
-    return answer(_shown(found))
+    return _shown(stored)
 
 
 def _no_item(item_id: str) -> ApiError:
     return ApiError(404, f"There is no item {item_id!r} in this conversation.", "item_not_found")
 
 
-async def _found(adapter: APIServerAdapter, request: web.Request) -> Json:
+async def _stored(adapter: APIServerAdapter, request: web.Request) -> Json:
     conversation_id, owner = request.match_info["conversation_id"], adapter.visible_owner(request)
-    found: Json | None = await adapter.stored_responses.get_conversation_object(conversation_id, owner)
-    if found is None:
+    stored: Json | None = await adapter.stored_responses.get_conversation_object(conversation_id, owner)
+    if stored is None:
         raise ApiError(404, f"There is no conversation {conversation_id!r}.", "conversation_not_found")
-    return found
+    return stored
 
 
-def _shown(found: Json) -> Json:
-    told = {"id": found["id"], "object": "conversation"}
-    return {**told, "created_at": found["created_at"], "metadata": found["metadata"]}
+def _shown(stored: Json) -> Conversation:
+    return Conversation(id=stored["id"], created_at=stored["created_at"], metadata=stored["metadata"])

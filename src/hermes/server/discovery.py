@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
+from msgspec import Struct
 
 import hermes
 from hermes.core import limits as fixed
@@ -16,10 +17,10 @@ from hermes.core.errors import ConfigError
 from hermes.providers.routes import listed
 from hermes.sandbox.choose import choice
 from hermes.server import status
-from hermes.server.errors import ApiError, answer, error_body
+from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
-from hermes.server.readiness import OK, readiness
-from hermes.server.routes import ROUTES
+from hermes.server.readiness import OK, Readiness, readiness
+from hermes.server.routes import ROUTES, route
 from hermes.tools import toolsets as sets
 from hermes.tools.mcp import PREFIX
 from hermes.tools.skill_files import find_skills
@@ -34,44 +35,75 @@ Json = dict[str, Any]
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-async def health(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /health, /v1/health"""
-    return answer({"status": "ok", "platform": PLATFORM, "version": hermes.__version__})
+class Health(Struct, kw_only=True):
+    """A sign of life."""
+
+    status: Literal["ok"] = "ok"
+    platform: str = PLATFORM
+    version: str = hermes.__version__
 
 
-async def detailed(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /health/detailed"""
+class DetailedHealth(Health, kw_only=True):
+    """How the server is."""
+
+    pid: int
+    uptime_seconds: float
+    gateway_state: str | None
+    platforms: Json
+    active_agents: int
+    exit_reason: str | None
+    updated_at: float | str | None
+    gateway_busy: bool
+    gateway_drainable: bool
+    readiness: Readiness
+
+
+class Ready(Struct, kw_only=True):
+    """The server takes work."""
+
+    status: Literal["ok"] = "ok"
+    readiness: Readiness
+
+
+class NotReady(Error, kw_only=True):
+    """The server takes no work now, and why."""
+
+    readiness: Readiness
+
+
+@route("GET", "/health", "health", "Liveness check", scope=None, answers=Health)
+@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None, answers=Health)
+async def health(adapter: APIServerAdapter, request: web.Request) -> Health:
+    return Health()
+
+
+@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None, answers=DetailedHealth)
+async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> DetailedHealth:
     state = await _state(adapter)
-    found = await readiness(adapter, state, whole=_is_admin(adapter, request))
     running = adapter._app.engine.active if adapter._app is not None else 0
     active = state.get("active_agents")
-    return answer(
-        {
-            "status": "ok",
-            "platform": PLATFORM,
-            "version": hermes.__version__,
-            "pid": os.getpid(),
-            "uptime_seconds": round(max(0.0, time.time() - adapter.started_at), 3),
-            "gateway_state": state.get("gateway_state"),
-            "platforms": state.get("platforms") or {},
-            "active_agents": running if active is None else active,
-            "exit_reason": state.get("exit_reason"),
-            "updated_at": state.get("updated_at"),
-            "gateway_busy": bool(active or running),
-            "gateway_drainable": state.get("gateway_state") == "running",
-            "readiness": found,
-        }
+    return DetailedHealth(
+        pid=os.getpid(),
+        uptime_seconds=round(max(0.0, time.time() - adapter.started_at), 3),
+        gateway_state=state.get("gateway_state"),
+        platforms=state.get("platforms") or {},
+        active_agents=running if active is None else active,
+        exit_reason=state.get("exit_reason"),
+        updated_at=state.get("updated_at"),
+        gateway_busy=bool(active or running),
+        gateway_drainable=state.get("gateway_state") == "running",
+        readiness=await readiness(adapter, state, whole=_is_admin(adapter, request)),
     )
 
 
-async def ready(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /health/ready"""
-    found = await readiness(adapter, await _state(adapter), whole=_is_admin(adapter, request))
-    if found["status"] == OK:
-        return answer({"status": "ok", "readiness": found})
-    poor = ", ".join(name for name, check in found["checks"].items() if check["status"] != OK)
-    body = error_body(503, f"The server is not ready: {poor}.", "not_ready")
-    return answer({**body, "readiness": found}, 503, {"Retry-After": "1"})
+@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, answers=Ready, refusals={503: NotReady})
+async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready | web.Response:
+    result = await readiness(adapter, await _state(adapter), whole=_is_admin(adapter, request))
+    if result.status == OK:
+        return Ready(readiness=result)
+    failed = ", ".join(name for name, check in result.checks.items() if check.status != OK)
+    error = error_object(503, f"The server is not ready: {failed}.", "not_ready")
+    return answer(NotReady(error=error, readiness=result), 503, {"Retry-After": "1"})
 
 
 async def _state(adapter: APIServerAdapter) -> Json:
@@ -90,147 +122,138 @@ def _is_admin(adapter: APIServerAdapter, request: web.Request) -> bool:
 # --- models, skills, toolsets ----------------------------------------------------------------------------------------
 
 
-async def models(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/models"""
-    return answer({"object": "list", "data": list(_models(adapter).values())})
+class Model(Struct, kw_only=True):
+    """A name under which the agent can be asked."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "hermes"
+    permission: list[Any] = []
+    root: str
+    parent: str | None
 
 
-async def model(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/models/{model_id}"""
+class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """All models, whole."""
+
+    data: list[Model]
+
+
+@route("GET", "/v1/models", "models", "List models", scope="any", answers=ModelList, features=("model_routes",))
+async def models(adapter: APIServerAdapter, request: web.Request) -> ModelList:
+    return ModelList(data=list(_models(adapter).values()))
+
+
+@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any", answers=Model)
+async def model(adapter: APIServerAdapter, request: web.Request) -> Model:
     name = request.match_info["model_id"]
-    found = _models(adapter).get(name)
-    if found is None:
+    model = _models(adapter).get(name)
+    if model is None:
         raise ApiError(404, f"There is no model {name!r}.", "model_not_found", "model")
-    return answer(found)
+    return model
 
 
-def _models(adapter: APIServerAdapter) -> dict[str, Json]:
+def _models(adapter: APIServerAdapter) -> dict[str, Model]:
     """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
     own = adapter.model_name
-    found = {own: _model(adapter, own, own, None)}
-    for alias, route in adapter.option("model_routes").items():
-        target = route.get("model") if isinstance(route, dict) else None
-        found.setdefault(str(alias), _model(adapter, str(alias), target or own, own))
-    for name, model in listed(adapter.settings).items():
-        found.setdefault(name, _model(adapter, name, model, None))
-    allowed = CALLER.get().models
-    return {name: told for name, told in found.items() if allowed is None or name in allowed}
-
-
-def _model(adapter: APIServerAdapter, name: str, root: str, parent: str | None) -> Json:
+    roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
+    for alias, target in adapter.option("model_routes").items():
+        root = target.get("model") if isinstance(target, dict) else None
+        roots.setdefault(str(alias), (root or own, own))
+    for name, root in listed(adapter.settings).items():
+        roots.setdefault(name, (root, None))
+    allowed, created = CALLER.get().models, int(adapter.started_at)
     return {
-        "id": name,
-        "object": "model",
-        "created": int(adapter.started_at),
-        "owned_by": "hermes",
-        "permission": [],
-        "root": root,
-        "parent": parent,
+        name: Model(id=name, created=created, root=root, parent=parent)
+        for name, (root, parent) in roots.items()
+        if allowed is None or name in allowed
     }
 
 
-async def skills(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/skills"""
+class Skill(Struct, kw_only=True):
+    """A skill of the agent."""
+
+    name: str
+    description: str
+    category: str | None
+
+
+class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """All skills, whole."""
+
+    data: list[Skill]
+
+
+@route("GET", "/v1/skills", "skills", "List skills", scope="any", answers=SkillList, features=("skills_api",))
+async def skills(adapter: APIServerAdapter, request: web.Request) -> SkillList:
     app = await adapter.app()
     settings, owner = app.settings, adapter.owner_of(request)
     session_key, refusal = adapter.session_key(request)
     if refusal is not None:
         raise refusal
-    found = await app.services.files.call(lambda: find_skills(settings, owner, session_key))
-    data = [{"name": skill.name, "description": skill.description, "category": skill.category} for skill in found]
-    return answer({"object": "list", "data": data})
+    skills = await app.services.files.call(lambda: find_skills(settings, owner, session_key))
+    return SkillList(
+        data=[Skill(name=skill.name, description=skill.description, category=skill.category) for skill in skills]
+    )
 
 
-async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/toolsets"""
+class Toolset(Struct, kw_only=True):
+    """Tools that are switched on and off together."""
+
+    name: str
+    label: str
+    description: str
+    enabled: bool
+    configured: bool
+    available: bool
+    tools: list[str]
+
+
+class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """All toolsets, whole."""
+
+    data: list[Toolset]
+    platform: str = "api_server"
+
+
+@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", answers=ToolsetList, features=("toolsets_api",))
+async def toolsets(adapter: APIServerAdapter, request: web.Request) -> ToolsetList:
     app = await adapter.app()
     settings, registry = app.settings, app.services.registry()
     await app.services.outside.sandboxes.ready(settings)
     own = adapter.option("toolsets")
-    on = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
+    enabled = sets.enabled_toolsets(settings, "api_server") if own is None else set(own)
     ceiling = CALLER.get().toolsets
-    known = {
-        name: (
-            {tool.name: tool.description for tool in registry.all() if tool.toolset == name},
-            bool(registry.offered([name], settings)),
-            name.replace("_", " ").capitalize(),
+
+    def toolset(name: str, label: str, tools: dict[str, str], configured: bool) -> Toolset:
+        sentences = dict.fromkeys(text.partition(". ")[0].rstrip(".") + "." for text in tools.values())
+        return Toolset(
+            name=name,
+            label=label,
+            description=" ".join(sentences),
+            enabled=name in enabled,
+            configured=configured,
+            available=name in enabled and configured and (ceiling is None or name in ceiling),
+            tools=sorted(tools),
         )
-        for name in sets.DEFAULTS
-    }
+
+    toolsets = {}
+    for name in sets.DEFAULTS:
+        tools = {tool.name: tool.description for tool in registry.all() if tool.toolset == name}
+        label = name.replace("_", " ").capitalize()
+        toolsets[name] = toolset(name, label, tools, bool(registry.offered([name], settings)))
     for server in app.services.mcp.states():  # what a server says of its tools is for the model, framed
-        told = f"MCP server {server['name']}"
-        known[f"{PREFIX}{server['name']}"] = (dict.fromkeys(server["tools"], told), bool(server["tools"]), told)
-    data = [
-        {
-            "name": name,
-            "label": label,
-            "description": " ".join(
-                dict.fromkeys(text.partition(". ")[0].rstrip(".") + "." for text in tools.values())
-            ),
-            "enabled": name in on,
-            "configured": usable,
-            "available": name in on and usable and (ceiling is None or name in ceiling),
-            "tools": sorted(tools),
-        }
-        for name, (tools, usable, label) in known.items()
-    ]
-    return answer({"object": "list", "data": data, "platform": "api_server"})
+        name, label = f"{PREFIX}{server['name']}", f"MCP server {server['name']}"
+        toolsets[name] = toolset(name, label, dict.fromkeys(server["tools"], label), bool(server["tools"]))
+    return ToolsetList(data=list(toolsets.values()))
 
 
 # --- capabilities ----------------------------------------------------------------------------------------------------
 
-# feature: the route without which there is no such thing
-_BY_ROUTE = {
-    "chat_completions": "chat_completions",
-    "chat_completions_streaming": "chat_completions",
-    "chat_client_tools": "chat_completions",
-    "chat_structured_output": "chat_completions",
-    "chat_sampling_parameters": "chat_completions",
-    "file_input": "chat_completions",
-    "responses_api": "responses",
-    "responses_streaming": "responses",
-    "responses_background": "responses",
-    "responses_client_tools": "responses",
-    "responses_resume": "response",
-    "responses_cancel": "response_cancel",
-    "responses_input_items": "response_input_items",
-    "responses_compact": "responses_compact",
-    "responses_input_tokens": "responses_input_tokens",
-    "responses_websocket": "responses_websocket",
-    "conversations_api": "conversations",
-    "run_submission": "runs",
-    "run_list": "run_list",
-    "run_status": "run_status",
-    "run_events_sse": "run_events",
-    "run_events_resume": "run_events",
-    "run_stop": "run_stop",
-    "run_steer": "run_steer",
-    "run_approval_response": "run_approval",
-    "run_clarify": "run_clarify",
-    "tool_progress_events": "chat_completions",
-    "approval_events": "run_approval",
-    "session_resources": "sessions",
-    "session_search": "session_search",
-    "session_message_paging": "session_messages",
-    "session_chat": "session_chat",
-    "session_chat_streaming": "session_chat_stream",
-    "session_fork": "session_fork",
-    "session_compact": "session_compact",
-    "session_fork_at_message": "session_fork",
-    "session_export": "session_export",
-    "session_import": "session_import",
-    "session_files": "session_files",
-    "session_turn_lease": "session_chat",
-    "detach": "chat_completions",
-    "skills_api": "skills",
-    "toolsets_api": "toolsets",
-    "model_routes": "models",
-    "jobs_api": "jobs",
-    "jobs_admin": "job_create",
-    "metrics": "metrics",
-}
-ABSENT = ("web_ui",)
-_NEVER = (
+# What this server does not have.
+ABSENT = (
+    "web_ui",
     "admin_config_rw",
     "memory_write_api",
     "realtime_voice",
@@ -289,43 +312,57 @@ _FIXED = {
 }
 
 
-async def capabilities(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/capabilities"""
+class Endpoint(Struct, kw_only=True):
+    """Where a route is."""
+
+    method: str
+    path: str
+
+
+class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_server.capabilities"):
+    """What the server can do, within which limits, and where."""
+
+    platform: str = PLATFORM
+    model: str
+    version: str = hermes.__version__
+    auth: Json
+    runtime: Json
+    features: dict[str, bool | str]
+    limits: dict[str, float | None]
+    endpoints: dict[str, Endpoint]
+
+
+@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any", answers=Capabilities)
+async def capabilities(adapter: APIServerAdapter, request: web.Request) -> Capabilities:
     settings = (await adapter.app()).settings
-    return answer(
-        {
-            "object": "hermes.api_server.capabilities",
-            "platform": PLATFORM,
-            "model": adapter.model_name,
-            "version": hermes.__version__,
-            "auth": {
-                "type": "bearer",
-                "required": not adapter.is_open,
-                "owner": adapter.owner_of(request),
-                "scopes": [scope for scope in SCOPES if CALLER.get().opens(scope)],
-            },
-            "runtime": {
-                "mode": "server_agent",
-                "tool_execution": "server",
-                "split_runtime": False,
-                "sandbox": await asyncio.to_thread(_sandbox, settings),
-                "description": _DESCRIPTION,
-            },
-            "features": _features(adapter),
-            "limits": _limits(adapter, settings),
-            "endpoints": {route.name: {"method": route.method, "path": route.path} for route in ROUTES},
-        }
+    return Capabilities(
+        model=adapter.model_name,
+        auth={
+            "type": "bearer",
+            "required": not adapter.is_open,
+            "owner": adapter.owner_of(request),
+            "scopes": [scope for scope in SCOPES if CALLER.get().opens(scope)],
+        },
+        runtime={
+            "mode": "server_agent",
+            "tool_execution": "server",
+            "split_runtime": False,
+            "sandbox": await asyncio.to_thread(_sandbox, settings),
+            "description": _DESCRIPTION,
+        },
+        features=_features(adapter),
+        limits=_limits(adapter, settings),
+        endpoints={route.name: Endpoint(method=route.method, path=route.path) for route in ROUTES},
     )
 
 
-def _features(adapter: APIServerAdapter) -> Json:
-    routes = {route.name for route in ROUTES}
+def _features(adapter: APIServerAdapter) -> dict[str, bool | str]:
     return {
-        **{feature: route in routes for feature, route in _BY_ROUTE.items()},
+        **{feature: True for route in ROUTES for feature in route.features},
         **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
-        "metrics": "metrics" in routes and adapter.option("metrics"),
+        "metrics": adapter.option("metrics"),
         "openapi": adapter.option("docs"),
-        **dict.fromkeys((*ABSENT, *_NEVER), False),
+        **dict.fromkeys(ABSENT, False),
         "cors": bool(adapter._cors_origins),
         "profiles": bool(adapter.option("profiles")),
         "strict_models": adapter.option("strict_models"),
@@ -335,12 +372,12 @@ def _features(adapter: APIServerAdapter) -> Json:
     }
 
 
-def _limits(adapter: APIServerAdapter, settings: Settings) -> Json:
+def _limits(adapter: APIServerAdapter, settings: Settings) -> dict[str, float | None]:
     own = {name: adapter.option(name) for name in ("approval_timeout_seconds", "drain_seconds")}
     return {
         **{name: adapter.option(option) for name, option in _OPTIONS.items()},
-        **{name: settings.get(f"api_server.{name}") if value is None else value for name, value in own.items()},
-        "clarify_timeout_seconds": settings.get("agent.clarify_timeout"),
+        **{name: getattr(settings.api_server, name) if value is None else value for name, value in own.items()},
+        "clarify_timeout_seconds": settings.agent.clarify_timeout,
         "idempotency_seconds": adapter.option("idempotency.ttl_hours") * 3600,
         **_FIXED,
     }
@@ -351,6 +388,6 @@ def _sandbox(settings: Settings) -> Json:
     try:
         chosen = choice(settings)
     except ConfigError:
-        return {"backend": settings.get("terminal.backend"), "isolated": True}
+        return {"backend": settings.terminal.backend, "isolated": True}
     reason = {"reason": chosen.reason} if chosen.reason is not None else {}
     return {"backend": chosen.name, "isolated": chosen.isolated, **reason}

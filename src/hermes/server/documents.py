@@ -12,9 +12,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from msgspec import Struct
 
 import hermes
 from hermes.server.errors import ApiError, answer
+from hermes.server.routes import route
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -39,24 +41,31 @@ _BOUNDS = {
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 
 
+class About(Struct, kw_only=True):
+    """What this is."""
+
+    name: str = "hermes"
+    version: str = hermes.__version__
+    docs: str = "/docs"
+
+
+@route("GET", "/", "ui", "Web page", scope=None, answers=About, types=("text/html",), faults=(404,))
 async def root(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /"""
     check_on(adapter, "ui", request)
     accepted = request.headers.get("Accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
-        told = {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
-        return answer(told, headers={"Vary": "Accept"})
+        return answer(About(), headers={"Vary": "Accept"})
     return await _page(request, _root_page, adapter.option("docs"))
 
 
+@route("GET", "/docs", "docs", "API reference (HTML)", scope=None, types=("text/html",), faults=(404,))
 async def docs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /docs"""
     check_on(adapter, "docs", request)
     return await _page(request, _docs_page)
 
 
+@route("GET", "/openapi.json", "openapi", "OpenAPI description", scope=None, types=("application/json",), faults=(404,))
 async def openapi(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /openapi.json"""
     check_on(adapter, "docs", request)
     from hermes.server import openapi as described
 

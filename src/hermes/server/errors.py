@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
-_TYPES = {403: "permission_error", 429: "rate_limit_error"}
+ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
+_TYPES: dict[int, ErrorType] = {403: "permission_error", 429: "rate_limit_error"}
+
+
+class ErrorObject(Struct, kw_only=True):
+    """What went wrong: a sentence, its kind, the field it is about, and a code for programs."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str | None
+    hermes: dict[str, Any] | UnsetType = UNSET
+
+
+class Error(Struct, kw_only=True):
+    """The one form of every error."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
@@ -39,13 +57,13 @@ class ApiError(Exception):
         self.message = redact(self.message)
         self.param = None if self.param is None else redact(self.param)
 
-    def body(self) -> dict[str, Any]:
-        """The envelope."""
-        return error_body(self.status, self.message, self.code, self.param, self.hermes)
+    def envelope(self) -> Error:
+        """The body that tells it."""
+        return Error(error=error_object(self.status, self.message, self.code, self.param, self.hermes))
 
     def response(self) -> web.Response:
         """The answer that tells it."""
-        return answer(self.body(), self.status, self.headers)
+        return answer(self.envelope(), self.status, self.headers)
 
 
 def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> ApiError:
@@ -58,26 +76,25 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code, param)
 
 
-def error_body(
-    status: int,
-    message: str,
-    code: str | None,
-    param: str | None = None,
-    hermes: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The envelope: what is wrong, of what kind, with which field."""
+def error_object(
+    status: int, message: str, code: str | None, param: str | None = None, hermes: Mapping[str, Any] | None = None
+) -> ErrorObject:
+    """What is wrong, of what kind, with which field."""
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
-    error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
-    if hermes:
-        error["hermes"] = dict(hermes)
-    return {"error": error}
+    return ErrorObject(message=message, type=kind, param=param, code=code, hermes=dict(hermes) if hermes else UNSET)
+
+
+def error_body(status: int, message: str, code: str | None) -> dict[str, Any]:
+    """The envelope of an error as a dict."""
+    body: dict[str, Any] = msgspec.to_builtins(Error(error=error_object(status, message, code)))
+    return body
 
 
 def error_response(
     status: int, message: str, code: str | None, param: str | None = None, *, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """An answer that says what is wrong."""
-    return answer(error_body(status, shortened(message), code, param), status, headers)
+    return answer(Error(error=error_object(status, shortened(message), code, param)), status, headers)
 
 
 def shortened(text: str) -> str:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from hermes.server.endpoint import PASSED
 from hermes.server.errors import ApiError
 from hermes.server.middleware import ADAPTER, Handler, common_headers, with_headers
-from hermes.server.routes import route_at
+from hermes.server.routes import PASSED, route_at
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

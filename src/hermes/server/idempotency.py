@@ -22,8 +22,8 @@ from aiohttp import web
 from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.core.spec import new_run_id
 from hermes.runs.engine import Admission, Refused
-from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
+from hermes.server.middleware import request_id
 from hermes.server.outcome import refusal
 from hermes.server.render_run import code_of
 from hermes.server.request_bodies import read_object

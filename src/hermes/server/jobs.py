@@ -7,10 +7,11 @@ import re
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import begun, spec_of
@@ -21,10 +22,10 @@ from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, request_created_at, resumed_admission
 from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
-from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, whole
-from hermes.server.request_bodies import read
+from hermes.server.query_params import Cursor, Page, paging
 from hermes.server.request_options import session_id_of, toolsets_of
-from hermes.server.runs import shown
+from hermes.server.routes import route
+from hermes.server.runs import RunList, run_page
 from hermes.server.session_routes import unknown_session
 from hermes.server.turns import check_model, route_of
 from hermes.tools import cronjob
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
     from hermes.store.stores import AsyncStore
 
-Job = dict[str, Any]
+Record = dict[str, Any]
+_JOB = "/api/jobs/{job_id}"
 _ID = re.compile(r"[0-9a-f]{12}")
 # code of the tool: the parameter it is about, and the code here
 _CODES = {
@@ -45,27 +47,100 @@ _CODES = {
 }
 
 
-async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/jobs"""
-    with_disabled = flag(request, "include_disabled")
+class Job(Struct, kw_only=True):
+    """Scheduled work, and what came of it the last time."""
+
+    name: str
+    prompt: str
+    skills: list[str]
+    model: str | None
+    provider: str | None
+    enabled_toolsets: list[str] | None
+    workdir: str | None
+    last_run_at: float | None
+    last_status: str | None
+    last_error: str | None
+    last_run_id: str | None
+    session_id: str | None
+    last_session_id: str | None
+    deliver: Literal["local"]
+    origin: dict[str, Any] | None
+    paused_at: float | None
+    paused_reason: str | None
+    script: str | None
+    effort: str | None
+    continuity: bool
+    id: str
+    enabled: bool
+    state: Literal["scheduled", "paused", "completed", "failed"]
+    created_at: float
+    next_run_at: float | None
+    timezone: str
+    repeat: dict[str, Any]
+    schedule: dict[str, Any]
+    schedule_display: str
+    owner: str | UnsetType = UNSET
+
+
+class JobKept(Struct, kw_only=True):
+    """A job."""
+
+    object: Literal["hermes.job"] | UnsetType = UNSET
+    job: Job
+
+
+class JobQuery(Struct, kw_only=True):
+    include_disabled: Annotated[bool, Meta(description="paused and finished jobs, too")] = False
+
+
+class JobList(Page[Job], kw_only=True):
+    """Jobs, under both names."""
+
+    jobs: list[Job]
+
+
+@route(
+    "GET",
+    "/api/jobs",
+    "jobs",
+    "List scheduled jobs",
+    scope="jobs",
+    query=JobQuery,
+    answers=JobList,
+    features=("jobs_api",),
+)
+async def list_jobs(adapter: APIServerAdapter, request: web.Request, query: JobQuery) -> JobList:
     store = await _store(adapter)
-    found = await store.jobs.list(owner=adapter.visible_owner(request), include_disabled=with_disabled)
-    data = [_shown(adapter, job) for job in found]
-    return answer({**listed(data, None, len(data)), "jobs": data})
+    jobs = await store.jobs.list(owner=adapter.visible_owner(request), include_disabled=query.include_disabled)
+    data = [_shown(adapter, job) for job in jobs]
+    return JobList(data=data, jobs=data, **paging(None, len(data)))
 
 
-async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/jobs"""
-    body = await read(adapter, request, JobRequest)
+@route(
+    "POST",
+    "/api/jobs",
+    "job_create",
+    "Create a job",
+    scope="jobs",
+    body=JobRequest,
+    example={"schedule": "0 9 * * mon-fri", "prompt": "Say what is new in the news folder.", "name": "Morning"},
+    status=201,
+    answers=JobKept,
+    faults=(404,),
+    link=("job_id", "/job/id"),
+    features=("jobs_admin",),
+    idempotent=True,
+)
+async def create_job(adapter: APIServerAdapter, request: web.Request, body: JobRequest) -> web.Response:
     owner = adapter.owner_of(request)
-    given = {name: value for name, value in msgspec.structs.asdict(body.model).items() if value is not None}
+    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     fields = await _fields(adapter, owner, given)
     settings = (await adapter.app()).settings
     key, refusal = adapter.session_key(request)
     if refusal:
         raise refusal
     try:
-        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
+        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
@@ -73,20 +148,28 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     await check_model(adapter, spec_of({"id": "", **job}, time.time()))
-    made = await (await _store(adapter)).jobs.create(job)
-    told = {"object": "hermes.job", "job": _shown(adapter, made)}
-    return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
+    stored = await (await _store(adapter)).jobs.create(job)
+    location = {"Location": f"/api/jobs/{stored['id']}"}
+    return answer(JobKept(object="hermes.job", job=_shown(adapter, stored)), 201, location)
 
 
-async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/jobs/{job_id}"""
-    return answer({"job": _shown(adapter, await _job(adapter, request))})
+@route("GET", _JOB, "job", "Get a job", scope="jobs", answers=JobKept)
+async def get_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
+    return JobKept(job=_shown(adapter, await _job(adapter, request)))
 
 
-async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """PATCH /api/jobs/{job_id}"""
-    body = await read(adapter, request, JobPatch)
-    given = {name: value for name, value in msgspec.structs.asdict(body.model).items() if value is not msgspec.UNSET}
+@route(
+    "PATCH",
+    _JOB,
+    "job_update",
+    "Update a job",
+    scope="jobs",
+    body=JobPatch,
+    example={"schedule": "every 2h"},
+    answers=JobKept,
+)
+async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobPatch) -> JobKept:
+    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
     if not given:
         known = ", ".join(JobPatch.__struct_fields__)
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
@@ -94,33 +177,59 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     enabled = given.pop("enabled", None)
     fields = await _fields(adapter, job["owner"], given, job)
     try:
-        new = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
+        changes = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
         if enabled is not None:
-            new |= _switched({**job, **new}, enabled)
+            changes |= _switched({**job, **changes}, enabled)
     except ToolError as error:
         raise _refused(error) from None
-    return answer({"job": _shown(adapter, await _change(adapter, job, new))})
+    return JobKept(job=_shown(adapter, await _change(adapter, job, changes)))
 
 
-async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /api/jobs/{job_id}"""
+class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.deleted"):
+    """A job that is deleted."""
+
+    id: str
+    deleted: Literal[True] = True
+    ok: Literal[True] = True
+
+
+@route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs", answers=JobDeleted)
+async def delete_job(adapter: APIServerAdapter, request: web.Request) -> JobDeleted:
     job = await _job(adapter, request)
     await (await _store(adapter)).jobs.delete(job["id"])
-    return answer({"object": "hermes.job.deleted", "id": job["id"], "deleted": True, "ok": True})
+    return JobDeleted(id=job["id"])
 
 
-async def pause(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/jobs/{job_id}/pause"""
+@route("POST", f"{_JOB}/pause", "job_pause", "Pause a job", scope="jobs", answers=JobKept)
+async def pause_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
     return await _switch(adapter, request, enabled=False)
 
 
-async def resume(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/jobs/{job_id}/resume"""
+@route("POST", f"{_JOB}/resume", "job_resume", "Resume a job", scope="jobs", answers=JobKept)
+async def resume_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
     return await _switch(adapter, request, enabled=True)
 
 
-async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/jobs/{job_id}/run: now, whenever it would be due."""
+class JobStarted(Struct, kw_only=True):
+    """A job that runs now."""
+
+    job: Job
+    run_id: str
+
+
+@route(
+    "POST",
+    f"{_JOB}/run",
+    "job_run",
+    "Run a job now",
+    scope="jobs",
+    status=202,
+    answers=JobStarted,
+    faults=(409, 429),
+    idempotent=True,
+    begins_turns=True,
+)
+async def run_job(adapter: APIServerAdapter, request: web.Request) -> JobStarted:
     job, app, now = await _job(adapter, request), await adapter.app(), request_created_at()
     spec = spec_of(job, now).replace(run_id=idempotent_run_id())
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
@@ -132,22 +241,18 @@ async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
     except Refused as error:
         raise outcome.refusal(error) from None
     job = await _change(adapter, job, begun(spec, now))
-    return answer({"job": _shown(adapter, job), "run_id": spec.run_id}, 202)
+    return JobStarted(job=_shown(adapter, job), run_id=spec.run_id)
 
 
-async def runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/jobs/{job_id}/runs"""
+class JobRunQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=200, description="how many runs")] = 50
+    cursor: Cursor | None = None
+
+
+@route("GET", f"{_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs", query=JobRunQuery, answers=RunList)
+async def job_runs(adapter: APIServerAdapter, request: web.Request, query: JobRunQuery) -> RunList:
     job = await _job(adapter, request)
-    limit = whole(request, "limit", 50, 1, 200)
-    try:
-        found, texts, total = await (await _store(adapter)).runs.page(
-            owner=job["owner"], limit=limit + 1, job_id=job["id"], before=cursor_of(request)
-        )
-    except KeyError:
-        raise bad_cursor() from None
-    page = found[:limit]
-    data = [shown(adapter, record, texts.get(record.state.final_row)) for record in page]
-    return answer(listed(data, page[-1].spec.run_id if len(found) > limit else None, total))
+    return await run_page(adapter, query.limit, query.cursor, owner=job["owner"], job_id=job["id"])
 
 
 # --- what they share -------------------------------------------------------------------------------------------------
@@ -155,44 +260,44 @@ async def runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 
 async def _store(adapter: APIServerAdapter) -> AsyncStore:
     app = await adapter.app()
-    if not app.settings.get("cron.enabled"):
+    if not app.settings.cron.enabled:
         raise ApiError(503, "Jobs are turned off here (cron.enabled).", "jobs_unavailable")
     return app.store
 
 
-async def _job(adapter: APIServerAdapter, request: web.Request) -> Job:
+async def _job(adapter: APIServerAdapter, request: web.Request) -> Record:
     job_id = request.match_info["job_id"]
     if not _ID.fullmatch(job_id):
         raise invalid("job_id", f"{job_id!r} is no id of a job: those have 12 hexadecimal digits.", "invalid_job_id")
-    job: Job | None = await (await _store(adapter)).jobs.get(job_id)
+    job: Record | None = await (await _store(adapter)).jobs.get(job_id)
     if job is None or not adapter.may_see(request, job["owner"]):
         raise ApiError(404, f"There is no job {job_id!r}.", "job_not_found")
     return job
 
 
-async def _change(adapter: APIServerAdapter, job: Job, fields: Mapping[str, Any]) -> Job:
+async def _change(adapter: APIServerAdapter, job: Record, fields: Mapping[str, Any]) -> Record:
     if not fields:
         return job
-    changed: Job | None = await (await _store(adapter)).jobs.update(job["id"], **fields)
+    changed: Record | None = await (await _store(adapter)).jobs.update(job["id"], **fields)
     if changed is None:
         raise ApiError(404, f"There is no job {job['id']!r}.", "job_not_found")
     return changed
 
 
-async def _switch(adapter: APIServerAdapter, request: web.Request, *, enabled: bool) -> web.StreamResponse:
+async def _switch(adapter: APIServerAdapter, request: web.Request, *, enabled: bool) -> JobKept:
     job = await _job(adapter, request)
     try:
         job = await _change(adapter, job, _switched(job, enabled))
     except ToolError as error:
         raise _refused(error) from None
-    return answer({"job": _shown(adapter, job)})
+    return JobKept(job=_shown(adapter, job))
 
 
-def _switched(job: Job, enabled: bool) -> Job:
+def _switched(job: Record, enabled: bool) -> Record:
     return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Job | None = None) -> Job:
+async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Record | None = None) -> Record:
     """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
     fields = dict(given)
     ceiling = CALLER.get().toolsets
@@ -223,9 +328,8 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
     return fields
 
 
-def _shown(adapter: APIServerAdapter, job: Job) -> Job:
-    """The record; who sees all is told whose it is."""
-    return {**cronjob.shown(job), **adapter.owner_field(job["owner"])}
+def _shown(adapter: APIServerAdapter, job: Record) -> Job:
+    return Job(**{**cronjob.shown(job), "owner": adapter.shown_owner(job["owner"])})
 
 
 def _refused(error: ToolError) -> ApiError:

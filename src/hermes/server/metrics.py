@@ -25,7 +25,7 @@ from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
 from hermes.server.middleware import ADAPTER, Handler
-from hermes.server.routes import route_at
+from hermes.server.routes import route, route_at
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
 from hermes.tools.toolsets import builtin
@@ -238,7 +238,7 @@ async def counting_middleware(request: web.Request, handler: Handler) -> web.Str
     return response
 
 
-async def show(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /metrics"""
+@route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
+async def metrics(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     check_on(adapter, "metrics", request)
     return web.Response(body=await adapter.metrics.text(adapter), headers={"Content-Type": _TYPE})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from hermes.core.ids import random_hex
 from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
-from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -68,6 +69,18 @@ CORS_HEADERS = {
     "Access-Control-Allow-Headers": ", ".join(_REQUEST_HEADERS),
     "Access-Control-Expose-Headers": ", ".join(_RESPONSE_HEADERS),
 }
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_KNOWN_ID = web.RequestKey("request_id", str)
+
+
+def request_id(request: web.Request) -> str:
+    """The id under which the request is known: the client's own where it can be used."""
+    known = request.get(_KNOWN_ID)
+    if known is None:
+        given = request.headers.get("X-Request-Id", "")
+        known = given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(16)}"
+        request[_KNOWN_ID] = known
+    return known
 
 
 @web.middleware

@@ -9,10 +9,14 @@ from typing import Any
 import msgspec
 
 import hermes
-from hermes.server import chat, models, prepared_response, shapes
-from hermes.server import shapes_kept as kept
-from hermes.server.openapi_parameters import EXAMPLES, HEADERS, PATHS, QUERIES, REQUEST_ID, parameter
-from hermes.server.routes import ROUTES, Route
+from hermes.core.limits import SESSION_ID_CHARS_MAX
+from hermes.server import chat, models, prepared_response
+from hermes.server.errors import Error
+from hermes.server.query_params import OFFSET_MAX
+from hermes.server.readiness import Check
+from hermes.server.render_run import Run
+from hermes.server.render_session import Session
+from hermes.server.routes import GROUPS, ROUTES, Route, header
 
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/{name}"
@@ -26,66 +30,6 @@ A body is a JSON object. In it `null` counts as absent, except where it clears a
 also answers HEAD. Every error has the form of `Error`; codes are words for programs, messages are for people."""
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-# route: what it answers with when all is well
-ANSWERS: dict[str, type[msgspec.Struct]] = {
-    "health": shapes.Health,
-    "health_v1": shapes.Health,
-    "health_detailed": shapes.DetailedHealth,
-    "health_ready": shapes.Ready,
-    "ui": shapes.About,
-    "models": shapes.ModelList,
-    "model": shapes.Model,
-    "capabilities": shapes.Capabilities,
-    "skills": shapes.SkillList,
-    "toolsets": shapes.ToolsetList,
-    "chat_completions": shapes.ChatCompletion,
-    "responses": shapes.Response,
-    "response": shapes.Response,
-    "response_delete": shapes.ResponseDeleted,
-    "response_cancel": shapes.Response,
-    "response_input_items": shapes.ItemList,
-    "responses_compact": shapes.Compaction,
-    "responses_input_tokens": shapes.InputTokens,
-    "conversations": shapes.Conversation,
-    "conversation": shapes.Conversation,
-    "conversation_update": shapes.Conversation,
-    "conversation_delete": shapes.ConversationDeleted,
-    "conversation_items": shapes.ItemList,
-    "conversation_items_add": shapes.ItemList,
-    "conversation_item": shapes.ConversationItem,
-    "conversation_item_delete": shapes.Conversation,
-    "jobs": kept.JobList,
-    "job_create": kept.JobKept,
-    "job": kept.JobKept,
-    "job_update": kept.JobKept,
-    "job_delete": kept.JobDeleted,
-    "job_pause": kept.JobKept,
-    "job_resume": kept.JobKept,
-    "job_run": kept.JobStarted,
-    "job_runs": kept.RunList,
-    "runs": kept.RunStarted,
-    "run_list": kept.RunList,
-    "run_status": kept.Run,
-    "run_delete": kept.RunDeleted,
-    "run_stop": kept.RunStopping,
-    "run_steer": kept.Steered,
-    "run_approval": kept.ApprovalAnswer,
-    "run_clarify": kept.ClarifyAnswer,
-    "sessions": kept.SessionList,
-    "session_create": kept.SessionAnswer,
-    "session_search": kept.MatchList,
-    "session_import": kept.Imported,
-    "session": kept.SessionAnswer,
-    "session_update": kept.SessionAnswer,
-    "session_delete": kept.SessionDeleted,
-    "session_messages": kept.MessageList,
-    "session_files": kept.FileList,
-    "session_fork": kept.SessionAnswer,
-    "session_compact": kept.SessionCompacted,
-    "session_chat": kept.SessionTurn,
-}
 FAULTS = {
     400: "Bad request.",
     401: "Missing or invalid API key.",
@@ -106,8 +50,6 @@ FAULTS = {
 }
 _ALWAYS = (400, 403, 408, 431, 500)
 _WITH_BODY = (413, 415)
-# What further things that a request names may be missing, or kept no longer.
-_FURTHER = {"response": (410,), "conversations": (404,), "session_create": (404,)}
 _TURN_HEADERS = {
     "X-Hermes-Session-Id": "the session of the turn",
     "X-Hermes-Run-Id": "the run of the turn",
@@ -117,76 +59,65 @@ _TURN_HEADERS = {
     "X-Hermes-Ignored": "fields that had no effect",
     "X-Hermes-Warning": "codes of warnings, as in `hermes.warnings`; not on streams",
 }
-_OTHER_TYPES: dict[str, tuple[str, ...]] = {
-    "ui": ("text/html",),
-    "docs": ("text/html",),
-    "openapi": (_JSON,),
-    "metrics": ("text/plain",),
-    "session_export": (_JSON, "application/jsonl", "text/markdown"),
-    "session_file": ("*/*",),
+# path parameter: what it is, and its schema
+PATHS: dict[str, tuple[str, Json]] = {
+    "model_id": ("the name of a model; it may hold slashes", {"minLength": 1}),
+    "session_id": ("the id of a session", {"minLength": 1, "maxLength": SESSION_ID_CHARS_MAX}),
+    "response_id": ("the id of a response", {"minLength": 1}),
+    "conversation_id": ("the id of a conversation", {"minLength": 1}),
+    "item_id": ("the id of an item", {"minLength": 1}),
+    "run_id": ("the id of a run", {"minLength": 1}),
+    "job_id": ("the id of a job", {"pattern": "^[0-9a-f]{12}$"}),
+    "file_id": ("the id of a file", {"minLength": 1}),
 }
-_STREAMS = {
-    "chat_completions": "chunks as `data:` frames, at the end `[DONE]`; tools at work as `hermes.tool.progress` events",
-    "responses": "`response.*` events with a `sequence_number`, at the end `[DONE]`",
-    "response": "the same events again from any place, then live, at the end `[DONE]`",
-    "run_events": "the events of the run under their numbers, from any place, then live",
-    "session_chat_stream": "events from `run.started` to `done`",
-}
-# route that makes something: the parameter that names it elsewhere, and where the answer has it
-LINKS = {
-    "responses": ("response_id", "/id"),
-    "conversations": ("conversation_id", "/id"),
-    "runs": ("run_id", "/run_id"),
-    "job_create": ("job_id", "/job/id"),
-    "session_create": ("session_id", "/session/id"),
-}
+_REQUEST_ID = header("X-Request-Id", "an id of the client's own for this request: up to 128 of A-Z a-z 0-9 . _ -")
 _ANYTHING: dict[str, Json] = {_JSON: {"type": "object"}, "*/*": {}}
 
 
 def faults_of(route: Route) -> list[int]:
     """Every status with which a route may refuse, in order."""
-    found = {*_ALWAYS, *route.faults, *_FURTHER.get(route.name, ())}
+    statuses = {*_ALWAYS, *route.faults, *route.refusals}
     if route.scope is not None:
-        found.add(401)
+        statuses.add(401)
     if route.scope not in (None, "any"):
-        found.add(503)  # the store may be out of reach
+        statuses.add(503)  # the store may be out of reach
     if route.body is not None:
-        found.update(_WITH_BODY)
+        statuses.update(_WITH_BODY)
     if "{" in route.path:
-        found.add(404)
-    return sorted(found)
+        statuses.add(404)
+    return sorted(statuses)
 
 
 def _answers(route: Route) -> Json:
-    answers: Json = {str(route.ok): _success(route)}
+    answers: Json = {str(route.status): _success(route)}
     for status in faults_of(route):
         answers[str(status)] = {"$ref": f"#/components/responses/Error{status}"}
-    if route.name == "health_ready":
-        answers["503"] = {"description": FAULTS[503], "content": {_JSON: {"schema": _ref(shapes.NotReady)}}}
+    for status, kind in route.refusals.items():
+        answers[str(status)] = {"description": FAULTS[status], "content": {_JSON: {"schema": _ref(kind)}}}
     return answers
 
 
 def _success(route: Route) -> Json:
-    if route.ok == 101:
+    if route.status == 101:
         return {"description": "The connection is a WebSocket now."}
     types: Json = {}
-    if answer := ANSWERS.get(route.name):
-        types[_JSON] = {"schema": _ref(answer)}
-    for kind in _OTHER_TYPES.get(route.name, ()):
+    if route.answers is not None:
+        types[_JSON] = {"schema": _ref(route.answers)}
+    for kind in route.types:
         types[kind] = {"schema": _ANYTHING.get(kind, {"type": "string"})}
     if route.stream:
-        types[_EVENTS] = {"schema": {"description": _STREAMS[route.name]}}
-    told: Json = {"description": route.summary, "content": types}
-    if route.name in LINKS:
-        name, where = LINKS[route.name]
-        told["links"] = {
-            target.name: {"operationId": target.name, "parameters": {name: f"$response.body#{where}"}}
+        types[_EVENTS] = {"schema": {"description": route.stream}}
+    answer: Json = {"description": route.summary, "content": types}
+    if route.link is not None:
+        name, place = route.link
+        answer["links"] = {
+            target.name: {"operationId": target.name, "parameters": {name: f"$response.body#{place}"}}
             for target in ROUTES
             if f"{{{name}}}" in target.path
         }
-    if route.name in HEADERS and route.body is not None:
-        told["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _TURN_HEADERS}
-    return told
+    if route.headers and route.body is not None:
+        answer["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _TURN_HEADERS}
+    return answer
 
 
 def _ref(kind: type[msgspec.Struct]) -> Json:
@@ -196,36 +127,57 @@ def _ref(kind: type[msgspec.Struct]) -> Json:
 # --- the document ----------------------------------------------------------------------------------------------------
 
 
-def group_of(route: Route) -> str:
-    """The part of the API to which a route belongs."""
-    part = route.path.removeprefix("/v1").removeprefix("/api").split("/")[1]
-    return part if part in ("chat", "responses", "conversations", "runs", "sessions", "jobs") else "server"
+def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
+    """The fields of a route's query."""
+    struct = msgspec.json.schema_components([kind])[1][kind.__name__]
+    parameters = []
+    for name, field in struct["properties"].items():
+        # The type of a field that may be absent comes first, before null.
+        schema, default = field.get("anyOf", [field])[0], field.pop("default", None)
+        if "enum" in schema:
+            schema["type"] = "string"
+        if schema.get("maximum", 0) >= OFFSET_MAX:  # a bound of the store, not of the API
+            del schema["maximum"]
+        if default is not None:
+            schema["default"] = default
+        parameter = {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+        parameters.append({**parameter, "required": True} if name in struct["required"] else parameter)
+    return parameters
 
 
 def _operation(route: Route) -> Json:
-    names = re.findall(r"{(\w+)}", route.path)
-    parameters = [parameter("path", name, PATHS[name][0], {"type": "string", **PATHS[name][1]}) for name in names]
-    told: Json = {
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "description": PATHS[name][0],
+            "schema": {"type": "string", **PATHS[name][1]},
+            "required": True,
+        }
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+    if route.query is not None:
+        parameters += _query_parameters(route.query)
+    operation: Json = {
         "operationId": route.name,
         "summary": route.summary,
-        "tags": [group_of(route)],
-        "parameters": [*parameters, *QUERIES.get(route.name, ()), *HEADERS.get(route.name, ()), REQUEST_ID],
+        "tags": [route.group],
+        "parameters": [*parameters, *route.headers, _REQUEST_ID],
         "responses": _answers(route),
         "security": [] if route.scope is None else [{"key": []}, {"api_key": []}],
     }
     if route.scope is not None and route.scope != "any":
-        ways = [" and ".join(f"`{one}`" for one in way.split()) for way in route.scope.split("|")]
-        told["description"] = f"Needs a key with the scope {' or '.join(ways)}."
+        ways = [" and ".join(f"`{scope}`" for scope in way.split()) for way in route.scope.split("|")]
+        operation["description"] = f"Needs a key with the scope {' or '.join(ways)}."
     if route.body is not None:
-        needed = any(field.required for field in msgspec.structs.fields(route.body))
+        required = any(field.required for field in msgspec.structs.fields(route.body))
         content: Json = {"schema": _ref(route.body)}
-        if example := EXAMPLES.get(route.name):
-            content["example"] = example
-        told["requestBody"] = {"required": needed, "content": {_JSON: content}}
-    return told
+        if route.example is not None:
+            content["example"] = route.example
+        operation["requestBody"] = {"required": required, "content": {_JSON: content}}
+    return operation
 
 
-_BODIES = tuple(dict.fromkeys(route.body for route in ROUTES if route.body is not None))
 _REFUSED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     models.ChatRequest: chat._UNSUPPORTED,
     models.ResponseRequest: prepared_response._UNSUPPORTED,
@@ -233,15 +185,32 @@ _REFUSED: dict[type[msgspec.Struct], tuple[str, ...]] = {
 }
 
 
-def _remarked(schemas: Json) -> Json:
-    """The schemas with what types cannot say: fields that are always refused, and fields without effect."""
-    for kind, names in _REFUSED.items():
-        schemas[kind.__name__]["properties"] |= {
-            name: {"type": "null", "description": "not supported"} for name in names
-        }
-    for body in _BODIES:
-        for name in getattr(body, "WITHOUT_EFFECT", ()):
-            schemas[body.__name__]["properties"][name]["description"] = "without effect"
+def _body_schemas() -> Json:
+    """The schemas of request bodies, with fields that are always refused and fields without effect."""
+    bodies = dict.fromkeys(route.body for route in ROUTES if route.body is not None)
+    _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
+    for kind in bodies:
+        properties = schemas[kind.__name__]["properties"]
+        for name in _REFUSED.get(kind, ()):
+            properties[name] = {"type": "null", "description": "not supported"}
+        for name in getattr(kind, "WITHOUT_EFFECT", ()):
+            properties[name]["description"] = "without effect"
+    return schemas
+
+
+def _answer_schemas() -> Json:
+    """The schemas of answers. What has a default is always sent; what only the full key sees is not described."""
+    answers = dict.fromkeys(route.answers for route in ROUTES if route.answers is not None)
+    refusals = dict.fromkeys(kind for route in ROUTES for kind in route.refusals.values())
+    _, schemas = msgspec.json.schema_components([*answers, *refusals, Error], ref_template=_SCHEMAS)
+    for schema in schemas.values():
+        for name, field in schema["properties"].items():
+            if "default" in field:
+                del field["default"]
+                schema["required"].append(name)
+    for kind in (Run, Session, Check):
+        for name in kind.ADMIN_ONLY:
+            del schemas[kind.__name__]["properties"][name]
     return schemas
 
 
@@ -251,9 +220,7 @@ def document() -> Json:
     paths: dict[str, Json] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    kinds = dict.fromkeys((*_BODIES, *ANSWERS.values(), shapes.Error, shapes.NotReady))
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
-    error = {_JSON: {"schema": _ref(shapes.Error)}}
+    error = {_JSON: {"schema": _ref(Error)}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -263,10 +230,10 @@ def document() -> Json:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name} for name in dict.fromkeys(map(group_of, ROUTES))],
+        "tags": [{"name": name} for name in GROUPS],
         "paths": paths,
         "components": {
-            "schemas": _remarked(schemas),
+            "schemas": {**_body_schemas(), **_answer_schemas()},
             "responses": {f"Error{status}": {"description": FAULTS[status], "content": error} for status in FAULTS},
             "headers": {
                 name: {"description": about, "schema": {"type": "string"}} for name, about in _TURN_HEADERS.items()

@@ -1,48 +1,65 @@
-"""Query parameters and pagination."""
+"""Query parameters, parsed into the struct that a route declares, and pagination."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta, Struct, inspect
 
 from hermes.server.errors import ApiError, invalid
-from hermes.server.request_bodies import flag_of
+from hermes.server.request_bodies import field_error, flag_of, normalized, types_of
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+Q = TypeVar("Q", bound=Struct)
+T = TypeVar("T")
 ID_MAX = 2**63 - 1
 OFFSET_MAX = 2**53
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+# What several routes take.
+Cursor = Annotated[str, Meta(description="the place to go on from, as `next_cursor` gave it")]
+Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX, description="how many to pass over")]
 
 
-def whole(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number between two others."""
-    given = request.query.get(name, "").strip()
-    return number_of(given, name, least, most) if given else default
+class ItemQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=100, description="how many items")] = 20
+    order: Annotated[Literal["desc", "asc"], Meta(description="which way they go")] = "desc"
+    after: Annotated[str, Meta(description="the id of the item before the first")] | None = None
 
 
-def number_of(given: str, name: str, least: int = 0, most: int = ID_MAX) -> int:
-    """The whole number that a text is."""
-    if not re.fullmatch(r"-?[0-9]{1,19}", given) or not least <= int(given) <= most:
-        raise invalid(name, f"Invalid value for {name!r}: a whole number from {least} to {most} is expected.")
+def parse_query(request: web.Request, kind: type[Q]) -> Q:
+    """The query of a request. An empty value counts as absent; names that the struct does not have are ignored."""
+    given: dict[str, Any] = {}
+    for name, types in _types(kind).items():
+        if (text := request.query.get(name, "")).strip():
+            if inspect.ListType in types:
+                given[name] = request.query.getall(name)
+            else:
+                given[name] = int(text) if inspect.IntType in types and _INTEGER.fullmatch(text.strip()) else text
+    try:
+        return msgspec.convert(normalized(given, kind), kind)
+    except msgspec.ValidationError as error:
+        raise field_error(str(error), wrong_type="invalid_value") from None
+
+
+@functools.cache
+def _types(kind: type[Struct]) -> dict[str, set[type]]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.name: {type(member) for member in types_of(field.type)} for field in info.fields}
+
+
+def number_of(given: str, name: str) -> int:
+    """The whole number that a header is."""
+    if not _INTEGER.fullmatch(given) or not 0 <= int(given) <= ID_MAX:
+        raise invalid(name, f"Invalid value for {name!r}: a whole number from 0 to {ID_MAX} is expected.")
     return int(given)
-
-
-def word(request: web.Request, name: str, words: Sequence[str]) -> str | None:
-    """One of these words, or none."""
-    given = request.query.get(name) or None
-    if given is not None and given not in words:
-        raise invalid(name, f"Invalid value for {name!r}: it is one of {', '.join(words)}.")
-    return given
-
-
-def flag(request: web.Request, name: str) -> bool:
-    """Whether something is asked for; by default it is not."""
-    return flag_of(request.query.get(name), name, False)
 
 
 def shows_reasoning(adapter: APIServerAdapter, request: web.Request) -> bool:
@@ -53,25 +70,36 @@ def shows_reasoning(adapter: APIServerAdapter, request: web.Request) -> bool:
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def cursor_to(place: str) -> str:
-    """A place in a list, for the client to give back."""
-    return base64.urlsafe_b64encode(place.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+class Page(Struct, Generic[T], kw_only=True, tag_field="object", tag="list"):
+    """A page of a list."""
+
+    data: list[T]
+    has_more: bool
+    next_cursor: str | None
+    total: int | None
 
 
-def cursor_of(request: web.Request) -> str | None:
+def paging(next_place: str | None, total: int | None) -> dict[str, Any]:
+    """What a page says of the list besides its data; `next_place` is where it goes on."""
+    if next_place is None:
+        return {"has_more": False, "next_cursor": None, "total": total}
+    cursor = base64.urlsafe_b64encode(next_place.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+    return {"has_more": True, "next_cursor": cursor, "total": total}
+
+
+def place_of(cursor: str | None) -> str | None:
     """The place behind which the list is to go on; none is its beginning."""
-    given = request.query.get("cursor", "")
-    if not given:
+    if cursor is None:
         return None
     try:
-        return base64.b64decode(given + "=" * (-len(given) % 4), b"-_", validate=True).decode()
+        return base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()
     except ValueError:
         raise bad_cursor() from None
 
 
-def offset_of(request: web.Request) -> int:
+def offset_of(cursor: str | None) -> int:
     """The same for lists whose places are counted."""
-    place = cursor_of(request)
+    place = place_of(cursor)
     if place is None:
         return 0
     if not re.fullmatch(r"[0-9]{1,15}", place):
@@ -82,16 +110,3 @@ def offset_of(request: web.Request) -> int:
 def bad_cursor() -> ApiError:
     """A cursor that no list has given."""
     return invalid("cursor", "The cursor is none of those that this list gives.", "invalid_cursor")
-
-
-def listed(data: list[Any], next_place: str | None, total: int | None, **more: Any) -> dict[str, Any]:
-    """A page of a list; `next_place` is where it goes on."""
-    cursor = None if next_place is None else cursor_to(next_place)
-    return {
-        "object": "list",
-        "data": data,
-        "has_more": cursor is not None,
-        "next_cursor": cursor,
-        "total": total,
-        **more,
-    }

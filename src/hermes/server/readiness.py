@@ -7,7 +7,9 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.errors import ConfigError
 from hermes.core.spec import RouteChoice
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 Facts = dict[str, Any]
-OK, DEGRADED = "ok", "degraded"
+OK: Final = "ok"
+DEGRADED: Final = "degraded"
 CHECK_S_MAX = 2.0
 # How long it is remembered how something ended that writes.
 CHECK_KEPT_S = 1.0
@@ -53,17 +56,41 @@ class Probes:
         return None
 
 
-async def readiness(adapter: APIServerAdapter, state: Mapping[str, Any], *, whole: bool) -> Facts:
+class Check(Struct, kw_only=True):
+    """One thing that the server stands on; only the full key sees more than its status."""
+
+    ADMIN_ONLY: ClassVar = ("problems", "provider", "model", "free_bytes", "state", "active", "limit", "kind")
+
+    status: Literal["ok", "degraded"]
+    problems: int | UnsetType = UNSET
+    provider: str | UnsetType | None = UNSET
+    model: str | UnsetType | None = UNSET
+    free_bytes: int | UnsetType = UNSET
+    state: str | UnsetType | None = UNSET
+    active: int | UnsetType = UNSET
+    limit: int | UnsetType | None = UNSET
+    kind: str | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+
+
+class Readiness(Struct, kw_only=True):
+    """All checks."""
+
+    status: Literal["ok", "degraded"]
+    checks: dict[str, Check]
+
+
+async def readiness(adapter: APIServerAdapter, state: Mapping[str, Any], *, whole: bool) -> Readiness:
     """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
-    found = await asyncio.gather(*(_checked(adapter, check(adapter, state)) for check in CHECKS.values()))
-    checks = dict(zip(CHECKS, found, strict=True))
+    results = await asyncio.gather(*(_checked(adapter, check(adapter, state)) for check in CHECKS.values()))
+    checks = dict(zip(CHECKS, results, strict=True))
     if not whole:
-        checks = {name: {"status": facts["status"]} for name, facts in checks.items()}
-    good = all(facts["status"] == OK for facts in checks.values())
-    return {"status": OK if good else DEGRADED, "checks": checks}
+        checks = {name: Check(status=check.status) for name, check in checks.items()}
+    is_ready = all(check.status == OK for check in results)
+    return Readiness(status=OK if is_ready else DEGRADED, checks=checks)
 
 
-async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Facts:
+async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Check:
     try:
         async with asyncio.timeout(CHECK_S_MAX):
             facts = await work
@@ -72,8 +99,8 @@ async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Facts:
     except Exception as error:  # noqa: BLE001  (whatever is wrong with what is checked, is what the check tells)
         facts = {"error": str(error) or type(error).__name__}
     if "error" not in facts:
-        return {"status": OK, **facts}
-    return {"status": DEGRADED, **facts, "error": adapter.redact(facts["error"])}
+        return Check(status=OK, **facts)
+    return Check(status=DEGRADED, **{**facts, "error": adapter.redact(facts["error"])})
 
 
 # --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------

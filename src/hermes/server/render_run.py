@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.failures import CUT_CODES
 from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
+from hermes.core.spec import RunKind
 from hermes.core.text import spaced_json
 from hermes.server.content import text_of
 from hermes.server.outcome import usage_object
 from hermes.server.render_chat import approval_request, clarify_request
+from hermes.server.shapes import Usage
 from hermes.server.sse import Item
 from hermes.store.base import RunRecord
 
 Json = dict[str, Any]
 Redact = Callable[[str], str]
+RunStatus = Literal[
+    "queued",
+    "running",
+    "waiting_for_approval",
+    "waiting_for_input",
+    "stopping",
+    "completed",
+    "failed",
+    "cancelled",
+]
 CLOSED = b": stream closed\n\n"
 # Events whose payload needs the message that they announce.
 ROWS = FINAL | {"message.completed", "tool.finished"}
@@ -34,37 +47,66 @@ _CODES = {
 _encode = msgspec.json.Encoder().encode
 
 
-def run_object(record: RunRecord, output: str | None, model_name: str) -> Json:
+class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
+    """A run, as it stands."""
+
+    ADMIN_ONLY: ClassVar = ("owner",)
+
+    run_id: str
+    kind: RunKind
+    status: RunStatus
+    created_at: float
+    started_at: float | None
+    updated_at: float
+    finished_at: float | None
+    session_id: str
+    response_id: str | None
+    model: str | None
+    last_event: str | None
+    last_seq: int
+    output: str | None
+    completed: bool
+    partial: bool
+    interrupted: bool
+    error: str | None
+    error_code: str | None
+    pending_approvals: list[Json]
+    pending_question: Json | None
+    usage: Usage
+    metadata: Json
+    owner: str | UnsetType = UNSET
+
+
+def run_object(record: RunRecord, output: str | None, model_name: str) -> Run:
     """The run as it stands; `output` is the text it ended with."""
     spec, state = record.spec, record.state
     code = code_of(state.code) if state.status == "failed" else None
     approvals = [approval_request(Event(spec.run_id, "", 0, data)) for data in state.approvals.values()]
     questions = [clarify_request(Event(spec.run_id, "", 0, data)) for data in state.questions.values()]
-    return {
-        "object": "hermes.run",
-        "run_id": spec.run_id,
-        "kind": spec.kind,
-        "status": "queued" if state.status == "interrupted" else state.status,
-        "created_at": record.created_at,
-        "started_at": state.started_at,
-        "updated_at": record.updated_at,
-        "finished_at": state.ended_at,
-        "session_id": spec.session_id,
-        "response_id": spec.response_id,
-        "model": (spec.route.name if spec.route else None) or model_name,
-        "last_event": public_name(state.last_event) if state.last_event else None,
-        "last_seq": state.last_seq,
-        "output": output or None,
-        "completed": state.status == "completed",
-        "partial": is_partial(state.status, output, code),
-        "interrupted": state.status == "cancelled",
-        "error": state.error or None,
-        "error_code": code,
-        "pending_approvals": [] if state.ended else approvals,
-        "pending_question": None if state.ended or not questions else questions[0],
-        "usage": usage_object(state.usage),
-        "metadata": dict(spec.metadata),
-    }
+    return Run(
+        run_id=spec.run_id,
+        kind=spec.kind,
+        status="queued" if state.status == "interrupted" else state.status,
+        created_at=record.created_at,
+        started_at=state.started_at,
+        updated_at=record.updated_at,
+        finished_at=state.ended_at,
+        session_id=spec.session_id,
+        response_id=spec.response_id,
+        model=(spec.route.name if spec.route else None) or model_name,
+        last_event=public_name(state.last_event) if state.last_event else None,
+        last_seq=state.last_seq,
+        output=output or None,
+        completed=state.status == "completed",
+        partial=is_partial(state.status, output, code),
+        interrupted=state.status == "cancelled",
+        error=state.error or None,
+        error_code=code,
+        pending_approvals=[] if state.ended else approvals,
+        pending_question=None if state.ended or not questions else questions[0],
+        usage=Usage(**usage_object(state.usage)),
+        metadata=dict(spec.metadata),
+    )
 
 
 def code_of(code: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.events import Event
 from hermes.core.limits import HIT_SHOWN_CHARS_MAX
@@ -23,101 +24,137 @@ Json = dict[str, Any]
 ROWS = frozenset({"message.completed", "tool.finished"})
 # What marks a match inside a snippet: nothing that anybody writes.
 MARKS = ("\x02", "\x03")
-_SESSION = (
-    "id",
-    "source",
-    "user_id",
-    "model",
-    "title",
-    "started_at",
-    "ended_at",
-    "end_reason",
-    "message_count",
-    "tool_call_count",
-    "input_tokens",
-    "output_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-    "actual_cost_usd",
-    "api_call_count",
-    "forked_at_message_id",
-    "archived",
-    "pinned",
-    "workdir",
-    "toolsets",
-    "max_iterations",
-    "last_active",
-    "preview",
-)
-_MESSAGE = (
-    "id",
-    "session_id",
-    "role",
-    "content",
-    "tool_call_id",
-    "tool_calls",
-    "tool_name",
-    "timestamp",
-    "token_count",
-    "finish_reason",
-    "synthetic",
-    "run_id",
-)
 _encode = msgspec.json.Encoder().encode
 
 
 # --- objects ---------------------------------------------------------------------------------------------------------
 
 
-def session_object(session: Mapping[str, Any], around: Mapping[str, Any]) -> Json:
+class Session(Struct, kw_only=True):
+    """A session. Times are seconds since 1970."""
+
+    ADMIN_ONLY: ClassVar = ("owner",)
+
+    id: str
+    source: str | None
+    user_id: str | None
+    model: str | None
+    title: str | None
+    started_at: float
+    ended_at: float | None
+    end_reason: str | None
+    message_count: int
+    tool_call_count: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    actual_cost_usd: float | None
+    api_call_count: int
+    forked_at_message_id: int | None
+    archived: bool
+    pinned: bool
+    workdir: str | None
+    toolsets: list[str] | None
+    max_iterations: int | None
+    last_active: float | None
+    preview: str | None
+    estimated_cost_usd: None = None
+    parent_session_id: str | None = None
+    has_system_prompt: bool = False
+    has_model_config: bool = False
+    active_run_id: str | None = None
+    owner: str | UnsetType = UNSET
+
+
+# The fields of a session that are columns of its row; the others come from elsewhere.
+_SESSION_COLUMNS = tuple(field.name for field in msgspec.structs.fields(Session) if field.required)
+
+
+def session_object(row: Mapping[str, Any], around: Mapping[str, Any], owner: str | UnsetType) -> Session:
     """A session; `around` is what its own row does not say."""
-    return {
-        **{name: session[name] for name in _SESSION},
-        "estimated_cost_usd": None,
-        "parent_session_id": around.get("parent_session_id"),
-        "has_system_prompt": bool(around.get("has_system_prompt")),
-        "has_model_config": bool(around.get("has_model_config")),
-        "active_run_id": around.get("active_run_id"),
-    }
+    session = Session(**{name: row[name] for name in _SESSION_COLUMNS}, owner=owner)
+    session.parent_session_id = around.get("parent_session_id")
+    session.has_system_prompt = bool(around.get("has_system_prompt"))
+    session.has_model_config = bool(around.get("has_model_config"))
+    session.active_run_id = around.get("active_run_id")
+    return session
 
 
-def message_object(row: Mapping[str, Any], *, reasoning: bool, state: bool) -> Json:
+class StoredMessage(Struct, kw_only=True):
+    """A message of a session."""
+
+    id: int
+    session_id: str
+    role: str
+    content: str | list[Any] | None
+    tool_call_id: str | None
+    tool_calls: list[Any] | None
+    tool_name: str | None
+    timestamp: float
+    token_count: int | None
+    finish_reason: str | None
+    synthetic: bool
+    run_id: str | None
+    active: bool | UnsetType = UNSET
+    compacted: bool | UnsetType = UNSET
+    model_only: bool | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+
+
+_MESSAGE_COLUMNS = tuple(field.name for field in msgspec.structs.fields(StoredMessage) if field.required)
+
+
+def message_object(row: Mapping[str, Any], *, reasoning: bool, state: bool) -> StoredMessage:
     """A message of a session; `state` says whether it is still part of the conversation."""
-    told = {name: row[name] for name in _MESSAGE}
+    message = StoredMessage(**{name: row[name] for name in _MESSAGE_COLUMNS})
     if state:
-        told |= {name: row[name] for name in ("active", "compacted", "model_only")}
+        message.active, message.compacted, message.model_only = row["active"], row["compacted"], row["model_only"]
     if reasoning:
-        told |= {"reasoning": row["reasoning"], "reasoning_content": row["reasoning"]}
-    return told
+        message.reasoning = message.reasoning_content = row["reasoning"]
+    return message
 
 
-def file_object(row: Mapping[str, Any]) -> Json:
-    """A file of a session."""
-    return {name: row[name] for name in ("id", "name", "bytes", "mime", "created_at", "direction")}
+class Match(Struct, kw_only=True, tag_field="object", tag="hermes.session.match"):
+    """A place where something was said."""
+
+    session_id: str
+    title: str | None
+    source: str | None
+    message_id: int | None
+    role: str | None
+    timestamp: float | None
+    snippet: str
+    highlights: list[list[int]]
+    score: float | None
 
 
-def message_match(hit: Mapping[str, Any]) -> Json:
+def message_match(hit: Mapping[str, Any]) -> Match:
     """A message that was found."""
-    snippet, highlights = _parted(hit["snippet"])
-    who = {"session_id": hit["session_id"], "title": hit["title"], "source": hit["source"]}
-    what = {"message_id": hit["id"], "role": hit["role"], "timestamp": hit["timestamp"]}
-    return _match(who | what, snippet, highlights, hit["score"])
+    snippet, highlights = _cut(*_parted(hit["snippet"]))
+    same = {name: hit[name] for name in ("session_id", "title", "source", "role", "timestamp", "score")}
+    return Match(**same, message_id=hit["id"], snippet=snippet, highlights=highlights)
 
 
-def title_match(found: Mapping[str, Any], words: Sequence[str]) -> Json:
+def title_match(session: Mapping[str, Any], words: Sequence[str]) -> Match:
     """A session that was found by its title."""
-    title = found["title"]
+    title = session["title"]
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True) if word)
-    highlights = [[m.start(), m.end()] for m in re.finditer(pattern, title, re.IGNORECASE)] if pattern else []
-    who = {"session_id": found["id"], "title": title, "source": found["source"]}
-    what = {"message_id": None, "role": None, "timestamp": found["last_active"]}
-    return _match(who | what, title, highlights, None)
-
-
-def _match(told: Json, snippet: str, highlights: list[list[int]], score: float | None) -> Json:
-    shown, places = _cut(snippet, highlights)
-    return {"object": "hermes.session.match", **told, "snippet": shown, "highlights": places, "score": score}
+    places = [[m.start(), m.end()] for m in re.finditer(pattern, title, re.IGNORECASE)] if pattern else []
+    snippet, highlights = _cut(title, places)
+    return Match(
+        session_id=session["id"],
+        title=title,
+        source=session["source"],
+        message_id=None,
+        role=None,
+        timestamp=session["last_active"],
+        snippet=snippet,
+        highlights=highlights,
+        score=None,
+    )
 
 
 def _parted(marked: str) -> tuple[str, list[list[int]]]:

@@ -282,11 +282,11 @@ def parse(raw: Mapping[str, Any], kind: type[M], *, strict: bool = False) -> Bod
     ignored = [name for name in raw if name not in shape]
     if ignored and (strict or kind.__struct_config__.forbid_unknown_fields):
         raise invalid(ignored[0], f"Unknown parameter: {ignored[0]!r}.", "unknown_parameter")
-    given = _settled(raw, kind, "")
+    given = normalized(raw, kind)
     try:
         model = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise _told(str(error)) from None
+        raise field_error(str(error)) from None
     without_effect = getattr(kind, "WITHOUT_EFFECT", ())
     ignored += [name for name in without_effect if given.get(name) is not None]
     return Body(model, dict(raw), ignored)
@@ -301,7 +301,7 @@ def _shape(
     assert isinstance(info, kinds.StructType)
     found = {}
     for item in info.fields:
-        types = item.type.types if isinstance(item.type, kinds.UnionType) else (item.type,)
+        types = types_of(item.type)
         own = next((t.cls for t in types if isinstance(t, kinds.StructType)), None)
         lists = [t.item_type for t in types if isinstance(t, kinds.ListType)]
         nested = next((t.cls for t in lists if isinstance(t, kinds.StructType)), None)
@@ -312,7 +312,13 @@ def _shape(
     return found
 
 
-def _settled(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
+def types_of(kind: kinds.Type) -> list[kinds.Type]:
+    """The members of a union, or the type alone, without their descriptions."""
+    members = kind.types if isinstance(kind, kinds.UnionType) else (kind,)
+    return [member.type if isinstance(member, kinds.Metadata) else member for member in members]
+
+
+def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = "") -> dict[str, Any]:
     """The object with null taken for absent, and with flags in whatever form a client may send them."""
     out: dict[str, Any] = {}
     shape = _shape(kind)
@@ -328,10 +334,10 @@ def _settled(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> 
         if flag and not isinstance(value, bool):
             value = _as_flag(value, path)
         elif own is not None and isinstance(value, dict):
-            value = _settled(value, own, f"{path}.")
+            value = normalized(value, own, f"{path}.")
         elif nested is not None and isinstance(value, list):
             value = [
-                _settled(item, nested, f"{path}[{at}].") if isinstance(item, dict) else item
+                normalized(item, nested, f"{path}[{at}].") if isinstance(item, dict) else item
                 for at, item in enumerate(value)
             ]
         out[name] = value
@@ -350,8 +356,8 @@ def flag_of(value: str | None, name: str, default: bool) -> bool:
     return default if value is None or value == "" else _as_flag(value, name)
 
 
-def _told(text: str) -> ApiError:
-    """A fault of a model in the server's own words, with the path of the field."""
+def field_error(text: str, wrong_type: str = "invalid_type") -> ApiError:
+    """The error for what msgspec found wrong, with the path of the field; `wrong_type` is the code for another type."""
     # What is before the last of these may quote the request.
     fault, _, path = text.rpartition(" - at `") if text.endswith("`") and " - at `" in text else (text, "", "")
     path = path[:-1].removeprefix("key in ").removeprefix("$").removeprefix(".")
@@ -360,7 +366,7 @@ def _told(text: str) -> ApiError:
         return invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
     code = "invalid_value"
     if ", got " in fault:
-        code = "invalid_type"
+        code = wrong_type
     elif "of length <=" in fault:
         code = "string_above_max_length" if "`str`" in fault else "array_above_max_length"
     words = fault[:1].lower() + fault[1:].replace("`", "")

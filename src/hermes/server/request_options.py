@@ -190,7 +190,7 @@ async def workdir_of(adapter: APIServerAdapter, owner: str, session_key: str | N
 
 async def max_iterations_of(adapter: APIServerAdapter, given: int | None) -> int | None:
     """How many steps a turn may take: never more than are configured."""
-    most = int((await adapter.app()).settings.get("agent.max_turns"))
+    most = (await adapter.app()).settings.agent.max_turns
     if given is not None and given > most:
         raise invalid("max_iterations", f"max_iterations is a whole number from 1 to {most} (agent.max_turns).")
     return given

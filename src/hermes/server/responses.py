@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta, Struct
 
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Control, RunSpec
@@ -20,14 +21,16 @@ from hermes.server.idempotency import resumed_admission
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.outcome import Outcome
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
-from hermes.server.query_params import ID_MAX, whole, word
+from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
-from hermes.server.request_bodies import flag_of, read
+from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
 from hermes.server.response_items import Json
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept, reported, turn_messages
+from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
+from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import ClientGone, EventStream, Item, inline_sink, items, run_events_to_end
 from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, run_uncancellable
 from hermes.store.base import StoreError
@@ -36,14 +39,32 @@ from hermes.store.sessions import new_session_id
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+_RESPONSE = "/v1/responses/{response_id}"
+EXAMPLE_ITEM = {"type": "message", "role": "user", "content": "Which files are here?"}
 SUMMARIZE = (
     "Write a summary of this conversation that can stand in its place: what was asked for, what was done and found, "
     "decisions, names, figures and open points. Only the summary, no preamble."
 )
 
 
-async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses"""
+@route(
+    "POST",
+    "/v1/responses",
+    "responses",
+    "Create a response",
+    scope="chat",
+    headers=(SESSION_ID_HEADER, *TURN_HEADERS),
+    body=ResponseRequest,
+    example={"model": "hermes-agent", "input": "Which files are here?", "store": True},
+    answers=Response,
+    stream="`response.*` events with a `sequence_number`, at the end `[DONE]`",
+    faults=TURN_FAULTS,
+    link=("response_id", "/id"),
+    features=("responses_api", "responses_streaming", "responses_background", "responses_client_tools"),
+    idempotent=True,
+    begins_turns=True,
+)
+async def responses(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, ResponseRequest)
     work = await prepare(adapter, request, body)
     if body.model.background:
@@ -276,12 +297,32 @@ async def _stored(adapter: APIServerAdapter, request: web.Request) -> tuple[str,
     return response_id, record
 
 
-async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/responses/{response_id}"""
+class ResponseQuery(Struct, kw_only=True):
+    include: Annotated[list[str], Meta(description="what else to show")] | None = None
+    stream: Annotated[bool, Meta(description="send the events of the response instead of the object")] = False
+    starting_after: (
+        Annotated[int, Meta(ge=0, le=ID_MAX, description="the `sequence_number` of the last event that is known")]
+        | None
+    ) = None
+
+
+@route(
+    "GET",
+    _RESPONSE,
+    "response",
+    "Get a stored response",
+    scope="chat",
+    query=ResponseQuery,
+    answers=Response,
+    stream="the same events again from any place, then live, at the end `[DONE]`",
+    faults=(410,),
+    features=("responses_resume",),
+)
+async def get_response(adapter: APIServerAdapter, request: web.Request, query: ResponseQuery) -> web.StreamResponse:
     response_id, record = await _stored(adapter, request)
-    if not flag_of(request.query.get("stream"), "stream", False):
+    if not query.stream:
         return answer(record["response"])
-    after = whole(request, "starting_after", -1, 0, ID_MAX)
+    after = -1 if query.starting_after is None else query.starting_after
     return await _replayed(adapter, request, ResponseRecord.of(response_id, record), after, {})
 
 
@@ -320,17 +361,26 @@ async def _ensure_kept(adapter: APIServerAdapter, kept: ResponseRecord, renderer
         await kept.try_save(adapter, renderer.response)
 
 
-async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /v1/responses/{response_id}"""
+@route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat", answers=ResponseDeleted)
+async def delete_response(adapter: APIServerAdapter, request: web.Request) -> ResponseDeleted:
     response_id, record = await _stored(adapter, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
         await _stop(adapter, record["run_id"])
     await adapter.stored_responses.delete(response_id)
-    return answer({"id": response_id, "object": "response", "deleted": True})
+    return ResponseDeleted(id=response_id)
 
 
-async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses/{response_id}/cancel"""
+@route(
+    "POST",
+    f"{_RESPONSE}/cancel",
+    "response_cancel",
+    "Cancel a response",
+    scope="chat",
+    answers=Response,
+    faults=(409,),
+    features=("responses_cancel",),
+)
+async def cancel_response(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     response_id, record = await _stored(adapter, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
         await _stop(adapter, record["run_id"])
@@ -348,33 +398,56 @@ async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
     await engine.wait(run_id, CLOSE_S_MAX)
 
 
-async def input_items(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/responses/{response_id}/input_items"""
+@route(
+    "GET",
+    f"{_RESPONSE}/input_items",
+    "response_input_items",
+    "List the input items of a response",
+    scope="chat",
+    query=ItemQuery,
+    answers=ItemList,
+    features=("responses_input_items",),
+)
+async def response_input_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:
     _, record = await _stored(adapter, request)
-    return answer(page(list(record.get("input_items") or ()), request))
+    return page(list(record.get("input_items") or ()), query)
 
 
-def page(found: list[Json], request: web.Request) -> Json:
+def page(items: list[Json], query: ItemQuery) -> ItemList:
     """A page of items as the query wants it."""
-    limit = whole(request, "limit", 20, 1, 100)
-    order = word(request, "order", ("asc", "desc")) or "desc"
-    ordered = found if order == "asc" else found[::-1]
-    after = request.query.get("after")
-    if after:
-        at = next((i for i, item in enumerate(ordered) if item.get("id") == after), None)
-        if at is None:
-            raise invalid("after", f"There is no item {after!r} here.", "invalid_cursor")
-        ordered = ordered[at + 1 :]
-    shown = ordered[:limit]
-    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > limit}
+    ordered = items if query.order == "asc" else items[::-1]
+    if query.after:
+        index = next((i for i, item in enumerate(ordered) if item.get("id") == query.after), None)
+        if index is None:
+            raise invalid("after", f"There is no item {query.after!r} here.", "invalid_cursor")
+        ordered = ordered[index + 1 :]
+    return item_list(ordered[: query.limit], has_more=len(ordered) > query.limit)
+
+
+def item_list(items: list[Json], *, has_more: bool) -> ItemList:
+    """Items as a list."""
+    first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return ItemList(data=items, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
+@route(
+    "POST",
+    "/v1/responses/input_tokens",
+    "responses_input_tokens",
+    "Count the tokens of a response's input",
+    scope="chat",
+    headers=(SESSION_ID_HEADER, *TURN_HEADERS),
+    body=ResponseRequest,
+    example={"model": "hermes-agent", "input": [EXAMPLE_ITEM]},
+    answers=InputTokens,
+    faults=TURN_FAULTS,
+    features=("responses_input_tokens",),
+)
 async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses/input_tokens: what the model would be given for this request, as the agent counts it."""
+    """What the model would be given for this request, as the agent counts it."""
     body = await read(adapter, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
     turn = (await prepare(adapter, request, body)).turn
@@ -413,8 +486,22 @@ async def _counted(adapter: APIServerAdapter, request: web.Request, spec: RunSpe
 # --- compacting ------------------------------------------------------------------------------------------------------
 
 
+@route(
+    "POST",
+    "/v1/responses/compact",
+    "responses_compact",
+    "Compact a conversation",
+    scope="chat",
+    headers=TURN_HEADERS,
+    body=CompactRequest,
+    example={"model": "hermes-agent", "input": [EXAMPLE_ITEM]},
+    answers=Compaction,
+    faults=TURN_FAULTS,
+    features=("responses_compact",),
+    idempotent=True,
+    begins_turns=True,
+)
 async def compact(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses/compact"""
     body = await read(adapter, request, CompactRequest)
     asked, owner = body.model, adapter.owner_of(request)
     before: list[Json] = []

@@ -73,14 +73,14 @@ def _settings() -> config.Settings:
 
 def _resolve_runtime_agent_kwargs() -> dict[str, Any]:
     """Provider, address and protocol, as far as they are configured; never a key."""
-    settings = _settings()
-    found = {name: settings.get(f"model.{name}") for name in ("provider", "base_url", "api_mode")}
+    model = _settings().model
+    found = {"provider": model.provider, "base_url": model.base_url, "api_mode": model.api_mode}
     return {name: value for name, value in found.items() if value}
 
 
 def _resolve_gateway_model() -> str:
     """The configured model's name, or nothing."""
-    return str(_settings().get("model.default") or "")
+    return _settings().model.default or ""
 
 
 def _load_gateway_config() -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _load_gateway_config() -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _plain(settings: config.Settings) -> bytes:
     """As bytes, which are the quickest to make a copy from."""
-    return pickle.dumps(_without_secrets(settings.section(), ()))
+    return pickle.dumps(_without_secrets(settings.as_dict(), ()))
 
 
 def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         key = at((*path, name))
         if not isinstance(key, Key):
             kept[name] = _without_secrets(value, (*path, name))
-        elif not key.secret:
+        elif not key.mark.secret:
             kept[name] = without_secret_fields(value)
     return kept
 
@@ -143,14 +143,13 @@ class GatewayRunner:
     def _load_reasoning_config() -> dict[str, Any] | None:
         """How hard the configured model is to think; None leaves that to the model."""
         settings = _settings()
-        overrides = settings.get("agent.reasoning_overrides") or {}
-        effort = overrides.get(settings.get("model.default")) or settings.get("agent.reasoning_effort")
+        effort = settings.agent.reasoning_overrides.get(settings.model.default or "") or settings.agent.reasoning_effort
         return {"enabled": effort != "none", "effort": effort} if effort else None
 
     @staticmethod
     def _load_fallback_model() -> list[Any] | None:
         """The routes to take when the first one fails, or None."""
-        return _settings().get("fallback_providers") or None
+        return list(_settings().fallback_providers) or None
 
     async def serve(self, stop: asyncio.Event | None = None) -> int:
         """Start, serve until `stop` or a signal, drain, end. Raises HermesError when it cannot start."""
@@ -193,8 +192,8 @@ class GatewayRunner:
         for change in homes.tighten(self.home):
             log.warning("%s was open to others (%o) and is now %o.", *change)
         await self._open_store(stack)
-        host = settings.get("api_server.host") if self._host is None else self._host
-        addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
+        host = settings.api_server.host if self._host is None else self._host
+        addresses = resolved(host, settings.api_server.port if self._port is None else self._port)
         served = {self.home.profile: settings, **profiles_of(self.home, settings)}
         for its in served.values():
             check_exposure(its, host, loopback=is_loopback(addresses), allow_local_exec=self._allow_local_exec)
@@ -308,7 +307,7 @@ class GatewayRunner:
             await stop.wait()
             for adapter in (self._adapter, *(adapter for _, adapter in self._profiles.values())):
                 adapter.drain()
-            seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
+            seconds = config.reload_if_changed(settings)[0].api_server.drain_seconds
             log.info("draining for up to %g s", seconds)
             if self._worker is None:
                 self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
@@ -382,7 +381,7 @@ def profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Setti
     variables = {f"API_SERVER_{name.upper()}" for name in _NOT_OF_OTHERS}
     environ = {name: value for name, value in os.environ.items() if name not in variables}
     served: dict[str, config.Settings] = {}
-    for name in settings.get("api_server.profiles"):
+    for name in settings.api_server.profiles:
         if name == home.profile:
             message = f"api_server.profiles names {name!r}, the profile that the server runs with."
             raise ConfigError(message, where="api_server.profiles", hint="hermes config edit")

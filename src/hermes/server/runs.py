@@ -7,11 +7,11 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from aiohttp import web
+from msgspec import Meta, Struct
 
-from hermes.core.events import Status
 from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
 from hermes.runs.engine import Refused
 from hermes.server import outcome
@@ -22,8 +22,17 @@ from hermes.server.idempotency import idempotent_run_id, resumed_admission
 from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
-from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
-from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
+from hermes.server.query_params import (
+    ID_MAX,
+    Cursor,
+    Page,
+    bad_cursor,
+    number_of,
+    paging,
+    place_of,
+    shows_reasoning,
+)
+from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, Run, RunRenderer, RunStatus, run_object, used_until
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
@@ -34,6 +43,7 @@ from hermes.server.request_options import (
     toolsets_of,
     workdir_of,
 )
+from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, forward, inline_sink, run_events_to_end
 from hermes.server.turns import Message, check_model, open_calls, parameters
@@ -43,19 +53,46 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 Json = dict[str, Any]
-_KINDS: tuple[str, ...] = get_args(RunKind)
 # Subagents' runs are listed when they are asked for.
-_LISTED = tuple(kind for kind in _KINDS if kind != "subagent")
-_STATUSES: tuple[str, ...] = tuple(status for status in get_args(Status) if status != "interrupted")
+_LISTED: tuple[RunKind, ...] = tuple(kind for kind in get_args(RunKind) if kind != "subagent")
 _CHOICES = ("once", "session", "always", "deny")
 _ALIASES = {"approve": "once", "approved": "once", "allow": "once"}
+# Whoever may begin some kind of run; which kinds the key covers is asked once the run is known (`keys.RUN_SCOPES`).
+_SCOPE = "runs|chat|jobs"
+_RUN = "/v1/runs/{run_id}"
 
 
 # --- submitting ------------------------------------------------------------------------------------------------------
 
 
-async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/runs"""
+class RunStarted(Struct, kw_only=True):
+    """A run that was taken."""
+
+    run_id: str
+    status: Literal["started"] = "started"
+    object: Literal["hermes.run"] = "hermes.run"
+    session_id: str
+    created_at: float
+
+
+@route(
+    "POST",
+    "/v1/runs",
+    "runs",
+    "Start a run",
+    scope="runs",
+    headers=(SESSION_ID_HEADER, *TURN_HEADERS),
+    body=RunRequest,
+    example={"input": "Write a shopping list.", "session_id": "kitchen"},
+    status=202,
+    answers=RunStarted,
+    faults=(404, 409, 429),
+    link=("run_id", "/run_id"),
+    features=("run_submission",),
+    idempotent=True,
+    begins_turns=True,
+)
+async def submit_run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, RunRequest)
     spec, history = await _spec(adapter, request, body)
     engine = (await adapter.app()).engine
@@ -73,14 +110,8 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         **_names(request, spec),
         **body.headers(),
     }
-    told = {
-        "run_id": spec.run_id,
-        "status": "started",
-        "object": "hermes.run",
-        "session_id": spec.session_id,
-        "created_at": record.created_at if record else time.time(),
-    }
-    return answer(told, 202, headers)
+    created_at = record.created_at if record else time.time()
+    return answer(RunStarted(run_id=spec.run_id, session_id=spec.session_id, created_at=created_at), 202, headers)
 
 
 async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunRequest]) -> tuple[RunSpec, str]:
@@ -215,52 +246,86 @@ def _names(request: web.Request, spec: RunSpec) -> dict[str, str]:
 # --- looking at them -------------------------------------------------------------------------------------------------
 
 
-async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/runs"""
-    limit = whole(request, "limit", 50, 1, 200)
-    kind, status = word(request, "kind", _KINDS), word(request, "status", _STATUSES)
-    kinds = [one for one in ([kind] if kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[cast(RunKind, one)])]
+class RunQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=200, description="how many runs")] = 50
+    cursor: Cursor | None = None
+    status: Annotated[RunStatus, Meta(description="only runs of this status")] | None = None
+    kind: Annotated[RunKind, Meta(description="only runs of this kind")] | None = None
+    session_id: Annotated[str, Meta(description="only runs of this session")] | None = None
+
+
+class RunList(Page[Run], kw_only=True):
+    """Runs, the newest first."""
+
+
+@route(
+    "GET",
+    "/v1/runs",
+    "run_list",
+    "List runs, newest first",
+    scope=_SCOPE,
+    query=RunQuery,
+    answers=RunList,
+    features=("run_list",),
+)
+async def list_runs(adapter: APIServerAdapter, request: web.Request, query: RunQuery) -> RunList:
+    kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[kind])]
     if not kinds:
-        return answer(listed([], None, 0))
-    app = await adapter.app()
+        return RunList(data=[], **paging(None, 0))
+    await (await adapter.app()).engine.record_starts()
+    return await run_page(
+        adapter,
+        query.limit,
+        query.cursor,
+        owner=adapter.visible_owner(request),
+        session_id=query.session_id,
+        # One that waits to be taken up by the next server is shown as one that waits.
+        statuses=[query.status, *(["interrupted"] if query.status == "queued" else [])] if query.status else (),
+        kinds=kinds,
+    )
+
+
+async def run_page(adapter: APIServerAdapter, limit: int, cursor: str | None, **chosen: Any) -> RunList:
+    """A page of the runs that are chosen."""
+    runs = (await adapter.app()).store.runs
     try:
-        await app.engine.record_starts()
-        found, texts, total = await app.store.runs.page(
-            owner=adapter.visible_owner(request),
-            limit=limit + 1,
-            session_id=request.query.get("session_id") or None,
-            # One that waits to be taken up by the next server is shown as one that waits.
-            statuses=[status, *(["interrupted"] if status == "queued" else [])] if status else (),
-            kinds=kinds,
-            before=cursor_of(request),
-        )
+        records, texts, total = await runs.page(limit=limit + 1, before=place_of(cursor), **chosen)
     except KeyError:
         raise bad_cursor() from None
-    page = found[:limit]
-    data = [shown(adapter, record, texts.get(record.state.final_row)) for record in page]
-    return answer(listed(data, page[-1].spec.run_id if len(found) > limit else None, total))
+    page = records[:limit]
+    following = page[-1].spec.run_id if len(records) > limit else None
+    data = [_shown(adapter, record, texts.get(record.state.final_row)) for record in page]
+    return RunList(data=data, **paging(following, total))
 
 
-async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/runs/{run_id}"""
+@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, answers=Run, features=("run_status",))
+async def get_run(adapter: APIServerAdapter, request: web.Request) -> Run:
     record = await _record(adapter, request)
     row = record.state.final_row
-    found = await (await adapter.app()).engine.row(record.spec.run_id, row) if row is not None else None
-    return answer(shown(adapter, record, text_of(found.content) if found else None))
+    message = await (await adapter.app()).engine.row(record.spec.run_id, row) if row is not None else None
+    return _shown(adapter, record, text_of(message.content) if message else None)
 
 
-def shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> Json:
-    """The run as it stands; who sees all is told whose it is."""
-    return {**run_object(record, output, adapter.model_name), **adapter.owner_field(record.spec.owner)}
+def _shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> Run:
+    run = run_object(record, output, adapter.model_name)
+    run.owner = adapter.shown_owner(record.spec.owner)
+    return run
 
 
-async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /v1/runs/{run_id}"""
+class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.deleted"):
+    """A run that is gone."""
+
+    run_id: str
+    deleted: bool = True
+
+
+@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, answers=RunDeleted, faults=(409,))
+async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDeleted:
     record = await _record(adapter, request)
     run_id = record.spec.run_id
     if not record.state.ended or not await (await adapter.app()).store.runs.remove(run_id):
         raise ApiError(409, f"The run {run_id!r} has not ended yet.", "run_active")
-    return answer({"object": "hermes.run.deleted", "run_id": run_id, "deleted": True})
+    return RunDeleted(run_id=run_id)
 
 
 async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
@@ -278,21 +343,39 @@ def _unknown(run_id: str) -> ApiError:
     return ApiError(404, f"There is no run {run_id!r}.", "run_not_found")
 
 
-async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/runs/{run_id}/events"""
+class EventQuery(Struct, kw_only=True):
+    starting_after: (
+        Annotated[int, Meta(ge=0, le=ID_MAX, description="the number of the last event that is known")] | None
+    ) = None
+    event_names: Annotated[bool, Meta(description="give every frame an `event:` line")] = False
+
+
+@route(
+    "GET",
+    f"{_RUN}/events",
+    "run_events",
+    "Stream the events of a run, replayed and live",
+    scope=_SCOPE,
+    query=EventQuery,
+    headers=(
+        header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0),
+        REASONING_HEADER,
+    ),
+    stream="the events of the run under their numbers, from any place, then live",
+    faults=(410,),
+    features=("run_events_sse", "run_events_resume"),
+)
+async def run_events(adapter: APIServerAdapter, request: web.Request, query: EventQuery) -> web.StreamResponse:
     last_seen = request.headers.get("Last-Event-ID", "").strip()
-    after = max(
-        number_of(last_seen, "Last-Event-ID") if last_seen else 0,
-        number_of(given, "starting_after") if (given := request.query.get("starting_after", "").strip()) else 0,
-    )
-    names, reasoning = flag(request, "event_names"), shows_reasoning(adapter, request)
+    after = max(number_of(last_seen, "Last-Event-ID") if last_seen else 0, query.starting_after or 0)
+    reasoning = shows_reasoning(adapter, request)
     record = await _record(adapter, request)
     spec, engine = record.spec, (await adapter.app()).engine
     if record.log_expired:
         message = f"The events of the run {spec.run_id!r} are no longer kept; its status and output are."
         raise ApiError(410, message, "events_expired")
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
-    renderer = RunRenderer(record, adapter.redact, names=names, reasoning=reasoning, used=used)
+    renderer = RunRenderer(record, adapter.redact, names=query.event_names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
     stream = adapter.stream(request, _names(request, spec))
     with contextlib.suppress(ClientGone, EventsExpired):
@@ -311,36 +394,86 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 # --- steering them ---------------------------------------------------------------------------------------------------
 
 
-async def stop(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/runs/{run_id}/stop"""
+class RunStopping(Struct, kw_only=True):
+    """A run that is being stopped."""
+
+    run_id: str
+    status: str = "stopping"
+
+
+@route(
+    "POST",
+    f"{_RUN}/stop",
+    "run_stop",
+    "Stop a run",
+    scope=_SCOPE,
+    answers=RunStopping,
+    faults=(409,),
+    features=("run_stop",),
+)
+async def stop_run(adapter: APIServerAdapter, request: web.Request) -> RunStopping:
     record = await _record(adapter, request)
     if record.state.ended or not (record.state.stopping or await _tell(adapter, request, record, "interrupt", {})):
         raise _finished(record)
-    return answer({"run_id": record.spec.run_id, "status": "stopping"})
+    return RunStopping(run_id=record.spec.run_id)
 
 
-async def steer(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/runs/{run_id}/steer"""
-    body = await read(adapter, request, SteerRequest)
-    asked = body.model
-    if asked.text is None and asked.input is None:
+class Steered(Struct, kw_only=True):
+    """A message that will reach the model."""
+
+    run_id: str
+    steer_id: str
+    accepted: bool = True
+
+
+@route(
+    "POST",
+    f"{_RUN}/steer",
+    "run_steer",
+    "Send a message to a running turn",
+    scope=_SCOPE,
+    body=SteerRequest,
+    example={"text": "Leave out the milk."},
+    status=202,
+    answers=Steered,
+    faults=(409,),
+    features=("run_steer",),
+)
+async def steer_run(adapter: APIServerAdapter, request: web.Request, body: SteerRequest) -> Steered:
+    if body.text is None and body.input is None:
         raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
-    if None not in (asked.text, asked.input) and asked.text != asked.input:
+    if None not in (body.text, body.input) and body.text != body.input:
         raise invalid("input", "text and input are the same and have different values.")
-    text = _words(adapter, *((asked.text, "text") if asked.text is not None else (asked.input or "", "input")))
+    text = _checked_text(adapter, *((body.text, "text") if body.text is not None else (body.input or "", "input")))
     record = await _record(adapter, request)
     control = None if record.state.ended else await _tell(adapter, request, record, "steer", {"text": text})
     if control is None:
         raise _finished(record)
-    told = {"run_id": record.spec.run_id, "steer_id": control.control_id, "accepted": True}
-    return answer(told, 202, body.headers())
+    return Steered(run_id=record.spec.run_id, steer_id=control.control_id)
 
 
-async def approve(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/runs/{run_id}/approval"""
-    body = await read(adapter, request, ApprovalRequest)
-    asked = body.model
-    choice = _ALIASES.get(asked.choice, asked.choice)
+class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.approval_response"):
+    """How many approval requests were answered."""
+
+    run_id: str
+    choice: str
+    resolved: int
+
+
+@route(
+    "POST",
+    f"{_RUN}/approval",
+    "run_approval",
+    "Approve or deny a tool call",
+    scope=_SCOPE,
+    body=ApprovalRequest,
+    example={"choice": "once"},
+    answers=ApprovalAnswer,
+    faults=(409,),
+    features=("run_approval_response", "approval_events"),
+)
+async def approve_run(adapter: APIServerAdapter, request: web.Request, body: ApprovalRequest) -> ApprovalAnswer:
+    choice = _ALIASES.get(body.choice, body.choice)
     if choice not in _CHOICES:
         raise _bad_choice(_CHOICES)
     if choice == "always" and not CALLER.get().is_admin:
@@ -350,37 +483,51 @@ async def approve(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     if record.state.ended:
         raise ApiError(409, f"The run {run_id!r} has ended.", "approval_not_active")
     ids = list(pending)
-    if not (asked.all or asked.resolve_all):
-        ids = [asked.approval_id] if asked.approval_id in pending else [] if asked.approval_id else ids[:1]
+    if not (body.all or body.resolve_all):
+        ids = [body.approval_id] if body.approval_id in pending else [] if body.approval_id else ids[:1]
     for approval_id in ids:
         if choice not in pending[approval_id]["choices"]:
             raise _bad_choice(pending[approval_id]["choices"])
-    resolved = [await _tell(adapter, request, record, "approve", {"id": one, "choice": choice}) for one in ids]
-    if not any(resolved):
+    controls = [
+        await _tell(adapter, request, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids
+    ]
+    if not any(controls):
         raise ApiError(409, "No such question for leave is open.", "approval_not_pending")
-    told = {"object": "hermes.run.approval_response", "run_id": run_id, "choice": choice}
-    return answer({**told, "resolved": sum(control is not None for control in resolved)}, 200, body.headers())
+    return ApprovalAnswer(run_id=run_id, choice=choice, resolved=sum(control is not None for control in controls))
 
 
 def _bad_choice(choices: Any) -> ApiError:
     return invalid("choice", f"The choice is one of {', '.join(choices)}.", "invalid_approval_choice")
 
 
-async def clarify(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /v1/runs/{run_id}/clarify"""
-    body = await read(adapter, request, ClarifyRequest)
-    asked = body.model
-    said = _words(adapter, asked.answer, "answer")
+class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.clarify_response"):
+    """A question that was answered."""
+
+    run_id: str
+    request_id: str
+
+
+@route(
+    "POST",
+    f"{_RUN}/clarify",
+    "run_clarify",
+    "Answer a question of the agent",
+    scope=_SCOPE,
+    body=ClarifyRequest,
+    example={"answer": "The blue one."},
+    answers=ClarifyAnswer,
+    faults=(409,),
+    features=("run_clarify",),
+)
+async def clarify_run(adapter: APIServerAdapter, request: web.Request, body: ClarifyRequest) -> ClarifyAnswer:
+    text = _checked_text(adapter, body.answer, "answer")
     record = await _record(adapter, request)
     pending = {} if record.state.ended else record.state.questions
-    request_id = asked.request_id or next(iter(pending), "")
-    answered = request_id in pending and await _tell(
-        adapter, request, record, "answer", {"id": request_id, "answer": said}
-    )
-    if not answered:
+    request_id = body.request_id or next(iter(pending), "")
+    data = {"id": request_id, "answer": text}
+    if request_id not in pending or not await _tell(adapter, request, record, "answer", data):
         raise ApiError(409, "No such question is open.", "clarify_not_pending")
-    told = {"object": "hermes.run.clarify_response", "run_id": record.spec.run_id, "request_id": request_id}
-    return answer(told, 200, body.headers())
+    return ClarifyAnswer(run_id=record.spec.run_id, request_id=request_id)
 
 
 async def _tell(
@@ -399,11 +546,10 @@ def _finished(record: RunRecord) -> ApiError:
     return ApiError(409, f"The run {record.spec.run_id!r} has ended.", "run_finished")
 
 
-def _words(adapter: APIServerAdapter, given: str, where: str) -> str:
-    """Words for a run: some, and not too many."""
+def _checked_text(adapter: APIServerAdapter, text: str, field: str) -> str:
     longest = adapter.option("max_text_chars")
-    if not given.strip():
-        raise invalid(where, f"{where!r} says nothing.")
-    if len(given) > longest:
-        raise invalid(where, f"{where!r} is longer than {longest} characters.", "string_above_max_length")
-    return given
+    if not text.strip():
+        raise invalid(field, f"{field!r} says nothing.")
+    if len(text) > longest:
+        raise invalid(field, f"{field!r} is longer than {longest} characters.", "string_above_max_length")
+    return text

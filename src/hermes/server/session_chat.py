@@ -17,7 +17,9 @@ from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
+from hermes.server.routes import TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.session_routes import session_of
+from hermes.server.shapes import SessionCompacted, SessionTurn
 from hermes.server.sse import ClientGone, forward, inline_sink, items
 from hermes.server.turns import Turn, ended_of, parameters
 
@@ -25,8 +27,22 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 
-async def chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions/{session_id}/chat"""
+@route(
+    "POST",
+    "/api/sessions/{session_id}/chat",
+    "session_chat",
+    "Send a message to a session",
+    scope="chat sessions:write",
+    headers=TURN_HEADERS,
+    body=SessionChatRequest,
+    example={"message": "Which files are here?"},
+    answers=SessionTurn,
+    faults=TURN_FAULTS,
+    features=("session_chat", "session_turn_lease"),
+    idempotent=True,
+    begins_turns=True,
+)
+async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, SessionChatRequest)
     turn = await _turn(adapter, request, body, streamed=False)
     try:
@@ -37,8 +53,22 @@ async def chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
     return _told(body, turn, ended)
 
 
-async def stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions/{session_id}/chat/stream"""
+@route(
+    "POST",
+    "/api/sessions/{session_id}/chat/stream",
+    "session_chat_stream",
+    "Send a message to a session and stream the answer",
+    scope="chat sessions:write",
+    headers=TURN_HEADERS,
+    body=SessionChatRequest,
+    example={"message": "Which files are here?"},
+    faults=TURN_FAULTS,
+    stream="events from `run.started` to `done`",
+    features=("session_chat_streaming",),
+    idempotent=True,
+    begins_turns=True,
+)
+async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     body = await read(adapter, request, SessionChatRequest)
     turn = await _turn(adapter, request, body, streamed=True)
     try:
@@ -50,8 +80,23 @@ async def stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         await turn.release()
 
 
-async def compact(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions/{session_id}/compact: a turn that asks nothing. It does not wait for another one to end."""
+@route(
+    "POST",
+    "/api/sessions/{session_id}/compact",
+    "session_compact",
+    "Compact a session",
+    scope="sessions:write",
+    headers=TURN_HEADERS,
+    body=SessionCompactRequest,
+    example={"focus": "the shopping list"},
+    answers=SessionCompacted,
+    faults=TURN_FAULTS,
+    features=("session_compact",),
+    idempotent=True,
+    begins_turns=True,
+)
+async def compact_session(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """A turn that asks nothing. It does not wait for another one to end."""
     body = await read(adapter, request, SessionCompactRequest)
     asked, longest = body.model, adapter.option("max_text_chars")
     for name in ("focus", "instructions"):

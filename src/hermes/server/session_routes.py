@@ -5,39 +5,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta, Struct
 
 from hermes.core.limits import QUERY_CHARS_MAX
 from hermes.server import middleware
-from hermes.server.errors import ApiError, answer, invalid, refused
+from hermes.server.errors import ApiError, invalid, refused
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
 from hermes.server.query_params import (
-    OFFSET_MAX,
+    ID_MAX,
+    Cursor,
+    Offset,
+    Page,
     bad_cursor,
-    cursor_of,
-    flag,
-    listed,
-    number_of,
     offset_of,
+    paging,
+    place_of,
     shows_reasoning,
-    whole,
-    word,
 )
 from hermes.server.render_session import (
     MARKS,
-    file_object,
+    Match,
+    Session,
+    StoredMessage,
     message_match,
     message_object,
     session_object,
     title_match,
 )
-from hermes.server.request_bodies import parse, read, read_object
+from hermes.server.request_bodies import parse, read_object
 from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
+from hermes.server.routes import REASONING_HEADER, route
 from hermes.server.turns import route_of
 from hermes.store.base import SessionBusy, SessionExists
 from hermes.store.codec import BadSessionId, plain_title
@@ -47,8 +50,7 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 Json = dict[str, Any]
-_ROLES = ("user", "assistant", "tool", "system")
-_ORDERS = {"asc": "asc", "oldest": "asc", "desc": "desc", "latest": "desc"}
+_SESSION = "/api/sessions/{session_id}"
 _READ_BYTES = 256 * 1024
 # form of an export: its media type, and how its file ends
 _EXPORTS = {
@@ -61,90 +63,182 @@ _EXPORTS = {
 # --- many sessions ---------------------------------------------------------------------------------------------------
 
 
-async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions"""
-    limit, offset = whole(request, "limit", 50, 1, 200), whole(request, "offset", 0, 0, OFFSET_MAX)
-    archived = word(request, "archived", ("false", "true", "all")) or "false"
-    chosen: Json = {
-        "source": request.query.get("source") or None,
-        "owner": adapter.visible_owner(request),
-        "include_children": flag(request, "include_children"),
-        "archived": "all" if archived == "all" else archived == "true",
-        "pinned": flag(request, "pinned") if request.query.get("pinned") else None,
-    }
-    order = word(request, "order", ("last_active", "started_at")) or "last_active"
-    place = cursor_of(request)
+class SessionQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=200, description="how many sessions")] = 50
+    offset: Offset | None = None
+    cursor: Cursor | None = None
+    source: Annotated[str, Meta(description="only sessions that were begun there")] | None = None
+    include_children: Annotated[bool, Meta(description="sessions of subagents too")] = False
+    archived: Annotated[Literal["false", "true", "all"], Meta(description="whether archived ones are shown")] = "false"
+    pinned: Annotated[bool, Meta(description="only those that are pinned, or are not")] | None = None
+    order: Annotated[Literal["last_active", "started_at"], Meta(description="what comes first")] = "last_active"
+
+
+class SessionList(Page[Session], kw_only=True):
+    """Sessions."""
+
+    limit: int
+    offset: int
+
+
+@route(
+    "GET",
+    "/api/sessions",
+    "sessions",
+    "List sessions",
+    scope="sessions:read",
+    query=SessionQuery,
+    answers=SessionList,
+    features=("session_resources",),
+)
+async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: SessionQuery) -> SessionList:
     try:
-        found, around, total = await adapter.database().session_page(
-            limit=limit + 1, offset=offset, cursor=place, order=order, **chosen
+        rows, around, total = await adapter.database().session_page(
+            limit=query.limit + 1,
+            offset=query.offset or 0,
+            cursor=place_of(query.cursor),
+            order=query.order,
+            source=query.source,
+            owner=adapter.visible_owner(request),
+            include_children=query.include_children,
+            archived="all" if query.archived == "all" else query.archived == "true",
+            pinned=query.pinned,
         )
     except ValueError:
         raise bad_cursor() from None
-    page = found[:limit]
-    data = [
-        {**session_object(session, around.get(session["id"], {})), **adapter.owner_field(session["owner"])}
-        for session in page
-    ]
-    following = page[-1]["cursor"] if len(found) > limit else None
-    return answer(listed(data, following, total, limit=limit, offset=offset))
+    page = rows[: query.limit]
+    data = [session_object(row, around.get(row["id"], {}), adapter.shown_owner(row["owner"])) for row in page]
+    following = page[-1]["cursor"] if len(rows) > query.limit else None
+    return SessionList(data=data, **paging(following, total), limit=query.limit, offset=query.offset or 0)
 
 
-async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions"""
-    body = await read(adapter, request, SessionRequest)
-    asked = body.model
-    if asked.id is not None and asked.session_id is not None and asked.id != asked.session_id:
+class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.session"):
+    """One session."""
+
+    session: Session
+
+
+@route(
+    "POST",
+    "/api/sessions",
+    "session_create",
+    "Create a session",
+    scope="sessions:write",
+    body=SessionRequest,
+    example={"title": "Kitchen", "system_prompt": "Be brief."},
+    status=201,
+    answers=SessionAnswer,
+    faults=(404, 409),
+    link=("session_id", "/session/id"),
+    idempotent=True,
+)
+async def create_session(adapter: APIServerAdapter, request: web.Request, body: SessionRequest) -> SessionAnswer:
+    if body.id is not None and body.session_id is not None and body.id != body.session_id:
         raise invalid("session_id", "id and session_id name different sessions.", "invalid_session_id")
-    session_id = _new_id(asked.id, "id") or _new_id(asked.session_id, "session_id")
-    route_of(adapter, asked.model)
+    session_id = _new_id(body.id, "id") or _new_id(body.session_id, "session_id")
+    route_of(adapter, body.model)
     fields = {
         "owner": adapter.owner_of(request),
-        "title": _title(asked.title),
-        "model": asked.model or None,
-        "instructions": _system_prompt(adapter, asked.system_prompt),
-        "pinned": asked.pinned,
-        **await _turn_settings(adapter, request, msgspec.structs.asdict(asked)),
+        "title": _title(body.title),
+        "model": body.model or None,
+        "instructions": _system_prompt(adapter, body.system_prompt),
+        "pinned": body.pinned,
+        **await _turn_settings(adapter, request, msgspec.structs.asdict(body)),
     }
+    with _bad_fields("id" if body.id is not None else "session_id"):
+        new_id = await adapter.database().create_session(session_id, "api_server", exist_ok=False, **fields)
+    return await _shown(adapter, new_id)
+
+
+@contextlib.contextmanager
+def _bad_fields(id_field: str) -> Iterator[None]:
+    """What the store refuses of a new session, as errors of the API."""
     try:
-        made = await adapter.database().create_session(session_id, "api_server", exist_ok=False, **fields)
+        yield
     except SessionExists as error:
         raise ApiError(409, str(error), "session_exists", "id") from None
     except BadSessionId as error:
-        raise invalid("id" if asked.id is not None else "session_id", str(error), "invalid_session_id") from None
+        raise invalid(id_field, str(error), "invalid_session_id") from None
     except ValueError as error:  # the id is sound: it is the title that is taken
         raise invalid("title", str(error), "invalid_title") from None
-    return await _shown(adapter, made, 201, body.headers())
 
 
-async def import_sessions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions/import"""
-    body = await read(adapter, request, ImportRequest)
-    owner = adapter.owner_of(request)
+class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.import"):
+    """What became of sessions that were sent in."""
+
+    imported: int
+    skipped: int
+    detached: int
+    errors: list[Json]
+
+
+@route(
+    "POST",
+    "/api/sessions/import",
+    "session_import",
+    "Import sessions",
+    scope="sessions:write",
+    body=ImportRequest,
+    example={"sessions": []},
+    answers=Imported,
+    features=("session_import",),
+    idempotent=True,
+)
+async def import_sessions(adapter: APIServerAdapter, request: web.Request, body: ImportRequest) -> Imported:
     hides = adapter.visible_owner(request) is not None
-    done = await adapter.database().import_sessions(body.model.sessions, owner=owner, hide_others=hides)
-    told = {name: done[name] for name in ("imported", "skipped", "detached", "errors")}
-    return answer({"object": "hermes.session.import", **told}, 200, body.headers())
+    owner = adapter.owner_of(request)
+    result = await adapter.database().import_sessions(body.sessions, owner=owner, hide_others=hides)
+    return Imported(**{name: result[name] for name in Imported.__struct_fields__})
 
 
-async def search(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/search: titles that hold the words, then messages that do."""
-    query = request.query.get("q", "").strip()
-    if not query:
-        raise invalid("q", "Missing required parameter: 'q'.", "missing_required_parameter")
-    if len(query) > QUERY_CHARS_MAX:
-        raise invalid("q", f"'q' is longer than {QUERY_CHARS_MAX} characters.", "string_above_max_length")
-    limit, offset = whole(request, "limit", 20, 1, 100), offset_of(request)
-    role = word(request, "role", _ROLES)
-    sort = word(request, "sort", ("relevance", "newest", "oldest")) or "relevance"
-    chosen: Json = {name: request.query.get(name) or None for name in ("source", "session_id")}
-    chosen["owner"] = adapter.visible_owner(request)
-    titled, said, total = await adapter.database().search_page(
-        query, role=role, limit=limit + 1, offset=offset, sort=sort, marks=MARKS, **chosen
+class SearchQuery(Struct, kw_only=True):
+    q: Annotated[
+        str, Meta(min_length=1, max_length=QUERY_CHARS_MAX, description='words, "phrases", prefix*, AND, OR, NOT')
+    ]
+    role: (
+        Annotated[Literal["user", "assistant", "tool", "system"], Meta(description="only messages of this role")] | None
+    ) = None
+    source: Annotated[str, Meta(description="only sessions that were begun there")] | None = None
+    session_id: Annotated[str, Meta(description="only this session")] | None = None
+    sort: Annotated[Literal["relevance", "newest", "oldest"], Meta(description="what comes first")] = "relevance"
+    limit: Annotated[int, Meta(ge=1, le=100, description="how many matches")] = 20
+    cursor: Cursor | None = None
+
+
+class MatchList(Page[Match], kw_only=True):
+    """What a search found; not complete when its time was up."""
+
+    complete: bool
+
+
+@route(
+    "GET",
+    "/api/sessions/search",
+    "session_search",
+    "Search sessions",
+    scope="sessions:read",
+    query=SearchQuery,
+    answers=MatchList,
+    features=("session_search",),
+)
+async def search_sessions(adapter: APIServerAdapter, request: web.Request, query: SearchQuery) -> MatchList:
+    """Titles that hold the words, then messages that do."""
+    text, limit, offset = query.q.strip(), query.limit, offset_of(query.cursor)
+    titled, messages, total = await adapter.database().search_page(
+        text,
+        role=query.role,
+        limit=limit + 1,
+        offset=offset,
+        sort=query.sort,
+        marks=MARKS,
+        source=query.source,
+        session_id=query.session_id,
+        owner=adapter.visible_owner(request),
     )
-    words = words_of(query)
-    data = [*(title_match(one, words) for one in titled), *map(message_match, said)]
+    words = words_of(text)
+    data = [*(title_match(session, words) for session in titled), *map(message_match, messages)]
     following = str(offset + limit) if len(data) > limit else None
-    return answer(listed(data[:limit], following, total, complete=said.complete))
+    return MatchList(data=data[:limit], **paging(following, total), complete=messages.complete)
 
 
 # --- one session -----------------------------------------------------------------------------------------------------
@@ -164,15 +258,24 @@ def unknown_session(session_id: str) -> ApiError:
     return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
-async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/{session_id}"""
-    found = await session_of(adapter, request)
-    around = await adapter.database().around_sessions([found["id"]])
-    return _answer_with(adapter, found, around)
+@route("GET", _SESSION, "session", "Get a session", scope="sessions:read", answers=SessionAnswer)
+async def get_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
+    row = await session_of(adapter, request)
+    return await _answer_with(adapter, row)
 
 
-async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """PATCH /api/sessions/{session_id}: all of it or nothing."""
+@route(
+    "PATCH",
+    _SESSION,
+    "session_update",
+    "Update a session",
+    scope="sessions:write",
+    body=SessionPatch,
+    example={"title": "Garden"},
+    answers=SessionAnswer,
+)
+async def patch_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
+    """All of it or nothing."""
     raw = await read_object(adapter, request)
     for name in raw:
         if name not in SessionPatch.__struct_fields__:
@@ -215,8 +318,23 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     return await _shown(adapter, session_id)
 
 
-async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """DELETE /api/sessions/{session_id}"""
+class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.session.deleted"):
+    """A session that is gone."""
+
+    id: str
+    deleted: bool = True
+
+
+@route(
+    "DELETE",
+    _SESSION,
+    "session_delete",
+    "Delete a session",
+    scope="sessions:write",
+    answers=SessionDeleted,
+    faults=(409,),
+)
+async def delete_session(adapter: APIServerAdapter, request: web.Request) -> SessionDeleted:
     session_id = (await session_of(adapter, request))["id"]
     db = adapter.database()
     try:
@@ -228,99 +346,187 @@ async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         raise busy from None
     if not gone:
         raise unknown_session(session_id)
-    return answer({"object": "hermes.session.deleted", "id": session_id, "deleted": True})
+    return SessionDeleted(id=session_id)
 
 
-async def fork(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """POST /api/sessions/{session_id}/fork"""
-    body = await read(adapter, request, ForkRequest)
-    asked = body.model
-    new_id, title = _new_id(asked.id, "id"), _title(asked.title)
+@route(
+    "POST",
+    f"{_SESSION}/fork",
+    "session_fork",
+    "Fork a session",
+    scope="sessions:write",
+    body=ForkRequest,
+    example={"title": "Kitchen, otherwise"},
+    status=201,
+    answers=SessionAnswer,
+    faults=(409,),
+    features=("session_fork", "session_fork_at_message"),
+    idempotent=True,
+)
+async def fork_session(adapter: APIServerAdapter, request: web.Request, body: ForkRequest) -> SessionAnswer:
+    new_id, title = _new_id(body.id, "id"), _title(body.title)
     session_id = (await session_of(adapter, request))["id"]
     try:
-        made = await adapter.database().fork_session(session_id, new_id, title, asked.at_message_id)
-    except SessionExists as error:
-        raise ApiError(409, str(error), "session_exists", "id") from None
-    except BadSessionId as error:
-        raise invalid("id", str(error), "invalid_session_id") from None
-    except ValueError as error:
-        raise invalid("title", str(error), "invalid_title") from None
+        with _bad_fields("id"):
+            new_id = await adapter.database().fork_session(session_id, new_id, title, body.at_message_id)
     except KeyError:
-        message = f"There is no message {asked.at_message_id} in this session."
+        message = f"There is no message {body.at_message_id} in this session."
         raise ApiError(404, message, "message_not_found", "at_message_id") from None
-    return await _shown(adapter, made, 201, body.headers())
+    return await _shown(adapter, new_id)
 
 
 # --- what is in it ---------------------------------------------------------------------------------------------------
 
 
-async def messages(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/{session_id}/messages"""
-    limit = whole(request, "limit", 500, 1, 2000)
-    order = _ORDERS.get(word(request, "order", tuple(_ORDERS)) or "")
-    offset = whole(request, "offset", 0, 0, OFFSET_MAX)
-    between = {name: number_of(given, name) for name in ("before", "after") if (given := request.query.get(name))}
-    everything, reasoning = flag(request, "include_inactive"), shows_reasoning(adapter, request)
+class MessageQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=2000, description="how many messages")] = 500
+    before: Annotated[int, Meta(ge=0, le=ID_MAX, description="only those before this message")] | None = None
+    after: Annotated[int, Meta(ge=0, le=ID_MAX, description="only those after this message")] | None = None
+    offset: Offset | None = None
+    order: (
+        Annotated[
+            Literal["asc", "desc", "oldest", "latest"],
+            Meta(description="from the first on, or from the latest back; without it the latest, in order"),
+        ]
+        | None
+    ) = None
+    include_inactive: Annotated[
+        bool, Meta(description="also messages that were taken back and those that only the model sees")
+    ] = False
+
+
+class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """A page of a session's messages."""
+
+    session_id: str
+    data: list[StoredMessage]
+    has_more: bool
+    first_id: int | None
+    last_id: int | None
+    total: int | None
+
+
+@route(
+    "GET",
+    f"{_SESSION}/messages",
+    "session_messages",
+    "List the messages of a session",
+    scope="sessions:read",
+    query=MessageQuery,
+    headers=(REASONING_HEADER,),
+    answers=MessageList,
+    features=("session_message_paging",),
+)
+async def session_messages(adapter: APIServerAdapter, request: web.Request, query: MessageQuery) -> MessageList:
+    backward, oldest = query.order in ("desc", "latest"), query.order in ("asc", "oldest")
+    reasoning = shows_reasoning(adapter, request)
     session_id = (await session_of(adapter, request))["id"]
     # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
-    forward = order != "desc" and ("after" in between or (order == "asc" and "before" not in between))
-    found, total = await adapter.database().message_page(
+    forward = not backward and (query.after is not None or (oldest and query.before is None))
+    rows, total = await adapter.database().message_page(
         session_id,
-        everything,
-        limit=limit + 1,
-        offset=offset,
-        before_id=between.get("before"),
-        after_id=between.get("after"),
+        query.include_inactive,
+        limit=query.limit + 1,
+        offset=query.offset or 0,
+        before_id=query.before,
+        after_id=query.after,
         order="asc" if forward else "desc",
     )
-    page = found[:limit]
-    if order != "desc" and not forward:
+    page = rows[: query.limit]
+    if not backward and not forward:
         page.reverse()
-    data = [message_object(row, reasoning=reasoning, state=everything) for row in page]
-    told = {
-        "object": "list",
-        "session_id": session_id,
-        "data": data,
-        "has_more": len(found) > limit,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "total": total,
-    }
-    return answer(told)
+    data = [message_object(row, reasoning=reasoning, state=query.include_inactive) for row in page]
+    return MessageList(
+        session_id=session_id,
+        data=data,
+        has_more=len(rows) > query.limit,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        total=total,
+    )
 
 
-async def export(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/{session_id}/export"""
-    form = word(request, "format", tuple(_EXPORTS)) or "json"
+class ExportQuery(Struct, kw_only=True):
+    format: Annotated[Literal["json", "jsonl", "markdown"], Meta(description="the form")] = "json"
+
+
+@route(
+    "GET",
+    f"{_SESSION}/export",
+    "session_export",
+    "Export a session",
+    scope="sessions:read",
+    query=ExportQuery,
+    types=tuple(media_type for media_type, _ in _EXPORTS.values()),
+    features=("session_export",),
+)
+async def export_session(adapter: APIServerAdapter, request: web.Request, query: ExportQuery) -> web.Response:
     session_id = (await session_of(adapter, request))["id"]
-    item = await adapter.database().export_session(session_id, adapter.redact)
-    if item is None:
+    session = await adapter.database().export_session(session_id, adapter.redact)
+    if session is None:
         raise unknown_session(session_id)
-    kind, suffix = _EXPORTS[form]
-    data = await asyncio.to_thread(_written, item, form)
+    media_type, suffix = _EXPORTS[query.format]
+    data = await asyncio.to_thread(_written, session, query.format)
     headers = {"Content-Disposition": attachment(f"{session_id}.{suffix}")}
-    return web.Response(body=data, content_type=kind, charset="utf-8", headers=headers)
+    return web.Response(body=data, content_type=media_type, charset="utf-8", headers=headers)
 
 
-def _written(item: Json, form: str) -> bytes:
+def _written(session: Json, form: str) -> bytes:
     if form == "markdown":
         from hermes.services.session_markdown import markdown
 
-        return markdown(item).encode()
-    return msgspec.json.encode(item) + (b"\n" if form == "jsonl" else b"")
+        return markdown(session).encode()
+    return msgspec.json.encode(session) + (b"\n" if form == "jsonl" else b"")
 
 
-async def files(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/{session_id}/files"""
-    limit, offset = whole(request, "limit", 200, 1, 1000), offset_of(request)
+class FileQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=1000, description="how many files")] = 200
+    cursor: Cursor | None = None
+
+
+class File(Struct, kw_only=True):
+    """A file of a session."""
+
+    id: str
+    name: str
+    bytes: int
+    mime: str | None
+    created_at: float
+    direction: str
+
+
+class FileList(Page[File], kw_only=True):
+    """The files of a session."""
+
+
+@route(
+    "GET",
+    f"{_SESSION}/files",
+    "session_files",
+    "List the files of a session",
+    scope="sessions:read",
+    query=FileQuery,
+    answers=FileList,
+    features=("session_files",),
+)
+async def session_files(adapter: APIServerAdapter, request: web.Request, query: FileQuery) -> FileList:
+    offset = offset_of(query.cursor)
     session_id = (await session_of(adapter, request))["id"]
-    found = await adapter.database().list_files(session_id)
-    following = str(offset + limit) if len(found) > offset + limit else None
-    return answer(listed([file_object(row) for row in found[offset : offset + limit]], following, len(found)))
+    rows = await adapter.database().list_files(session_id)
+    end = offset + query.limit
+    data = [File(**{name: row[name] for name in File.__struct_fields__}) for row in rows[offset:end]]
+    return FileList(data=data, **paging(str(end) if len(rows) > end else None, len(rows)))
 
 
-async def file(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /api/sessions/{session_id}/files/{file_id}"""
+@route(
+    "GET",
+    f"{_SESSION}/files/{{file_id}}",
+    "session_file",
+    "Download a file of a session",
+    scope="sessions:read",
+    types=("*/*",),
+)
+async def session_file(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     session_id, file_id = (await session_of(adapter, request))["id"], request.match_info["file_id"]
     found = await adapter.database().get_file(session_id, file_id)
     opened = await asyncio.to_thread(_opened, found["path"]) if found else None
@@ -354,26 +560,17 @@ def attachment(name: str) -> str:
 # --- fields ----------------------------------------------------------------------------------------------------------
 
 
-async def _shown(
-    adapter: APIServerAdapter, session_id: str, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
+async def _shown(adapter: APIServerAdapter, session_id: str) -> SessionAnswer:
     """A session as it is now."""
-    db = adapter.database()
-    found = await db.get_session(session_id)
-    if found is None:
+    row = await adapter.database().get_session(session_id)
+    if row is None:
         raise unknown_session(session_id)
-    return _answer_with(adapter, found, await db.around_sessions([session_id]), status, headers)
+    return await _answer_with(adapter, row)
 
 
-def _answer_with(
-    adapter: APIServerAdapter,
-    found: Json,
-    around: Mapping[str, Json],
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> web.Response:
-    told = {**session_object(found, around.get(found["id"], {})), **adapter.owner_field(found["owner"])}
-    return answer({"object": "hermes.session", "session": told}, status, headers)
+async def _answer_with(adapter: APIServerAdapter, row: Json) -> SessionAnswer:
+    around = (await adapter.database().around_sessions([row["id"]])).get(row["id"], {})
+    return SessionAnswer(session=session_object(row, around, adapter.shown_owner(row["owner"])))
 
 
 def _new_id(given: Any, where: str) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from hermes.core import home
 from hermes.settings import config
 from hermes.settings.check import coerce
@@ -45,10 +47,10 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     extra: dict[str, Any] = {}
     for key in _plain_keys():
         if key.name != "api_server.enabled" and settings.source(key.name) != "default":
-            _nest(extra, key.name.removeprefix(_PREFIX), settings.get(key.name))
+            _nest(extra, key.name.removeprefix(_PREFIX), settings.origin(key.name).value)
     if "keys" in extra:
         extra["keys"] = [_with_key(entry, settings) for entry in extra["keys"]]
-    if routes := settings.section("api_server.model_routes"):
+    if routes := msgspec.to_builtins(settings.api_server.model_routes):
         extra["model_routes"] = routes
     enabled = settings.origin("api_server.enabled")
     # A key says that somebody is meant to come in, unless the listener is switched off in so many words.

@@ -1,4 +1,4 @@
-"""What answers look like, as types: errors, discovery and turns. The API's description of them is made of these."""
+"""What answers look like, as types: those of turns. The API's description of them is made of these."""
 
 from __future__ import annotations
 
@@ -7,161 +7,6 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 Object = dict[str, Any]
-
-
-class ErrorObject(Struct, kw_only=True):
-    """What went wrong: a sentence, its kind, the field it is about, and a code for programs."""
-
-    message: str
-    type: Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
-    param: str | None
-    code: str | None
-    hermes: Object | UnsetType = UNSET
-
-
-class Error(Struct, kw_only=True):
-    """The one form of every error."""
-
-    error: ErrorObject
-
-
-# --- discovery -------------------------------------------------------------------------------------------------------
-
-
-class Health(Struct, kw_only=True):
-    """A sign of life."""
-
-    status: Literal["ok"]
-    platform: str
-    version: str
-
-
-class Check(Struct, kw_only=True):
-    """One thing that the server stands on; only the full key sees more than its status."""
-
-    status: Literal["ok", "degraded"]
-    error: str | UnsetType = UNSET
-
-
-class Readiness(Struct, kw_only=True):
-    """All checks."""
-
-    status: Literal["ok", "degraded"]
-    checks: dict[str, Check]
-
-
-class DetailedHealth(Health, kw_only=True):
-    """How the server is."""
-
-    pid: int
-    uptime_seconds: float
-    gateway_state: str | None
-    platforms: Object
-    active_agents: int
-    exit_reason: str | None
-    updated_at: float | str | None
-    gateway_busy: bool
-    gateway_drainable: bool
-    readiness: Readiness
-
-
-class Ready(Struct, kw_only=True):
-    """The server takes work."""
-
-    status: Literal["ok"]
-    readiness: Readiness
-
-
-class NotReady(Error, kw_only=True):
-    """The server takes no work now, and why."""
-
-    readiness: Readiness
-
-
-class About(Struct, kw_only=True):
-    """What this is."""
-
-    name: str
-    version: str
-    docs: str
-
-
-class Model(Struct, kw_only=True):
-    """A name under which the agent can be asked."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    permission: list[Any]
-    root: str
-    parent: str | None
-
-
-class ModelList(Struct, kw_only=True):
-    """All models, whole."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Endpoint(Struct, kw_only=True):
-    """Where a route is."""
-
-    method: str
-    path: str
-
-
-class Capabilities(Struct, kw_only=True):
-    """What the server can do, within which limits, and where."""
-
-    object: Literal["hermes.api_server.capabilities"]
-    platform: str
-    model: str
-    version: str
-    auth: Object
-    runtime: Object
-    features: dict[str, bool | str]
-    limits: dict[str, float | None]
-    endpoints: dict[str, Endpoint]
-
-
-class Skill(Struct, kw_only=True):
-    """A skill of the agent."""
-
-    name: str
-    description: str
-    category: str | None
-
-
-class SkillList(Struct, kw_only=True):
-    """All skills, whole."""
-
-    object: Literal["list"]
-    data: list[Skill]
-
-
-class Toolset(Struct, kw_only=True):
-    """Tools that are switched on and off together."""
-
-    name: str
-    label: str
-    description: str
-    enabled: bool
-    configured: bool
-    available: bool
-    tools: list[str]
-
-
-class ToolsetList(Struct, kw_only=True):
-    """All toolsets, whole."""
-
-    object: Literal["list"]
-    data: list[Toolset]
-    platform: str
-
-
-# --- turns -----------------------------------------------------------------------------------------------------------
 
 
 class Usage(Struct, kw_only=True):
@@ -260,14 +105,13 @@ class ResponseDeleted(Struct, kw_only=True):
     """A response that is gone."""
 
     id: str
-    object: Literal["response"]
-    deleted: bool
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
-class ItemList(Struct, kw_only=True):
+class ItemList(Struct, kw_only=True, tag_field="object", tag="list"):
     """A page of items."""
 
-    object: Literal["list"]
     data: list[Object]
     first_id: str | None
     last_id: str | None
@@ -281,13 +125,6 @@ class InputTokens(Struct, kw_only=True):
     input_tokens: int
 
 
-class ConversationItem(Struct, kw_only=True):
-    """An item; what else it has depends on its type."""
-
-    id: str
-    type: str
-
-
 class Compaction(Struct, kw_only=True):
     """A conversation made short: an item that stands for it as input."""
 
@@ -298,18 +135,28 @@ class Compaction(Struct, kw_only=True):
     usage: Usage
 
 
-class Conversation(Struct, kw_only=True):
-    """A conversation."""
+class SessionCompacted(Struct, kw_only=True):
+    """What a compaction came to; the counts of tokens are missing where there was nothing to make shorter."""
 
-    id: str
-    object: Literal["conversation"]
-    created_at: float
-    metadata: dict[str, str]
+    object: Literal["hermes.session.compaction"]
+    session_id: str
+    run_id: str
+    compacted: bool
+    messages_archived: int
+    tokens_before: int | None
+    tokens_after: int | None
+    usage: Object
 
 
-class ConversationDeleted(Struct, kw_only=True):
-    """A conversation that is gone."""
+class SessionTurn(Struct, kw_only=True):
+    """A turn of a session, at its end."""
 
-    id: str
-    object: Literal["conversation.deleted"]
-    deleted: bool
+    object: Literal["hermes.session.chat.completion"]
+    session_id: str
+    run_id: str
+    message: Object
+    usage: Usage
+    completed: bool
+    partial: bool
+    interrupted: bool
+    hermes: Object | UnsetType = UNSET

@@ -52,14 +52,14 @@ def check_settings(settings: config.Settings) -> None:
     """Refuse settings with which there is nothing to serve, or nobody to tell who may come in."""
     enabled = settings.origin("api_server.enabled")
     if enabled.source != "default" and enabled.value is False:
-        own = enabled.source == "environment"
-        remedy = f"unset {enabled.where}" if own else "hermes config unset api_server.enabled"
+        in_environment = enabled.source == "environment"
+        remedy = f"unset {enabled.where}" if in_environment else "hermes config unset api_server.enabled"
         raise ConfigError("api_server.enabled is false: there is nothing to run.", where=enabled.where, hint=remedy)
     settings.require_valid(*config.REFUSED_WHEN_BAD)
     names: set[str] = set()
-    own = settings.get("api_server.key")
-    holders = {_digest(str(own)): "api_server.key"} if own else {}
-    for number, entry in enumerate(settings.get("api_server.keys"), start=1):
+    own = settings.api_server.key
+    holders = {_digest(own): "api_server.key"} if own else {}
+    for number, entry in enumerate(settings.api_server.keys, start=1):
         fault = _fault_of(entry, names, settings)
         if not fault:
             digest = entry.get("key_sha256") or _digest(entry.get("key") or settings.variable(entry["key_env"]) or "")
@@ -74,7 +74,7 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings) -> str:
+def _fault_of(entry: Mapping[str, Any], names: set[str], settings: config.Settings) -> str:
     name, scopes = entry.get("name"), entry.get("scopes", [])
     if not isinstance(name, str) or not _OWNER.fullmatch(name) or name == "default":
         return "the name must be 1 to 64 small letters, digits, '_' and '-', and not 'default'"
@@ -94,7 +94,7 @@ def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings)
     return _fault_of_bounds(name, entry)
 
 
-def _fault_of_bounds(name: str, entry: dict[str, Any]) -> str:
+def _fault_of_bounds(name: str, entry: Mapping[str, Any]) -> str:
     """A bound that is not understood would be none at all."""
     if unknown := [str(field) for field in entry if field not in ENTRY_FIELDS]:
         return f"{name!r} has the unknown field {unknown[0]!r}; there are {', '.join(ENTRY_FIELDS)}"
@@ -111,9 +111,9 @@ def _fault_of_bounds(name: str, entry: dict[str, Any]) -> str:
 
 def keys_of(settings: config.Settings) -> dict[str, str]:
     """Every key by the setting it is in; one of which only the hash is known is there without its text."""
-    own = settings.get("api_server.key")
+    own = settings.api_server.key
     found = {"api_server.key": str(own)} if own else {}
-    for entry in settings.get("api_server.keys"):
+    for entry in settings.api_server.keys:
         key = entry.get("key") or settings.variable(str(entry.get("key_env") or "")) or ""
         found[_place(entry)] = key
     return found
@@ -125,7 +125,7 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
     if not loopback and not keys:
         message = f"api_server.key is not set, and {host} can be reached from other machines."
         raise ConfigError(message, where="api_server.key", hint="hermes gateway key, or api_server.host 127.0.0.1")
-    if not keys and "*" in settings.get("api_server.cors_origins"):
+    if not keys and "*" in settings.api_server.cors_origins:
         message = "api_server.cors_origins allows every origin ('*'), and there is no key."
         hint = "hermes gateway key, or a list of the origins that may call"
         raise ConfigError(message, where="api_server.cors_origins", hint=hint)
@@ -138,7 +138,7 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
         if not loopback:
             raise ConfigError(f"{where} {fault}, and {host} can be reached from other machines.", hint=remedy)
         log.warning("%s %s. Try: %s", where, fault, remedy)
-    allowed = loopback or allow_local_exec or settings.get("terminal.allow_exposed_local")
+    allowed = loopback or allow_local_exec or settings.terminal.allow_exposed_local
     if sandbox_backend(settings, trying=not allowed) == "local" and not allowed:
         raise ConfigError(
             f"Commands would run without a sandbox, and {host} can be reached from other machines.",
@@ -158,7 +158,7 @@ def check_profiles(served: Mapping[str, config.Settings]) -> None:
 
 def _hashes_of(settings: config.Settings) -> dict[str, str]:
     """The keys of which only the hash is known, by the setting it is in."""
-    entries = [entry for entry in settings.get("api_server.keys") if entry.get("key_sha256")]
+    entries = [entry for entry in settings.api_server.keys if entry.get("key_sha256")]
     return {_place(entry): str(entry["key_sha256"]).lower() for entry in entries}
 
 

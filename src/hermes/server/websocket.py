@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from hermes.core.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
@@ -20,6 +21,7 @@ from hermes.server.render_responses import socket_frame
 from hermes.server.request_bodies import as_object, flag_of, parse
 from hermes.server.response_record import transcript
 from hermes.server.responses import run
+from hermes.server.routes import route
 from hermes.server.sse import ClientGone
 from hermes.store.base import StoreError
 
@@ -30,8 +32,18 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-async def connect(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    """GET /v1/responses"""
+@route(
+    "GET",
+    "/v1/responses",
+    "responses_websocket",
+    "Responses over a WebSocket",
+    scope="chat",
+    status=101,
+    faults=(426, 429),
+    features=("responses_websocket",),
+    begins_turns=True,
+)
+async def responses_websocket(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     if request.headers.get("Upgrade", "").lower() != "websocket":
         message = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
         raise ApiError(426, message, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
@@ -211,4 +223,6 @@ class _Connection:
         error.redact(self._adapter.redact)
         self._adapter.metrics.refused(error.status, error.code)
         with contextlib.suppress(ConnectionError, RuntimeError):
-            await self._socket.send_json({"type": "error", "status": error.status, **error.body()})
+            await self._socket.send_json(
+                {"type": "error", "status": error.status, **msgspec.to_builtins(error.envelope())}
+            )

@@ -124,8 +124,8 @@ class Workers:
             message = "Several workers need a database on disk, and storage.url names none."
             raise ConfigError(message, where="storage.url", hint="api_server.workers 1")
         locks = [lock, *(stack.enter_context(hold(its.home)) for its in profiles_of(self.home, settings).values())]
-        host = settings.get("api_server.host") if self._host is None else self._host
-        addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
+        host = settings.api_server.host if self._host is None else self._host
+        addresses = resolved(host, settings.api_server.port if self._port is None else self._port)
         # A shared port could be another server's, so whether it is free is found out without sharing.
         taken = bind(self.home, host, addresses)
         port = taken[0].getsockname()[1]
@@ -267,7 +267,7 @@ class Workers:
         try:
             await stop.wait()
             self._stopping.set()
-            seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
+            seconds = config.reload_if_changed(settings)[0].api_server.drain_seconds
             log.info("draining for up to %g s", seconds)
             self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
             for child in self._children.values():

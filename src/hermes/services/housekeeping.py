@@ -37,10 +37,10 @@ def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_
 
 
 def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
-    get = settings.get
-    days = {"": float(get("api_server.runs.max_age_days")), "job": _OWN_DAYS, "cli": _OWN_DAYS}
-    days["response"] = float(get("api_server.responses.max_age_days"))
-    done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, get("api_server.runs.max_stored"))
+    server = settings.api_server
+    days = {"": server.runs.max_age_days, "job": _OWN_DAYS, "cli": _OWN_DAYS}
+    days["response"] = server.responses.max_age_days
+    done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, server.runs.max_stored)
     done["idempotency"] = store.idempotency.sweep()
     done["leases"] = store.leases.release_gone()
     done["responses"] = store.responses.sweep() if _has_responses(store) else 0
@@ -58,7 +58,7 @@ def _has_responses(store: Store) -> bool:
 
 def _prune_stateless(store: Store, settings: Settings) -> int:
     """Sessions of API calls that named none. One that holds a stored response stays as long as that."""
-    days = settings.get("sessions.api_retention_days")
+    days = settings.sessions.api_retention_days
     if not days:
         return 0
     before = time.time() - days * 86_400
@@ -74,11 +74,11 @@ def _prune_stateless(store: Store, settings: Settings) -> int:
 
 def _prune(store: Store, settings: Settings) -> int:
     """Sessions that ended long ago, where that is wanted."""
-    if not settings.get("sessions.auto_prune"):
+    if not settings.sessions.auto_prune:
         return 0
     last = float(store.sessions.get_meta("pruned_at") or 0)
-    if time.time() - last < settings.get("sessions.min_interval_hours") * 3600:
+    if time.time() - last < settings.sessions.min_interval_hours * 3600:
         return 0
-    gone = store.sessions.prune_sessions(older_than_days=settings.get("sessions.retention_days"))
+    gone = store.sessions.prune_sessions(older_than_days=settings.sessions.retention_days)
     store.sessions.set_meta("pruned_at", repr(time.time()))
     return len(gone)

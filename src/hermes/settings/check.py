@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
+
+import msgspec
 
 from hermes.settings.files import Document
 from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
@@ -14,7 +16,6 @@ from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at,
 Severity = Literal["warn", "error"]
 MASK = "***"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_FIELD = re.compile(
     r"(?:.*[_-])?(?:keys?|tokens?|secrets?|passwords?|passwd|credentials?|authorization)|apikey", re.IGNORECASE
 )
@@ -59,74 +60,33 @@ class UnknownVariable(Exception):
 # ---- types and ranges
 
 
-def _int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
+def _int(value: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError
-    return int(value)
+    return int(value) if isinstance(value, float | str) else value
 
 
-def _float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _float(value: Any) -> Any:
+    number = float(value) if isinstance(value, str) else value
+    if isinstance(number, float) and not math.isfinite(number):
         raise ValueError
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return int(number) if number.is_integer() else number
+    return number
 
 
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool | int | str):
-        raise ValueError
-    try:
-        return _WORDS[str(value).strip().lower()]
-    except KeyError:
-        raise ValueError from None
+def _bool(value: Any) -> bool | None:
+    return _WORDS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
 
 
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
+def _list(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _variable(value: Any) -> str:
-    if not _VARIABLE.fullmatch(_str(value)):
-        raise ValueError
-    return _str(value)
-
-
-def _list(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list | tuple):
-        raise ValueError
-    return [_str(item) for item in value]
-
-
-def _items(value: Any) -> list[Any]:
-    if not isinstance(value, str | list | tuple):
-        raise ValueError
-    return _list(value) if isinstance(value, str) else list(value)
-
-
-def _maps(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError
-    return value
-
-
-_CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "int": (_int, "a whole number"),
-    "float": (_float, "a number"),
-    "bool": (_bool, "true or false"),
-    "str": (_str, "text, in quotes where it looks like a number or a word of YAML"),
-    "variable": (_variable, "the name of an environment variable"),
-    "list": (_list, "a list of texts"),
-    "items": (_items, "a list"),
-    "maps": (_maps, "a list of mappings"),
-    "any": (lambda value: value, "any value"),
+_READ: Mapping[Any, Callable[[Any], Any]] = {
+    int: _int,
+    float: _float,
+    bool: _bool,
+    Sequence[str]: _list,
+    Sequence[Any]: _list,
 }
 
 
@@ -138,43 +98,28 @@ def coerce(key: Key, value: Any) -> Any:
         for choice in key.choices:
             if word.lower() == choice.lower():
                 return choice
-        if key.kind == "enum":
+        if key.base is None:
             raise ValueError
+    read = _READ.get(key.base)
     try:
-        fitting = _CHECKS[key.kind][0](value)
-    except OverflowError:
+        fitting = msgspec.convert(read(value) if read else value, key.type)
+    except (msgspec.ValidationError, OverflowError):
         raise ValueError from None
-    below = key.low is not None and fitting < key.low
-    if below or (key.high is not None and fitting > key.high):
-        raise ValueError
-    return fitting
-
-
-def expected(key: Key) -> str:
-    """What would fit, in words."""
-    message = ", ".join(choice or '""' for choice in key.choices)
-    if key.kind == "enum":
-        return f"one of {message}"
-    text = _CHECKS[key.kind][1]
-    if key.high is not None and key.high < 2**53:
-        text += f" from {key.low:.15g} to {key.high:.15g}"
-    elif key.low is not None:
-        text += f" of at least {key.low:.15g}"
-    return f"{text}, or {message}" if message else text
+    return int(fitting) if isinstance(fitting, float) and fitting.is_integer() else fitting
 
 
 def misfit(name: str, key: Key, value: Any) -> str:
     """The sentence about a value that does not fit."""
-    return f"{name} must be {expected(key)}, not {_described(key, value)}."
+    return f"{name} must be {key.expected}, not {_described(key, value)}."
 
 
 def _described(key: Key, value: Any) -> str:
-    if key.secret or key.kind == "variable":
+    if key.mark.secret or key.mark.names_variable:
         return "what is there"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
-        return "this list" if key.kind in ("list", "items", "maps") else "a list"
+        return "this list" if get_origin(key.base) is Sequence else "a list"
     text = repr(masked(key, value)) if isinstance(value, str) else str(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"
 
@@ -193,7 +138,7 @@ def remedy(name: str, key: Key) -> str:
 
 def masked(key: Key, value: Any) -> Any:
     """The value as it may be shown."""
-    if key.secret and value:
+    if key.mark.secret and value:
         return [MASK] * len(value) if isinstance(value, list) else MASK
     return _mask_inside(value)
 
@@ -292,7 +237,7 @@ class Survey:
         name = ".".join(written)
         if isinstance(known, Key):
             # An empty value is a setting that was left open, unless null means something to it.
-            value = known.null if value is None else value
+            value = known.mark.null if value is None else value
             if value is not None:
                 self.found.append(Entry(known, path, written, value, line))
         elif known is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
+
+import msgspec
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home
@@ -25,7 +28,8 @@ from hermes.settings.check import (
     substitute,
 )
 from hermes.settings.files import Document, EnvFile, read_bytes, read_env, read_yaml
-from hermes.settings.keys import ANY, KEYS, REFUSED_WHEN_BAD, Key, KeyPath, Tree, at, canonical, find, nearest
+from hermes.settings.keys import KEYS, REFUSED_WHEN_BAD, Key, KeyPath, at, build, canonical, find, nearest
+from hermes.settings.schema import Root
 from hermes.settings.write import BadValue, UnknownKey, Written, set_value, unset_value
 
 __all__ = [
@@ -46,7 +50,6 @@ __all__ = [
 
 Source = Literal["flag", "environment", ".env", "file", "default"]
 Stamp = tuple[tuple[int, int, int] | None, ...]
-T = TypeVar("T")
 _SECRET_CHARS_MIN = 8
 _SERVER_PREFIX = "API_SERVER_"
 
@@ -61,7 +64,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Origins:
+class Inputs:
     """What the settings were made from, so that they can be made again."""
 
     flags: Mapping[str, Any]
@@ -70,38 +73,18 @@ class _Origins:
     safe_mode: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Settings:
-    """All settings of one home. Values handed out are copies: nothing can change what others see."""
+class Settings(Root, frozen=True, eq=False, kw_only=True):
+    """All settings of one home, section by section: `settings.agent.max_turns`. They never change: a file that does
+    gives others."""
 
     home: Home
     problems: tuple[Problem, ...]
-    _values: Mapping[KeyPath, Value]
-    _origins: _Origins
-    _stamp: Stamp
-    _known: dict[str, Value] = field(default_factory=dict)
+    origins: Mapping[KeyPath, Value]
+    inputs: Inputs
+    stamp: Stamp
 
     def __repr__(self) -> str:
-        return f"Settings({self.home.profile}, {len(self._values)} values, {len(self.problems)} problems)"
-
-    @overload
-    def get(self, name: str) -> Any: ...
-    @overload
-    def get(self, name: str, kind: type[T]) -> T: ...
-    def get(self, name: str, kind: type[T] | None = None) -> Any:
-        """The value of a setting; with `kind`, one that is surely of that type. A section's name gives a mapping."""
-        known = self._known.get(name)
-        if known is None:
-            section = find(name) is None and isinstance(at(tuple(name.split("."))), dict)
-            known = self._known[name] = Value(self.section(name)) if section else self.origin(name)
-        value = known.value
-        if type(value) in (dict, list):
-            value = _copied(value)
-        if kind is float and isinstance(value, int):
-            return float(value)
-        if kind is not None and not isinstance(value, kind):
-            raise TypeError(f"{name} is no {kind.__name__}")
-        return value
+        return f"Settings({self.home.profile}, {len(self.origins)} values, {len(self.problems)} problems)"
 
     def origin(self, name: str) -> Value:
         """The value of a setting together with its source. Raises UnknownKey."""
@@ -109,40 +92,20 @@ class Settings:
         if found is None:
             raise UnknownKey(name, nearest(tuple(name.split("."))))
         key, path = found
-        return self._values.get(path) or Value(key.default)
+        return self.origins.get(path) or Value(key.default)
 
     def source(self, name: str) -> Source:
         return self.origin(name).source
 
-    def section(self, name: str | KeyPath = ()) -> dict[str, Any]:
-        """All settings below a name as a mapping, defaults included; without a name, everything."""
-        path = name if isinstance(name, tuple) else tuple(name.split("."))
-        known = self._known.get(f"[{'.'.join(path)}]")
-        if known is None:
-            below = at(path)
-            if not isinstance(below, dict):
-                raise UnknownKey(".".join(path), nearest(path))
-            known = self._known[f"[{'.'.join(path)}]"] = Value(self._section(below, path))
-        return _copied(known.value)  # type: ignore[no-any-return]
-
-    def _section(self, below: Tree, path: KeyPath) -> dict[str, Any]:
-        known = {name: node for name, node in below.items() if name != ANY}
-        if ANY in below:
-            free = dict.fromkeys(p[len(path)] for p in self._values if p[: len(path)] == path and len(p) > len(path))
-            known |= {name: below[ANY] for name in free if name not in known}
-        found: dict[str, Any] = {}
-        for name, node in known.items():
-            here = (*path, name)
-            if isinstance(node, Key):
-                found[name] = _copied((self._values.get(here) or Value(node.default)).value)
-            else:
-                found[name] = self._section(node, here)
-        return found
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as nested mappings that are the caller's own."""
+        fields = {name: getattr(self, name) for name in Root.__struct_fields__}
+        return msgspec.to_builtins(fields, builtin_types=(bytes, datetime.date))  # type: ignore[no-any-return]
 
     def items(self) -> Iterator[tuple[str, Key, Value]]:
         """Every setting with its value, in the order of the table; free names only where they are used."""
         order = {key.name: i for i, key in enumerate(KEYS)}
-        found = [(at(path), path, value) for path, value in self._values.items()]
+        found = [(at(path), path, value) for path, value in self.origins.items()]
         known = [(key, path, value) for key, path, value in found if isinstance(key, Key)]
         for key, path, value in sorted(known, key=lambda item: (order[item[0].name], item[1])):
             yield ".".join(path), key, value
@@ -155,19 +118,19 @@ class Settings:
 
     def variable(self, name: str) -> str | None:
         """An environment variable: of the process as it is now, else of .env."""
-        return self._origins.environ.get(name, self._origins.env_file.values.get(name))
+        return self.inputs.environ.get(name, self.inputs.env_file.values.get(name))
 
     def secret_values(self) -> frozenset[str]:
         """What must never be shown, from 8 characters on: everything in .env, and of the settings, the environment and
         the files named auth all that is called a secret."""
-        found = {*self._origins.env_file.values.values(), *secrets_inside(dict(self._origins.environ))}
+        found = {*self.inputs.env_file.values.values(), *secrets_inside(dict(self.inputs.environ))}
         for path in self.home.path.glob("auth*.json"):
             with contextlib.suppress(ConfigError, ValueError):
                 found.update(secrets_inside(json.loads(read_bytes(path))))
         for name, key, value in self.items():
-            of_free_name = {name.rpartition(".")[2]: value.value} if key.kind == "any" else value.value
-            found.update(secrets_inside(of_free_name, key.secret))
-            if key.kind == "variable" and value.value:
+            of_free_name = {name.rpartition(".")[2]: value.value} if key.base is Any else value.value
+            found.update(secrets_inside(of_free_name, key.mark.secret))
+            if key.mark.names_variable and value.value:
                 found.add(self.variable(value.value) or "")
         return frozenset(text for text in found if len(text) >= _SECRET_CHARS_MIN)
 
@@ -200,14 +163,27 @@ def load(
     env_file = read_env(home.env_file)
     document = Document(home.config_file.name) if safe_mode else read_yaml(home.config_file)
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    origins = _Origins(given, os.environ if environ is None else environ, env_file, safe_mode)
-    loader = _Loader(home, origins)
+    inputs = Inputs(given, os.environ if environ is None else environ, env_file, safe_mode)
+    loader = _Loader(home, inputs)
     loader.from_file(document)
     loader.from_env_file()
     loader.from_environment()
     loader.from_flags()
     loader.follow()
-    return Settings(home, tuple(loader.problems), loader.values, origins, stamp)
+    fields = build(_nested(loader.values))
+    return Settings(
+        home=home, problems=tuple(loader.problems), origins=loader.values, inputs=inputs, stamp=stamp, **fields
+    )
+
+
+def _nested(values: Mapping[KeyPath, Value]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value.value
+    return tree
 
 
 def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
@@ -216,26 +192,19 @@ def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
     A file that cannot be read, or that has got an error, changes nothing: the last good settings stay.
     """
     stamp = _stamp(settings.home)
-    if stamp == settings._stamp:
+    if stamp == settings.stamp:
         return settings, None
-    kept = replace(settings, _stamp=stamp)
-    origins = settings._origins
+    unchanged = msgspec.structs.replace(settings, stamp=stamp)
+    inputs = settings.inputs
     try:
-        fresh = load(settings.home, origins.flags, origins.environ, safe_mode=origins.safe_mode)
+        fresh = load(settings.home, inputs.flags, inputs.environ, safe_mode=inputs.safe_mode)
     except ConfigError as error:
-        return kept, f"The settings stay as they were. {error}"
+        return unchanged, f"The settings stay as they were. {error}"
     known = {problem.key for problem in settings.errors}
     for problem in fresh.errors:
         if problem.key not in known:
-            return kept, f"The settings stay as they were. {problem}"
+            return unchanged, f"The settings stay as they were. {problem}"
     return fresh, None
-
-
-def _copied(value: Any) -> Any:
-    """The value, to be changed by whoever asked for it."""
-    if type(value) is dict:
-        return {name: _copied(inner) for name, inner in value.items()}
-    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 def _stamp(home: Home) -> Stamp:
@@ -259,9 +228,9 @@ def _file_stamp(path: str) -> tuple[int, int, int] | None:
 class _Loader:
     """Lays the sources over the defaults, the weakest first."""
 
-    def __init__(self, home: Home, origins: _Origins) -> None:
+    def __init__(self, home: Home, inputs: Inputs) -> None:
         self._home = home
-        self._origins = origins
+        self._inputs = inputs
         self.problems: list[Problem] = []
         self.values = {key.path: self._default(key) for key in KEYS if not key.is_pattern}
 
@@ -270,7 +239,7 @@ class _Loader:
         return Value(default.replace("<home>", str(self._home.path)) if isinstance(default, str) else default)
 
     def _variable(self, name: str) -> str | None:
-        return self._origins.environ.get(name, self._origins.env_file.values.get(name))
+        return self._inputs.environ.get(name, self._inputs.env_file.values.get(name))
 
     def _put(self, key: Key, path: KeyPath, raw: Any, source: Source, place: Problem) -> None:
         """`place` is the problem to report, but for its sentence, should the value not fit."""
@@ -304,7 +273,7 @@ class _Loader:
         self.problems.sort(key=lambda problem: problem.line or 0)
 
     def from_env_file(self) -> None:
-        env_file, name = self._origins.env_file, self._home.env_file.name
+        env_file, name = self._inputs.env_file, self._home.env_file.name
         for line in env_file.bad_lines:
             message = "this line is not NAME=value and is left out."
             self.problems.append(
@@ -314,7 +283,7 @@ class _Loader:
         self._from_variables(env_file.values, ".env", places, "hermes config env-path")
 
     def from_environment(self) -> None:
-        self._from_variables(self._origins.environ, "environment", {}, "")
+        self._from_variables(self._inputs.environ, "environment", {}, "")
 
     def _from_variables(
         self, variables: Mapping[str, str], source: Source, places: Mapping[str, str], hint: str
@@ -338,7 +307,7 @@ class _Loader:
         self.problems.append(Problem("warn", variable, None, f"{variable} sets nothing.{advice}", near, where))
 
     def from_flags(self) -> None:
-        for name, value in self._origins.flags.items():
+        for name, value in self._inputs.flags.items():
             found = find(name)
             if found is None:
                 raise UnknownKey(name, nearest(canonical(tuple(name.split(".")))))
@@ -348,6 +317,6 @@ class _Loader:
     def follow(self) -> None:
         """Give settings that were left open the value of the one they follow."""
         for key in KEYS:
-            if key.follows and self.values[key.path].source == "default":
-                path = tuple(key.follows.split("."))
+            if key.mark.follows and self.values[key.path].source == "default":
+                path = tuple(key.mark.follows.split("."))
                 self.values[key.path] = self.values.get(path, self.values[key.path])

@@ -6,10 +6,10 @@ import copy
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, locked, write_private
@@ -70,7 +70,7 @@ def set_value(
     setting, path = _find(key)
     name = ".".join(path)
     fitting = _checked(setting, name, value, home, os.environ if environ is None else environ)
-    if setting.secret and not fitting:
+    if setting.mark.secret and not fitting:
         raise BadValue(f"{name} cannot be empty.", hint=f"hermes config unset {name}")
     log.info("the setting %s is changed by %r", name, by)
     with locked(home.path):
@@ -117,7 +117,7 @@ def without_secrets(data: bytes) -> bytes:
         file.change(strange, _GONE)
     for entry in survey.found:
         if holds_secret(entry.key, entry.raw):
-            cleaned = _GONE if entry.key.kind in ("str", "list") else without_secret_fields(entry.raw)
+            cleaned = _GONE if _is_text(entry.key) else without_secret_fields(entry.raw)
             file.change(entry.written, cleaned)
     lines = file.text.splitlines(keepends=True)
     return "".join(line for line in lines if not _SECRET_COMMENT.match(line)).encode()
@@ -145,8 +145,13 @@ def _checked(key: Key, name: str, value: Any, home: Home, environ: Mapping[str, 
     return fitting if whole == value else value
 
 
+def _is_text(key: Key) -> bool:
+    """Whether the value is a text, or a list of texts."""
+    return key.base in (str, Sequence[str]) and not key.mark.names_variable
+
+
 def _one_line(key: Key, name: str, secret: Any) -> str:
-    if key.kind not in ("str", "list"):
+    if not _is_text(key):
         message = f"{name} would hold a secret: name its variable instead, as key_env or ${{NAME}}."
         raise BadValue(message, hint="hermes config env-path")
     text = ",".join(secret) if isinstance(secret, list) else str(secret)
@@ -157,8 +162,8 @@ def _one_line(key: Key, name: str, secret: Any) -> str:
 
 def _parsed(key: Key, name: str, text: str) -> Any:
     """A text from a command line, as YAML where the setting takes more than a text."""
-    looks_nested = key.kind in ("list", "items") and text.lstrip().startswith("[")
-    if not looks_nested and key.kind not in ("any", "maps"):
+    looks_nested = get_origin(key.base) is Sequence and text.lstrip().startswith("[")
+    if not looks_nested and key.base not in (Any, Sequence[Mapping[str, Any]]):
         return text
     import yaml
 

@@ -138,7 +138,7 @@ def Async(store: Any) -> Any:
 
 def address(home: Home, settings: Settings) -> str:
     """The address of the store that the settings name."""
-    return str(settings.get("storage.url")).replace("<home>", str(home.path))
+    return settings.storage.url.replace("<home>", str(home.path))
 
 
 def store_at(url: str, *, read_threads: int = 4) -> Store:

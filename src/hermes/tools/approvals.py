@@ -123,7 +123,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(kept, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_covered(found, ctx.settings.get("command_allowlist")) for found in pieces),
+        allowed=all(_covered(found, ctx.settings.command_allowlist) for found in pieces),
         cwd=cwd,
     )
     await _settle(ctx, matter)
@@ -263,7 +263,7 @@ def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
     if not sandbox.isolated or sandbox.place.network:
         return True
     is_granted = any(key.startswith(HOST_KEY) for key in ctx.world.desk.granted)
-    has_hosts = is_granted or bool(ctx.settings.get("terminal.allowed_hosts")) or can_be_approved(ctx)
+    has_hosts = is_granted or bool(ctx.settings.terminal.allowed_hosts) or can_be_approved(ctx)
     return has_hosts and sandbox.name in PROXIED
 
 
@@ -324,7 +324,7 @@ def _reason(rules: Iterable[str]) -> str:
 
 async def _refuse_never(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
     """What no mode, flag or grant allows."""
-    denied = any(_mentions(text, pattern) for pattern in ctx.settings.get("approvals.deny") for text in texts)
+    denied = any(_mentions(text, pattern) for pattern in ctx.settings.approvals.deny for text in texts)
     rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
     if rules:
         reason = f"This is never done: {'; '.join(_WHY[rule] for rule in rules)}."
@@ -381,7 +381,7 @@ def _covered(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
 def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
     """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
     try:
-        known = load(ctx.home).get(setting)
+        known = load(ctx.home).origin(setting).value
         set_value(ctx.home, setting, list(dict.fromkeys([*known, *patterns])), by=by)
     except (HermesError, OSError) as error:
         log.warning("%s could not be written: %s", setting, error)
@@ -396,7 +396,7 @@ async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str]
     action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
-        async with asyncio.timeout(ctx.settings.get("auxiliary.approval.timeout")):
+        async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):
             got = await ctx.world.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
     except TimeoutError:
         return None

@@ -17,7 +17,7 @@ from hermes.runs import schedule as schedules
 from hermes.runs.jobs import route_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 from hermes.tools import approvals, toolsets
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
@@ -137,7 +137,7 @@ class _Jobs:
         ctx, spec = self._ctx, self._ctx.world.spec
         if len(await self.all()) >= JOBS_MAX:
             raise ToolError(f"There are {JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed.")
-        job = made(args, time.time(), ctx.settings.get("timezone"), ctx.secrets)
+        job = made(args, time.time(), ctx.settings.timezone, ctx.secrets)
         job |= {"owner": ctx.owner, "session_key": ctx.session_key}
         job |= _ceilings(ctx, {})
         job["origin"] = {"source": spec.source, "session_id": ctx.session_id}
@@ -199,7 +199,7 @@ def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
     """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
     spec = ctx.world.spec
     if spec.disabled_toolsets:
-        every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
+        every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings)}
         spec = spec.within(frozenset(every - spec.disabled_toolsets), None)
     known = {name: None if job.get(name) is None else frozenset(job[name]) for name in _CEILINGS}
     found = {name: narrowed(getattr(spec, name), names) for name, names in known.items()}
@@ -211,7 +211,7 @@ async def _check_place(ctx: ToolContext, args: Args) -> None:
     if args.get("script") and "terminal" not in ctx.tools:
         hint = "Leave `script` out and say in the prompt what is to be done."
         raise ToolError("`script` needs the tool terminal, which this turn does not have.", "invalid_arguments", hint)
-    known = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
+    known = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings)}
     if unknown := sorted(set(args.get("enabled_toolsets") or ()) - known):
         hint = f"There are: {', '.join(sorted(known))}."
         raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
@@ -230,7 +230,7 @@ async def _check_place(ctx: ToolContext, args: Args) -> None:
 
 
 def _available(settings: Any) -> str | None:
-    return None if settings.get("cron.enabled") else "jobs are turned off (cron.enabled)"
+    return None if settings.cron.enabled else "jobs are turned off (cron.enabled)"
 
 
 _TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 200}, "maxItems": 64}

@@ -98,7 +98,7 @@ class Child:
             allowed_models=spec.allowed_models,
             approvals=spec.approvals,
             answerable=spec.answerable,
-            max_iterations=ctx.settings.get("delegation.max_iterations"),
+            max_iterations=ctx.settings.delegation.max_iterations,
             on_detach=spec.on_detach,
             persist=spec.persist,
             compress=spec.compress,
@@ -165,7 +165,7 @@ class Child:
             steps = data.get("steps") or 0
             await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
             self._ctx.world.spend({**usage, "calls": steps})
-        most = self._ctx.settings.get("delegation.max_summary_chars")
+        most = self._ctx.settings.delegation.max_summary_chars
         if len(text) > most:
             note = f"\n[… cut: {len(text)} characters in all]"
             text = text[: most - len(note)] + note
@@ -212,7 +212,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     ids = {child.run_id for child in children}
     events = await ctx.world.engine.durable(ctx.run_id)
     told = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
-    slots = asyncio.Semaphore(ctx.settings.get("delegation.max_concurrent_children"))
+    slots = asyncio.Semaphore(ctx.settings.delegation.max_concurrent_children)
     works = [asyncio.create_task(child.work(slots, told)) for child in children]
     try:
         await asyncio.wait(works)

@@ -65,9 +65,9 @@ class HostGrants:
         """Whether nobody has to be asked, now or in a later call."""
         if self._settings is None:
             return False
-        if self._settings.get("terminal.network", bool) or _key(host) in self._granted:
+        if self._settings.terminal.network or _key(host) in self._granted:
             return True
-        return f".{host}".endswith(tuple(map(domain, self._settings.get("terminal.allowed_hosts", list))))
+        return f".{host}".endswith(tuple(map(domain, self._settings.terminal.allowed_hosts)))
 
     @asynccontextmanager
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:

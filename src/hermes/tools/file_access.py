@@ -224,14 +224,14 @@ class Lines:
 def room(ctx: ToolContext) -> int:
     """How many characters of files an answer has room for; a longer one would be spilled."""
     share = int(ctx.world.window_tokens * BYTES_PER_TOKEN * READ_WINDOW_SHARE)
-    return min(ctx.settings.get("file_read_max_chars", int), max(SPILLED_CHARS_MIN, share))
+    return min(ctx.settings.file_read_max_chars, max(SPILLED_CHARS_MIN, share))
 
 
 class Shower:
     """Lines as the model sees them: without secrets, and never too long."""
 
     def __init__(self, ctx: ToolContext) -> None:
-        self._secrets, self._all = ctx.secrets, ctx.settings.get("security.redact_secrets")
+        self._secrets, self._all = ctx.secrets, ctx.settings.security.redact_secrets
 
     def hides_nothing(self, lines: bytes) -> bool:
         """Whether there is no secret in lines, and so none in any of them."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
+    from hermes.settings.schema import McpServer
     from hermes.tools.mcp_link import Client
 
 log = logging.getLogger(__name__)
@@ -93,17 +94,17 @@ class Servers:
 
     def begin(self, settings: Settings) -> None:
         """Connect those that are not to wait until they are wanted."""
-        for name, wanted in settings.section("mcp_servers").items():
-            if wanted["enabled"] and wanted["connect"] == "eager":
+        for name, wanted in settings.mcp_servers.items():
+            if wanted.enabled and wanted.connect == "eager":
                 self._server(name, settings)
 
     def _server(self, name: str, settings: Settings) -> Server | None:
         """The server, as it is configured now: another configuration is another connection."""
-        wanted = settings.section("mcp_servers").get(name)
+        wanted = settings.mcp_servers.get(name)
         known = self._servers.get(name)
         if known is not None and known.wanted != wanted:
             self._retire(name)
-        if wanted is None or not wanted["enabled"]:
+        if wanted is None or not wanted.enabled:
             return None
         if name not in self._servers:
             self._servers[name] = Server(name, wanted, settings, self)
@@ -141,7 +142,7 @@ class Servers:
         """
         wanted = (self._server(name.removeprefix(PREFIX), settings) for name in sorted(sets) if name.startswith(PREFIX))
         servers = [server for server in wanted if server is not None]
-        until = settings.get("mcp_discovery_timeout", float)
+        until = settings.mcp_discovery_timeout
         if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
         found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
@@ -193,8 +194,8 @@ def _told(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str,
 class Server:
     """One server: its connection, as it comes and goes, and the tools that it has."""
 
-    def __init__(self, name: str, wanted: Mapping[str, Any], settings: Settings, servers: Servers) -> None:
-        self.name, self.wanted = name, dict(wanted)
+    def __init__(self, name: str, wanted: McpServer, settings: Settings, servers: Servers) -> None:
+        self.name, self.wanted = name, wanted
         self.state: State = "connecting"
         self.error = ""
         self.tools: dict[str, ToolDef] = {}
@@ -247,10 +248,10 @@ class Server:
     async def _connect(self) -> None:
         """Connect, and stay so until the server is lost."""
         link = await self._servers.blocking(_link)
-        if self.wanted["sandbox"] and self.wanted["command"]:
+        if self.wanted.sandbox and self.wanted.command:
             await self._servers.blocking(bubblewrap.probe)
         self._lost = False
-        async with asyncio.timeout(self.wanted["timeout"]) as limit:
+        async with asyncio.timeout(self.wanted.timeout) as limit:
             async with link.connected(self._streams(link), self._news.set, self._leave) as client:
                 self._client = client
                 await self._take(await link.tools(client))
@@ -280,34 +281,34 @@ class Server:
         self._news.set()
 
     def _streams(self, link: Any) -> Any:
-        command, url = self.wanted["command"], self.wanted["url"]
+        command, url = self.wanted.command or "", self.wanted.url
         if bool(command) == bool(url):
             raise ValueError("Its settings need either `command` or `url`.")
         if url:
             servers = self._servers
             guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
-            return link.over_http(url, self.wanted["headers"], guard, self._note)
+            return link.over_http(url, self.wanted.headers, guard, self._note)
         env = child_env(self._settings, "local", self._settings.home.path, os.environ)
         sandbox = None
-        if self.wanted["sandbox"]:
+        if self.wanted.sandbox:
             sandbox = self._sandbox(command)
             env |= {"HOME": str(sandbox.place.private), "TMPDIR": "/tmp"}  # noqa: S108
-        return link.over_pipes([command, *self.wanted["args"]], {**env, **self.wanted["env"]}, self._note, sandbox)
+        return link.over_pipes([command, *self.wanted.args], {**env, **self.wanted.env}, self._note, sandbox)
 
     def _sandbox(self, command: str) -> Bubblewrap:
         """A sandbox of its own. It sees the program, and what its arguments name, read-only; and public hosts."""
         if bubblewrap.probe():
             raise ValueError(f"{bubblewrap.INSTALL_HINT} Without a sandbox: mcp_servers.{self.name}.sandbox: false.")
-        get, home, servers = self._settings.get, self._settings.home, self._servers
+        terminal, home, servers = self._settings.terminal, self._settings.home, self._servers
         private = home.sandbox / f"mcp-{folder_name(self.name)}" / "home"
         place = Place(
             home,
             private,
             private,
-            ro=(*map(_expanded, get("terminal.sandbox_ro")), *_seen_by(command, self.wanted["args"])),
-            rw=tuple(map(_expanded, get("terminal.sandbox_rw"))),
-            memory_mb=get("terminal.container_memory", int),
-            cpus=get("terminal.container_cpu", float),
+            ro=(*map(_expanded, terminal.sandbox_ro), *_seen_by(command, self.wanted.args)),
+            rw=tuple(map(_expanded, terminal.sandbox_rw)),
+            memory_mb=terminal.container_memory,
+            cpus=terminal.container_cpu,
         )
         made = Bubblewrap(place)
         guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
@@ -324,7 +325,7 @@ class Server:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, TimeoutError):
-            return f"It gave no answer within {self.wanted['timeout']:g} s."
+            return f"It gave no answer within {self.wanted.timeout:g} s."
         text = self._servers.secrets().redact(str(error))
         if text in ("", "Connection closed", "Server returned an error response"):
             text = f"It has ended, or refuses. {self._said}"
@@ -332,7 +333,7 @@ class Server:
 
     async def _take(self, listing: list[dict[str, Any]]) -> None:
         """Make tools of what the server lists."""
-        chosen, taken = self.wanted["tools"], self._servers.taken
+        chosen, taken = self.wanted.tools, self._servers.taken
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
         made: list[ToolDef] = []
@@ -351,9 +352,9 @@ class Server:
             run=run,
             effect=names.effect(tool.hints),
             scope=lambda _: frozenset({f"mcp:{self.name}"}),
-            timeout_s=self.wanted["timeout"],
+            timeout_s=self.wanted.timeout,
             foreign=True,
-            prepare=partial(self._ask, tool.name) if names.needs_leave(self.wanted["approval"], tool.hints) else None,
+            prepare=partial(self._ask, tool.name) if names.needs_leave(self.wanted.approval, tool.hints) else None,
         )
 
     # ---- calls

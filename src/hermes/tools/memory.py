@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Target = Literal["memory", "user"]
 FILES: dict[Target, tuple[str, str, str]] = {
-    "memory": ("MEMORY.md", "memory.memory_char_limit", "memory.memory_enabled"),
-    "user": ("USER.md", "memory.user_char_limit", "memory.user_profile_enabled"),
+    "memory": ("MEMORY.md", "memory_char_limit", "memory_enabled"),
+    "user": ("USER.md", "user_char_limit", "user_profile_enabled"),
 }
 SEPARATOR = "\n§\n"
 _OLD_TEXT = "Copy a piece of the entry that stands in no other one."
@@ -76,7 +76,7 @@ def memory_dir(home: Home, owner: str, session_key: str | None) -> Path:
 def memory_file(home: Home, settings: Settings, target: Target, owner: str, session_key: str | None) -> MemoryFile:
     """The file of a target in a scope."""
     name, limit_key, _ = FILES[target]
-    return MemoryFile(memory_dir(home, owner, session_key) / name, settings.get(limit_key))
+    return MemoryFile(memory_dir(home, owner, session_key) / name, getattr(settings.memory, limit_key))
 
 
 def apply(entries: list[str], operations: list[dict[str, Any]], file: MemoryFile, secrets: Secrets) -> list[str]:
@@ -138,7 +138,7 @@ def _operations(args: Args) -> list[dict[str, Any]]:
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if operations := _operations(args):
-        wanted = ctx.settings.get("memory.write_approval")
+        wanted = ctx.settings.memory.write_approval
         subject = "\n".join(map(_told, operations))
         await approvals.write(ctx, "memory", subject, wanted=wanted, reason="Memory writes are to be approved.")
     return Prepared()
@@ -194,7 +194,7 @@ TOOL = ToolDef(
     prepare=_prepare,
     effect=lambda args: "read" if args.get("action", "list") == "list" and not args.get("operations") else "effect",
     scope=lambda _: frozenset({"memory"}),
-    available=lambda settings: None if settings.get("memory.memory_enabled") else "memory is turned off",
+    available=lambda settings: None if settings.memory.memory_enabled else "memory is turned off",
     preview=lambda args: (
         f"{args.get('action', 'list')} {args['target']}: {args.get('content') or args.get('old_text') or ''}"
     ),

@@ -149,7 +149,7 @@ class Registry:
 
 def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
     """By value and by pattern, or by value only where the settings want no more."""
-    return secrets.redact if settings.get("security.redact_secrets") else secrets.mask
+    return secrets.redact if settings.security.redact_secrets else secrets.mask
 
 
 def render(answer: Mapping[str, Any]) -> str:

@@ -198,7 +198,7 @@ def _may_read(
     settings: Settings, hosts: set[str], granted: set[str], named_hosts: Callable[[], frozenset[str]], host: str
 ) -> bool:
     """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
-    if not settings.get("web.ask_hosts") or host in hosts or f"host {host}" in granted:
+    if not settings.web.ask_hosts or host in hosts or f"host {host}" in granted:
         return True
-    allowed = tuple(map(domain, settings.get("web.allowed_hosts", list)))
+    allowed = tuple(map(domain, settings.web.allowed_hosts))
     return f".{host}".endswith(allowed) or names(host, named_hosts())

@@ -39,7 +39,7 @@ def find_skills(settings: Settings, owner: str = "default", session_key: str | N
     """A scope's own skills, the shared ones of the home, and those of the folders that the settings add; the first of a
     name counts."""
     shared = settings.home.skills
-    external = (Path(folder).expanduser() for folder in settings.get("skills.external_dirs"))
+    external = (Path(folder).expanduser() for folder in settings.skills.external_dirs)
     found: dict[str, Skill] = {}
     for root in dict.fromkeys((skills_root(settings.home, owner, session_key), shared, *external)):
         for path in sorted((*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}"))):

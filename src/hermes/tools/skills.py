@@ -123,7 +123,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     from hermes.tools.approvals import write
 
     subject = await ctx.blocking(partial(_told, ctx, args, change))
-    wanted = ctx.settings.get("skills.write_approval")
+    wanted = ctx.settings.skills.write_approval
     await write(ctx, "skill", subject, wanted=wanted, reason="Changes of skills are to be approved.")
     return Prepared()
 

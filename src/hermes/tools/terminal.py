@@ -95,10 +95,10 @@ def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     command, background = args["command"], args.get("background", False)
-    most = ctx.settings.get("terminal.max_timeout", float)
+    most = ctx.settings.terminal.max_timeout
     seconds: float | None = args.get("timeout")
     if seconds is None and not background:
-        seconds = min(most, ctx.settings.get("terminal.timeout", float))
+        seconds = min(most, ctx.settings.terminal.timeout)
     if seconds is not None and seconds > most and not background:
         raise ToolError(f"A command may take {most:g} s.", "invalid_arguments", _IN_BACKGROUND)
     if await ctx.blocking(partial(detaches, command)):
@@ -165,7 +165,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
-            chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
+            chars_max = min(ctx.settings.tool_output.max_bytes, room_of(ctx))
             captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
             code = await followed(process, captured)
         ctx.foreign = ctx.foreign or call.connected
@@ -199,7 +199,7 @@ def _network_hint(sandbox: Sandbox, command: str) -> str:
 
 def room_of(ctx: ToolContext) -> int:
     """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
-    return room(ctx.settings.get("tool_output.max_chars"), ctx.world.window_tokens) * 3 // 4
+    return room(ctx.settings.tool_output.max_chars, ctx.world.window_tokens) * 3 // 4
 
 
 async def begun(starting: Awaitable[Process]) -> tuple[Process, bool]:

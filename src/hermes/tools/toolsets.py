@@ -7,6 +7,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import msgspec
+
+from hermes.settings.schema import Root
 from hermes.tools.registry import Registry, ToolDef
 
 # toolset: surfaces for which it is on unless the configuration says otherwise; empty means all
@@ -34,16 +37,21 @@ def builtin() -> Registry:
     return Registry(found)
 
 
-def _get_platform_tools(config: Mapping[str, Any], platform: str) -> set[str]:
+def enabled_toolsets(settings: Root, platform: str) -> set[str]:
     """The toolsets of a surface, before any policy of a run."""
-    chosen = (config.get("platform_toolsets") or {}).get(platform)
+    chosen = settings.platform_toolsets.get(platform)
     if chosen is None:
         chosen = [name for name, surfaces in DEFAULTS.items() if not surfaces or platform in surfaces]
-        chosen += of_servers(config.get("mcp_servers") or {})
-    disabled = (config.get("agent") or {}).get("disabled_toolsets") or []
-    return set(chosen) - set(disabled)
+        chosen += of_servers(settings)
+    return set(chosen) - set(settings.agent.disabled_toolsets)
 
 
-def of_servers(servers: Mapping[str, Any]) -> list[str]:
+def _get_platform_tools(config: Mapping[str, Any], platform: str) -> set[str]:
+    """The same for settings that are given as mappings."""
+    sections = {name: config.get(name) or {} for name in ("platform_toolsets", "agent", "mcp_servers")}
+    return enabled_toolsets(msgspec.convert(sections, Root), platform)
+
+
+def of_servers(settings: Root) -> list[str]:
     """The toolsets of the MCP servers that are configured and not turned off."""
-    return [f"mcp:{name}" for name, server in servers.items() if (server or {}).get("enabled", True)]
+    return [f"mcp:{name}" for name, server in settings.mcp_servers.items() if server.enabled]

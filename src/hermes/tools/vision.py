@@ -164,7 +164,7 @@ TOOL = ToolDef(
     effect="read",
     scope=lambda _: SCOPE,
     timeout_s=IMAGE_S_MAX,
-    available=lambda settings: None if settings.get("auxiliary.vision.enabled") else "auxiliary.vision is turned off",
+    available=lambda settings: None if settings.auxiliary.vision.enabled else "auxiliary.vision is turned off",
     preview=lambda args: f"{args['image_url'][:100]}: {args['question']}",
     foreign=True,
 )

@@ -86,7 +86,7 @@ BACKENDS = {
 
 def backend_of(settings: Settings) -> str | None:
     """The backend that the settings choose, or the first that there is a variable for."""
-    chosen = settings.get("web.search_backend")
+    chosen = settings.web.search_backend
     wanted = [chosen] if chosen else BACKENDS
     return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
 
@@ -94,7 +94,7 @@ def backend_of(settings: Settings) -> str | None:
 def _available(settings: Settings) -> str | None:
     if backend_of(settings) is not None:
         return None
-    chosen = settings.get("web.search_backend")
+    chosen = settings.web.search_backend
     missing = [BACKENDS[name].variable for name in ([chosen] if chosen else BACKENDS)]
     return f"no search backend is configured: set {' or '.join(missing)}"
 
@@ -189,7 +189,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
 
 
 async def _extract(ctx: ToolContext, args: Args) -> Answer:
-    limit = args.get("char_limit") or min(ctx.settings.get("web.extract_char_limit"), EXTRACTED_CHARS_MAX)
+    limit = args.get("char_limit") or min(ctx.settings.web.extract_char_limit, EXTRACTED_CHARS_MAX)
     return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
 
 

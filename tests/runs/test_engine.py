@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent.conftest import MakeHouse
+from agent.house import QUIET, House, Json, nothing_left, sent, tool
 from hermes.app import App
 from hermes.core.spec import Control, RunSpec
 from hermes.runs import leases as leases_module
@@ -16,9 +18,6 @@ from hermes.runs.engine import Refused
 from hermes.settings import config
 from hermes.store.base import StoreError
 from support.model_server import Call, ModelServer, Reply, Request
-
-from .conftest import MakeHouse
-from .house import QUIET, House, Json, nothing_left, sent, tool
 
 SESSION = "the-session"
 

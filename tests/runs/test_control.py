@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from agent.conftest import MakeHouse
+from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, sent, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools import round as tool_round
 from support.model_server import Call, ModelServer, Protocol, Reply
-
-from .conftest import MakeHouse
-from .house import PROTOCOLS, House, Json, Ran, Running, nothing_left, sent, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 

@@ -13,7 +13,7 @@ from hermes.agent.assembler import Assembler, TextDelta
 from hermes.agent.inline import InlineMarkup
 from hermes.core.limits import LEAKED_CALL_CHARS_MAX, LEAKED_CALL_HEAD_CHARS_MAX
 from hermes.core.stream_parts import Finish, Text, ToolDelta
-from pure.cutting import all_cuts, any_cut, cut
+from support.cutting import all_cuts, any_cut, cut
 
 Calls = list[tuple[str, Any]]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agent.house import House, check_laws, reading, sent, tool
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
 from hermes.core.spec import Control
@@ -25,8 +26,6 @@ from hermes.store.base import Partial, Row
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext
 from support.model_server import Call, ModelServer, Reply
-
-from .house import House, check_laws, reading, sent, tool
 
 SESSION = "the-session"
 MESSAGE = "msg_000000000000000000000001"

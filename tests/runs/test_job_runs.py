@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from agent.conftest import MakeHouse
+from agent.house import House, Ran, sent
 from hermes.agent.content import own_words
 from hermes.core.spec import Control
 from hermes.core.text import text_of
 from hermes.runs.jobs import spec_of
 from support.model_server import ModelServer, Reply
 
-from .conftest import MakeHouse
-from .house import House, Ran, sent
 from .test_scheduler import NOW, Plan
 
 FREE = {"terminal": {"backend": "local"}, "approvals": {"mode": "off"}}

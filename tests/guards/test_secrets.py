@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes.guards.secrets import MARK, Secrets, redact_tree
-from pure.cutting import all_cuts, any_cut, cuts
+from support.cutting import all_cuts, any_cut, cuts
 
 NOTHING_KNOWN = Secrets()
 # A tail of a delta that long may be the beginning of a secret and is held back.

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 import hermes
+from agent.house import KEY, House, nothing_left, product_tasks, tool
 from hermes.guards.secrets import Secrets
 from hermes.providers.base import Credential
 from hermes.tools import memory
 from support.model_server import Call, ModelServer, Reply
-
-from .house import KEY, House, nothing_left, product_tasks, tool
 
 ROOT = Path(hermes.__file__).parent
 PURE = [

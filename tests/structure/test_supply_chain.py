@@ -17,7 +17,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
 LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "otel")
 

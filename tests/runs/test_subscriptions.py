@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from agent.conftest import MakeHouse
+from agent.house import LIVE_ONLY, PROTOCOLS, House, Json, check_laws, rebuilt, tool
 from hermes.core.events import VOLATILE, Event, fold
 from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.journal import JournalReader
 from hermes.tools import clarify
 from support.model_server import Call, ModelServer, Protocol, Reply
-
-from .conftest import MakeHouse
-from .house import LIVE_ONLY, PROTOCOLS, House, Json, check_laws, rebuilt, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 STORY = [f"word {n}, " for n in range(40)]

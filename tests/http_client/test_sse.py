@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hermes.http_client import sse
 from hermes.http_client.exchange import StreamBroken
 from hermes.http_client.sse import SseDecoder
-from pure.cutting import all_cuts, any_cut
+from support.cutting import all_cuts, any_cut
 
 Events = list[tuple[str, bytes]]
 

@@ -19,7 +19,7 @@ from hermes.providers.base import WireRequest
 from hermes.providers.chunk_reader import LOOKS_MAX, ChunkTemplate
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
-from pure.cutting import any_cut
+from support.cutting import any_cut
 
 PROVIDER = provider_for("chat_completions")
 assert PROVIDER.texts is not None

@@ -9,14 +9,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from agent.conftest import MakeHouse
+from agent.house import House
 from hermes.core.spec import Control
 from hermes.guards.secrets import Secrets
 from hermes.runs.scheduler import Scheduler
 from hermes.tools.cronjob import made
 from support.model_server import ModelServer, Reply
-
-from .conftest import MakeHouse
-from .house import House
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2027, 1, 1, 8, 0, tzinfo=BERLIN).timestamp()

@@ -32,7 +32,7 @@ from hermes.core.stream_parts import (
     ToolDelta,
     Usage,
 )
-from pure.cutting import all_cuts, any_cut, cuts
+from support.cutting import all_cuts, any_cut, cuts
 
 # Numbers of the contract, not of the code.
 HELD_CHARS_MAX = 24

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.house import FINAL, House, Json, nothing_left, sent, tool
 from hermes.agent.step import ModelStep
 from hermes.core.spec import Control
 from hermes.runs import leases as leases_module
@@ -19,8 +20,6 @@ from hermes.store.base import OpenedSession, StoreError
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
-
-from .house import FINAL, House, Json, nothing_left, sent, tool
 
 SESSION = "the-session"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.house import FINAL, House, Json, check_laws, nothing_left
 from hermes.bus.memory import MemoryBus
 from hermes.core.spec import Control, RunSpec
 from hermes.guards.secrets import Secrets
@@ -18,8 +19,6 @@ from hermes.runs.log import RunLog
 from hermes.store.base import OpenedSession, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply
-
-from .house import FINAL, House, Json, check_laws, nothing_left
 
 SESSION = "the-session"
 

@@ -36,7 +36,7 @@ from hermes.http_client.exchange import (
     TlsFailed,
     TransportError,
 )
-from pure.cutting import any_cut, cut
+from support.cutting import any_cut, cut
 from support.gateway import until
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,10 @@ def load(home: Home, yaml: str = "", env: str = "", environ: dict[str, str] | No
     home.config_file.write_text(yaml)
     home.env_file.write_text(env)
     return config.load(home, {name.replace("__", "."): value for name, value in flags.items()}, environ or {})
+
+
+def reached(settings: Settings, name: str) -> Any:
+    return operator.attrgetter("model.default" if name == "model" else name)(settings)
 
 
 def only(settings: Settings) -> Problem:
@@ -85,17 +91,17 @@ def test_every_default_fits_its_own_setting(key: Any, home: Home) -> None:
 def test_a_home_without_files_has_the_defaults(tmp_path: Path, name: str, value: Any) -> None:
     home = Home(tmp_path / "none")
     settings = config.load(home, environ={})
-    assert (settings.get(name), settings.problems, home.path.exists()) == (value, (), False)
+    assert (reached(settings, name), settings.problems, home.path.exists()) == (value, (), False)
 
 
 def test_the_store_is_by_default_in_the_home(home: Home) -> None:
-    assert config.load(home, environ={}).get("storage.url") == f"sqlite:///{home.path}/state.db"
+    assert config.load(home, environ={}).storage.url == f"sqlite:///{home.path}/state.db"
 
 
 def test_an_open_setting_follows_the_one_it_is_taken_from(home: Home) -> None:
     settings = load(home, "approvals: {timeout: 5}\nplatform_toolsets: {api_server: [web]}")
-    assert settings.get("api_server.approval_timeout_seconds") == 5
-    assert settings.get("api_server.toolsets") == ["web"]
+    assert settings.api_server.approval_timeout_seconds == 5
+    assert settings.api_server.toolsets == ["web"]
 
 
 # ---- precedence
@@ -121,7 +127,7 @@ def test_flags_beat_the_environment_beats_env_file_beats_config_beats_default(
         {"API_SERVER_PORT": "2"} if "environment" in sources else {},
         **({"api_server__port": 1} if "flag" in sources else {}),
     )
-    assert (settings.get("api_server.port"), settings.source("api_server.port")) == (value, source)
+    assert (settings.api_server.port, settings.source("api_server.port")) == (value, source)
 
 
 def test_an_origin_names_the_line_or_the_variable(home: Home) -> None:
@@ -139,7 +145,7 @@ def test_an_origin_names_the_line_or_the_variable(home: Home) -> None:
 
 def test_an_empty_variable_is_one_that_is_not_set(home: Home) -> None:
     settings = load(home, "", "API_SERVER_KEY=abc", {"API_SERVER_KEY": "", "API_SERVER_PORT": ""})
-    assert (settings.get("api_server.key"), settings.get("api_server.port")) == ("abc", 8642)
+    assert (settings.api_server.key, settings.api_server.port) == ("abc", 8642)
 
 
 def test_the_env_file_is_never_put_into_the_environment(home: Home) -> None:
@@ -153,52 +159,52 @@ def test_a_variable_of_the_process_beats_the_env_file(home: Home) -> None:
 
 
 def test_a_flag_that_was_not_given_says_nothing(home: Home) -> None:
-    assert load(home, "model: a", model=None).get("model") == "a"
+    assert load(home, "model: a", model=None).model.default == "a"
 
 
 def test_safe_mode_leaves_the_file_out_even_if_it_is_broken(home: Home) -> None:
     home.config_file.write_text("a: [")
     home.env_file.write_text("API_SERVER_PORT=9")
-    assert config.load(home, environ={}, safe_mode=True).get("api_server.port") == 9
+    assert config.load(home, environ={}, safe_mode=True).api_server.port == 9
 
 
 def test_lists_in_variables_are_separated_by_commas_and_trimmed(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_CORS_ORIGINS": "http://a:1, http://b:2,"})
-    assert settings.get("api_server.cors_origins") == ["http://a:1", "http://b:2"]
+    assert settings.api_server.cors_origins == ["http://a:1", "http://b:2"]
 
 
 def test_every_scalar_of_the_server_has_a_variable(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_RESPONSES_MAX_STORED": "5", "API_SERVER_METRICS_PUBLIC": "yes"})
-    assert settings.get("api_server.responses.max_stored") == 5
-    assert settings.get("api_server.metrics_public") is True
+    assert settings.api_server.responses.max_stored == 5
+    assert settings.api_server.metrics_public is True
 
 
 # ---- shapes
 
 
 def test_the_model_may_be_a_name(home: Home) -> None:
-    assert load(home, "model: gpt").section("model")["default"] == "gpt"
+    assert load(home, "model: gpt").model.default == "gpt"
 
 
 def test_the_model_may_be_a_mapping(home: Home) -> None:
     settings = load(home, "model: {default: gpt, provider: openai}")
-    assert (settings.get("model"), settings.get("model.provider")) == ("gpt", "openai")
+    assert (settings.model.default, settings.model.provider) == ("gpt", "openai")
 
 
 def test_a_bare_off_is_the_word(home: Home) -> None:
     settings = load(home, "approvals: {mode: off}\napi_server: {tool_progress: off}")
-    assert (settings.get("approvals.mode"), settings.get("api_server.tool_progress")) == ("off", "off")
+    assert (settings.approvals.mode, settings.api_server.tool_progress) == ("off", "off")
 
 
 def test_free_names_may_hold_dots(home: Home) -> None:
     settings = load(home, "agent: {reasoning_overrides: {gpt-5.5: high}}\nproviders: {api.x.com: {base_url: u}}")
-    assert settings.get("agent.reasoning_overrides") == {"gpt-5.5": "high"}
-    assert settings.get("providers.api.x.com.base_url") == "u"
+    assert settings.agent.reasoning_overrides == {"gpt-5.5": "high"}
+    assert settings.providers["api.x.com"].base_url == "u"
 
 
 def test_a_used_free_name_has_all_its_settings(home: Home) -> None:
-    server = load(home, "mcp_servers: {files: {command: x}}").get("mcp_servers")["files"]
-    assert (server["command"], server["timeout"], server["approval"]) == ("x", 60, "destructive")
+    server = load(home, "mcp_servers: {files: {command: x}}").mcp_servers["files"]
+    assert (server.command, server.timeout, server.approval) == ("x", 60, "destructive")
 
 
 def test_a_section_that_is_left_empty_says_nothing(home: Home) -> None:
@@ -208,28 +214,26 @@ def test_a_section_that_is_left_empty_says_nothing(home: Home) -> None:
 def test_anchors_and_merges_are_read(home: Home) -> None:
     text = "providers:\n  a: &a {base_url: u, api_mode: local}\n  b:\n    <<: *a\n    base_url: v\n"
     settings = load(home, text)
-    assert settings.section("providers.b") | {} == settings.section("providers.a") | {"base_url": "v"}
+    assert settings.providers["b"] == msgspec.structs.replace(settings.providers["a"], base_url="v")
     assert settings.problems == ()
 
 
 def test_what_is_handed_out_cannot_change_the_settings(home: Home) -> None:
     settings = load(home)
-    settings.get("terminal.workspaces").append("/")
-    settings.section("terminal")["workspaces"].append("/")
-    assert settings.get("terminal.workspaces") == []
+    settings.as_dict()["terminal"]["workspaces"].append("/")
+    assert settings.terminal.workspaces == []
 
 
-def test_get_with_a_type_gives_that_type(home: Home) -> None:
-    settings = load(home)
-    assert settings.get("agent.max_turns", int) == 90
-    assert isinstance(settings.get("approvals.timeout", float), float)
-    with pytest.raises(TypeError):
-        settings.get("agent.max_turns", str)
+def test_a_section_cannot_be_changed_and_does_not_show_its_values(home: Home) -> None:
+    settings = load(home, f"model: {{api_key: {SECRET}}}")
+    with pytest.raises(AttributeError):
+        settings.model.api_key = "other"  # type: ignore[misc]
+    assert (settings.model.api_key, SECRET in repr(settings.model)) == (SECRET, False)
 
 
-def test_get_of_an_unknown_name_names_the_nearest(home: Home) -> None:
+def test_the_origin_of_an_unknown_name_names_the_nearest(home: Home) -> None:
     with pytest.raises(config.UnknownKey, match=r"Did you mean agent\.max_turns\?"):
-        load(home).get("agent.max_turn")
+        load(home).origin("agent.max_turn")
 
 
 # ---- spellings of api_server
@@ -246,14 +250,14 @@ SPELLINGS = [
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_works(home: Home, spelling: str) -> None:
     settings = load(home, spelling % 77)
-    assert (settings.get("api_server.port"), settings.problems) == (77, ())
+    assert (settings.api_server.port, settings.problems) == (77, ())
 
 
 @pytest.mark.parametrize("weaker", SPELLINGS[1:])
 def test_the_first_spelling_wins_and_a_differing_second_is_a_warning(home: Home, weaker: str) -> None:
     settings = load(home, f"{weaker % 2}\n{SPELLINGS[0] % 1}")
     problem = only(settings)
-    assert (settings.get("api_server.port"), problem.severity, problem.line) == (1, "warn", 1)
+    assert (settings.api_server.port, problem.severity, problem.line) == (1, "warn", 1)
     assert problem.message.endswith("is not used: api_server.port (line 2) comes first.")
 
 
@@ -271,12 +275,12 @@ def test_a_secret_in_two_spellings_is_not_shown(home: Home) -> None:
 
 def test_references_are_replaced_from_the_process_then_the_env_file(home: Home) -> None:
     settings = load(home, "network: {proxy: 'http://${A}:${B}/'}", "A=file\nB=file", {"A": "process"})
-    assert settings.get("network.proxy") == "http://process:file/"
+    assert settings.network.proxy == "http://process:file/"
 
 
 def test_references_work_inside_lists_and_for_numbers(home: Home) -> None:
     settings = load(home, "terminal: {workspaces: ['${A}/x']}\nagent: {max_turns: '${N}'}", "A=/a\nN=7")
-    assert (settings.get("terminal.workspaces"), settings.get("agent.max_turns")) == (["/a/x"], 7)
+    assert (settings.terminal.workspaces, settings.agent.max_turns) == (["/a/x"], 7)
 
 
 def test_an_unknown_reference_is_an_error_that_names_the_setting(home: Home) -> None:
@@ -284,7 +288,7 @@ def test_an_unknown_reference_is_an_error_that_names_the_setting(home: Home) -> 
     problem = only(settings)
     assert (problem.severity, problem.key, problem.line) == ("error", "network.proxy", 2)
     assert "NOPE" in problem.message
-    assert settings.get("network.proxy") == ""
+    assert settings.network.proxy == ""
 
 
 def test_a_referenced_secret_is_not_shown_when_it_does_not_fit(home: Home) -> None:
@@ -320,7 +324,7 @@ def test_a_value_that_does_not_fit_is_an_error_and_the_default_is_used(
 ) -> None:
     settings = load(home, yaml)
     problem = only(settings)
-    assert (problem.severity, problem.key, problem.line, settings.get(name)) == ("error", name, 1, value)
+    assert (problem.severity, problem.key, problem.line, reached(settings, name)) == ("error", name, 1, value)
     assert words in problem.message
 
 
@@ -339,12 +343,12 @@ def test_a_value_that_does_not_fit_is_an_error_and_the_default_is_used(
 )
 def test_a_value_in_another_guise_is_taken_for_what_it_is(home: Home, yaml: str, name: str, value: Any) -> None:
     settings = load(home, yaml)
-    assert (settings.get(name), settings.problems) == (value, ())
+    assert (settings.origin(name).value, settings.problems) == (value, ())
 
 
 def test_a_bad_variable_is_an_error_and_the_default_is_used(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_PORT": "not-a-port"})
-    assert (settings.get("api_server.port"), only(settings).where) == (8642, "API_SERVER_PORT")
+    assert (settings.api_server.port, only(settings).where) == (8642, "API_SERVER_PORT")
 
 
 def test_the_sentence_says_where_what_and_what_to_try(home: Home) -> None:
@@ -399,7 +403,7 @@ def test_an_unknown_variable_of_the_server_is_a_warning(home: Home) -> None:
 
 def test_a_name_that_is_there_twice_is_a_warning_with_its_line(home: Home) -> None:
     settings = load(home, "timezone: UTC\nagent:\n  max_turns: 1\n  max_turns: 2\n")
-    assert (only(settings).key, only(settings).line, settings.get("agent.max_turns")) == ("agent.max_turns", 4, 2)
+    assert (only(settings).key, only(settings).line, settings.agent.max_turns) == ("agent.max_turns", 4, 2)
 
 
 def test_a_section_that_is_no_mapping_is_an_error(home: Home) -> None:
@@ -585,19 +589,19 @@ def test_a_changed_file_is_read_again(home: Home) -> None:
     settings = load(home, "timezone: UTC", agent__max_turns=3)
     changed(home, "timezone: CET")
     fresh, notice = config.reload_if_changed(settings)
-    assert (fresh.get("timezone"), fresh.get("agent.max_turns"), notice) == ("CET", 3, None)
+    assert (fresh.timezone, fresh.agent.max_turns, notice) == ("CET", 3, None)
 
 
 def test_a_changed_env_file_is_read_again(home: Home) -> None:
     settings = load(home, "", "API_SERVER_PORT=1")
     home.env_file.write_text("API_SERVER_PORT=22")
-    assert config.reload_if_changed(settings)[0].get("api_server.port") == 22
+    assert config.reload_if_changed(settings)[0].api_server.port == 22
 
 
 def test_a_file_that_goes_away_leaves_the_defaults(home: Home) -> None:
     settings = load(home, "timezone: UTC")
     home.config_file.unlink()
-    assert config.reload_if_changed(settings)[0].get("timezone") == ""
+    assert config.reload_if_changed(settings)[0].timezone == ""
 
 
 @pytest.mark.parametrize("yaml", ["approvals: [", "approvals: {deny: {a: b}}"], ids=["unreadable", "wrong type"])
@@ -605,7 +609,7 @@ def test_a_broken_file_keeps_the_last_good_settings_and_says_so_once(home: Home,
     settings = load(home, "approvals: {deny: [rm]}")
     changed(home, yaml)
     kept, notice = config.reload_if_changed(settings)
-    assert kept.get("approvals.deny") == ["rm"]
+    assert kept.approvals.deny == ["rm"]
     assert notice is not None
     assert notice.startswith("The settings stay as they were. config.yaml line ")
     assert config.reload_if_changed(kept) == (kept, None)
@@ -614,7 +618,7 @@ def test_a_broken_file_keeps_the_last_good_settings_and_says_so_once(home: Home,
 def test_an_error_that_was_there_before_does_not_stop_other_changes(home: Home) -> None:
     settings = load(home, "agent: {max_turns: many}")
     changed(home, "agent: {max_turns: many}\ntimezone: CET")
-    assert config.reload_if_changed(settings)[0].get("timezone") == "CET"
+    assert config.reload_if_changed(settings)[0].timezone == "CET"
 
 
 def test_a_file_that_was_put_right_is_taken_again(home: Home) -> None:
@@ -622,7 +626,7 @@ def test_a_file_that_was_put_right_is_taken_again(home: Home) -> None:
     changed(home, "timezone: [")
     broken, _ = config.reload_if_changed(settings)
     changed(home, "timezone: CET")
-    assert config.reload_if_changed(broken)[0].get("timezone") == "CET"
+    assert config.reload_if_changed(broken)[0].timezone == "CET"
 
 
 # ---- writing
@@ -683,12 +687,12 @@ def test_setting_a_value_keeps_all_comments_in_order_and_all_other_values(home: 
     config.set_value(home, name, value, {})
     after = config.load(home, environ={})
     assert comments(home.config_file.read_text()) == comments(COMMENTED)
-    assert after.get(name) == value
+    assert after.origin(name).value == value
     assert after.problems == ()
     found = find(name)
     assert found is not None
-    kept = {n: v.value for n, key, v in before.items() if not key.follows} | {".".join(found[1]): value}
-    assert {n: v.value for n, key, v in after.items() if not key.follows} == kept
+    kept = {n: v.value for n, key, v in before.items() if not key.mark.follows} | {".".join(found[1]): value}
+    assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == kept
 
 
 def test_setting_a_value_changes_its_own_line_only(home: Home) -> None:
@@ -717,7 +721,7 @@ def test_a_new_setting_stands_in_its_section_before_the_blank_line(home: Home) -
 def test_a_value_can_be_set_in_a_file_that_has_next_to_nothing(home: Home, text: str) -> None:
     load(home, text)
     config.set_value(home, "agent.max_turns", 7)
-    assert config.load(home, environ={}).get("agent.max_turns") == 7
+    assert config.load(home, environ={}).agent.max_turns == 7
 
 
 def test_a_first_value_makes_the_home_and_a_private_file(tmp_path: Path) -> None:
@@ -739,7 +743,7 @@ def test_a_value_is_written_where_its_spelling_stands(home: Home) -> None:
 def test_a_text_that_looks_like_something_else_stays_a_text(home: Home, text: str) -> None:
     config.set_value(home, "timezone", text)
     settings = config.load(home, environ={})
-    assert (settings.get("timezone"), settings.problems) == (text, ())
+    assert (settings.timezone, settings.problems) == (text, ())
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
@@ -749,7 +753,7 @@ def test_any_text_comes_back_as_it_was_set(text: str) -> None:
         if "${" in text or "://" in text:
             return
         config.set_value(home, "terminal.cwd", text, {})
-        assert config.load(home, environ={}).get("terminal.cwd") == text
+        assert config.load(home, environ={}).terminal.cwd == text
 
 
 @pytest.mark.parametrize(
@@ -768,7 +772,7 @@ def test_a_text_from_the_command_line_gets_the_type_of_its_setting(
     home: Home, name: str, given: str, value: Any
 ) -> None:
     config.set_value(home, name, given)
-    assert config.load(home, environ={}).get(name) == value
+    assert config.load(home, environ={}).origin(name).value == value
 
 
 @pytest.mark.parametrize(
@@ -821,13 +825,13 @@ def test_an_entry_that_only_refers_to_another_gets_lines_of_its_own(home: Home) 
     home.config_file.write_text("providers:\n  a: &a\n    base_url: u\n  b: *a   # like a\n")
     config.set_value(home, "providers.b.base_url", "v")
     settings = config.load(home, environ={})
-    assert (settings.get("providers.a.base_url"), settings.get("providers.b.base_url")) == ("u", "v")
+    assert (settings.providers["a"].base_url, settings.providers["b"].base_url) == ("u", "v")
 
 
 def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
     load(home, COMMENTED)
     program = (
-        "import sys; from pathlib import Path; from hermes import config; from hermes.core.home import Home\n"
+        "import sys; from pathlib import Path; from hermes.settings import config; from hermes.core.home import Home\n"
         "home, who = Home(Path(sys.argv[1])), sys.argv[2]\n"
         "for i in range(10):\n"
         "    config.set_value(home, f'platform_toolsets.{who}{i}', [who])\n"
@@ -837,8 +841,8 @@ def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
     assert [writer.wait() for writer in writers] == [0] * 4
     settings = config.load(home, environ={})
     names = {f"{who}{i}" for who in "abcd" for i in range(10)}
-    assert set(settings.get("platform_toolsets")) == names
-    assert {settings.get(f"providers.{name}.api_key") for name in names} == {f"secret-{name}" for name in names}
+    assert set(settings.platform_toolsets) == names
+    assert {settings.providers[name].api_key for name in names} == {f"secret-{name}" for name in names}
     assert comments(home.config_file.read_text()) == comments(COMMENTED)
 
 
@@ -867,7 +871,7 @@ def test_a_secret_goes_to_the_env_file_and_not_to_config(home: Home) -> None:
 def test_every_secret_comes_back_from_the_env_file(home: Home, name: str, value: Any, variable: str) -> None:
     assert config.set_value(home, name, value, {}).variable == variable
     settings = config.load(home, environ={})
-    assert (settings.get(name), settings.problems) == (value, ())
+    assert (settings.origin(name).value, settings.problems) == (value, ())
     assert not home.config_file.exists() or SECRET not in home.config_file.read_text()
 
 
@@ -880,7 +884,7 @@ def test_any_secret_comes_back_as_it_was_set(secret: str) -> None:
         config.set_value(home, "model.api_key", secret, {})
         config.set_value(home, "api_server.key", secret, {})
         settings = config.load(home, environ={})
-        assert (settings.get("model.api_key"), settings.get("api_server.key")) == (secret, secret)
+        assert (settings.model.api_key, settings.api_server.key) == (secret, secret)
 
 
 def test_the_other_lines_of_the_env_file_stay(home: Home) -> None:
@@ -905,7 +909,7 @@ def test_two_names_that_look_alike_in_capitals_keep_their_secrets_apart(home: Ho
     config.set_value(home, "providers.a-b.api_key", "first")
     config.set_value(home, "providers.a_b.api_key", "second")
     settings = config.load(home, environ={})
-    assert [settings.get(f"providers.{name}.api_key") for name in ("a-b", "a_b")] == ["first", "second"]
+    assert [settings.providers[name].api_key for name in ("a-b", "a_b")] == ["first", "second"]
 
 
 # ---- taking out

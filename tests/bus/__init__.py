@@ -1,0 +1,1 @@
+"""Events between processes."""

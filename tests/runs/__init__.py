@@ -1,0 +1,1 @@
+"""Runs: the engine, the log, control, jobs."""

@@ -1,0 +1,1 @@
+"""The source itself: layers, choke points, imports, aliases, dependencies."""
