@@ -21,6 +21,7 @@ from hermes.core.burst_cache import BurstCache
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, resolve
 from hermes.core.limits import BUSY_TURNS
+from hermes.core.result import Result
 from hermes.core.spec import RouteChoice, RunSpec
 from hermes.core.threads import Threads
 from hermes.guards.network import Network
@@ -30,7 +31,7 @@ from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
 from hermes.providers.routes import primary
-from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
+from hermes.runs.engine import EngineLimits, LiveRun, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.scheduler import Scheduler
@@ -84,15 +85,15 @@ class App:
             home=home,
             settings=self._current_settings,
             http=http,
-            carrier=lambda route, tell: self.local.telling(tell) if route.api_mode == "local" else http,
-            more_room=self.local.halve,
-            lists=ModelLists(home, http, files, self._in_background),
+            transport_for=lambda route, tell: self.local.telling(tell) if route.api_mode == "local" else http,
+            free_memory=self.local.halve,
+            model_lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
             threads=Threads(settings.agent.tool_threads),
             files=files,
             background=self._in_background,
             outside=outside,
-            lately=BurstCache(lambda: self.engine.active > BUSY_TURNS),
+            burst_cache=BurstCache(lambda: self.engine.active > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.agent.delta_window_ms / 1000
@@ -144,8 +145,7 @@ class App:
 
     @property
     def settings(self) -> config.Settings:
-        """The settings as they stand."""
-        return self.services.lately(config.reload_if_changed, self._reload)
+        return self.services.burst_cache(config.reload_if_changed, self._reload)
 
     @property
     def secrets(self) -> Secrets:
@@ -213,7 +213,6 @@ class App:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
-        """End runs, connections and threads."""
         self._guard = None
         if self._closed:
             return

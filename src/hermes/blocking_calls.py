@@ -273,7 +273,6 @@ class _Receiver:
 
 
 def plain(value: Any) -> Any:
-    """A vendor's object as plain data."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, dict):

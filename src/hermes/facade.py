@@ -20,11 +20,12 @@ from hermes.core.errors import HermesError
 from hermes.core.events import Event
 from hermes.core.home import Home
 from hermes.core.limits import QUEUE_EVENTS_MAX
+from hermes.core.result import Result
 from hermes.core.spec import Content, Control, RouteChoice, RunSpec
 from hermes.core.text import text_of
 from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
-from hermes.runs.engine import LiveRun, Result, RunEngine
+from hermes.runs.engine import LiveRun, RunEngine
 from hermes.store.engine import Engine
 from hermes.store.repository import Repository
 
@@ -344,12 +345,10 @@ class AIAgent(SingleCalls):
             close()
 
     def clear_interrupt(self) -> None:
-        """Forget that a stop was asked for."""
         self._interrupt_requested = False
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a stop was asked for."""
         return self._interrupt_requested
 
     def steer(self, text: str) -> bool:
@@ -362,14 +361,12 @@ class AIAgent(SingleCalls):
         self._send(Control("interrupt", {"message": message} if message else {}), turns)
 
     def _send(self, control: Control, turns: Sequence[_Turn] | None = None) -> bool:
-        """To these turns, or to all that are under way."""
         runs = [turn.run for turn in (tuple(self._turns) if turns is None else turns) if turn.run is not None]
         for engine, run_id, loop in runs:
             asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
         return bool(runs)
 
     def close(self) -> None:
-        """Let go of what this object holds."""
         client, self._anthropic_client = self._anthropic_client, None
         if client is not None and callable(close := getattr(client, "close", None)):
             close()

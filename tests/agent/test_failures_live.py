@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from hermes.agent import call, prompt
+from hermes.agent import prompt
+from hermes.core import limits
 from hermes.core.limits import REASONING_EXCERPT_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 from hermes.core.spec import RouteChoice
 from hermes.guards.secrets import Secrets
@@ -1002,7 +1003,7 @@ async def test_attempts_are_numbered(house: House, server: ModelServer) -> None:
 async def test_model_waiting_notice_every_thirty_seconds(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call, "MODEL_WAITING_S", 0.05)
+    monkeypatch.setattr(limits, "MODEL_WAITING_S", 0.05)
     server.script = [Reply(text="Done.", delay_s=0.18)]
     ran = await house.run(server)
     told = [notice["code"] for notice in ran.of("notice")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.core.failures import sentence
+from hermes.core.failures import KINDS
 from hermes.core.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
@@ -149,7 +149,7 @@ class Ending:
 
 
 def failed(kind: str) -> str:
-    return f"[The turn failed: {sentence(kind)}]"  # type: ignore[arg-type]
+    return f"[The turn failed: {KINDS[kind].sentence}]"  # type: ignore[index]
 
 
 STOPPED = "[Stopped by the user.]"

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hermes.agent.call import facts_of
 from hermes.agent.decisions import ENDS, Action, CallState, decide
 from hermes.core.failures import (
+    KINDS,
     FailureFacts,
     Kind,
     classify,
     explain,
     rejected_option,
-    sentence,
 )
 from hermes.http_client.exchange import ConnectFailed, RequestTimeout, StaleStream, StreamBroken, TlsFailed
 from hermes.providers.base import refusal_facts
@@ -767,7 +767,7 @@ def test_every_kind_has_code_and_sentence() -> None:
     assert set(CODES) | set(CUT) | {"stream_unsupported"} == set(get_args(Kind))
     assert told("stream_unsupported").code in ("provider_unavailable", "provider_rejected_request")
     for kind in get_args(Kind):
-        assert sentence(kind).endswith(".") and told(kind).message == sentence(kind)
+        assert KINDS[kind].sentence.endswith(".") and told(kind).message == KINDS[kind].sentence
 
 
 @pytest.mark.parametrize("kind", ["truncated_text", "truncated_tool"])
@@ -780,14 +780,14 @@ def test_missing_local_model_error_suggests_setup() -> None:
 
 
 def test_error_message_puts_own_sentence_before_provider_text() -> None:
-    assert told("overloaded", "Try later.").message == f"{sentence('overloaded')} Try later."
+    assert told("overloaded", "Try later.").message == f"{KINDS['overloaded'].sentence} Try later."
 
 
 @given(st.text(max_size=700) | st.text(alphabet="a\x00\x1b\x7f\x85\n\t ", max_size=700))
 def test_provider_text_in_error_is_short_and_printable(words: str) -> None:
     message = told("unknown", words).message
-    assert message.startswith(sentence("unknown"))
-    assert len(message) <= len(sentence("unknown")) + 1 + 500
+    assert message.startswith(KINDS["unknown"].sentence)
+    assert len(message) <= len(KINDS["unknown"].sentence) + 1 + 500
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in message)
 
 

@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes.agent import chunk_template, compress, content, leaked_calls, media_tags
+from hermes.agent import compress, content, leaked_calls, media_tags
 from hermes.agent.assembler import Assembler
-from hermes.agent.call import _decode, _runs
 from hermes.agent.inline import InlineMarkup
 from hermes.agent.media import MediaTagFilter
 from hermes.cli.markdown_lines import MarkdownLines
@@ -32,9 +31,10 @@ from hermes.guards import commands, exfiltration, injection, path_lists, read_on
 from hermes.guards.findings import Facts
 from hermes.guards.secrets import Secrets, redact_tree
 from hermes.guards.url_text import UrlRefused
+from hermes.http_client.exchange import StreamBroken
 from hermes.http_client.inflate import InflateError, Inflater
-from hermes.http_client.sse import SseDecoder
 from hermes.providers.base import Prompt, Route, ToolSchema, WireEvent, refusal_facts
+from hermes.providers.chunk_reader import ChunkReader
 from hermes.providers.registry import provider_for
 from hermes.runs import schedule
 from hermes.sandbox import git_config
@@ -214,12 +214,11 @@ texts(
 
 
 def decoded(pieces: Iterable[bytes]) -> None:
-    decoder, known = SseDecoder(), chunk_template.ChunkTemplate(provider_for("chat_completions").texts)  # type: ignore[arg-type]
+    reader = ChunkReader(provider_for("chat_completions"), joins=True)
     for piece in pieces:
-        for _, _, wires in _runs(decoder, known, piece):
-            for wire in wires:
-                with suppress(Exception):
-                    _decode(wire)
+        with suppress(StreamBroken):
+            for _ in reader.feed(piece):
+                pass
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -238,7 +237,7 @@ for name, made in {
     "chunks alike in one packet": lambda n: [CHUNK * n],
     "a byte at a time": lambda n: cut(CHUNK * (n // 20), 1),
 }.items():
-    case(f"a stream with {name}", "http_client.sse agent.chunk_template agent.call", made, decoded, large=60_000)  # type: ignore[arg-type]
+    case(f"a stream with {name}", "http_client.sse providers.chunk_reader", made, decoded, large=60_000)  # type: ignore[arg-type]
 
 
 def assembled(pieces: Iterable[str]) -> None:

@@ -33,23 +33,17 @@ from hermes.core.stream_parts import (
 
 @dataclass(slots=True)
 class TextDelta:
-    """Visible text to deliver."""
-
     text: str
 
 
 @dataclass(slots=True)
 class ReasoningDelta:
-    """Reasoning to deliver to whoever may see it."""
-
     text: str
     form: ReasoningForm = "raw"
 
 
 @dataclass(slots=True)
 class ToolDrafted:
-    """The model has begun to write a call."""
-
     index: int
     name: str
 
@@ -74,7 +68,6 @@ class Overlap:
         self._open = len(self._tail) >= OVERLAP_CHARS_MIN
 
     def feed(self, text: str) -> str:
-        """What of the continuation is known to be new."""
         if not self._open:
             return text
         self._held += text
@@ -83,7 +76,6 @@ class Overlap:
         return self.finish()
 
     def finish(self) -> str:
-        """The held text without its repetition."""
         held, self._held, self._open = self._held, "", False
         for size in range(min(len(held), len(self._tail)), OVERLAP_CHARS_MIN - 1, -1):
             if self._tail.endswith(held[:size]):
@@ -171,12 +163,10 @@ class Assembler:
 
     @property
     def drafting(self) -> tuple[str, ...]:
-        """Names of the calls begun."""
         return tuple(draft.name for draft in self._drafts if draft.name)
 
     @property
     def error(self) -> ServerError | None:
-        """The provider's error inside the stream, if there was one."""
         return self._error
 
     @property
@@ -186,11 +176,9 @@ class Assembler:
 
     @property
     def finished(self) -> bool:
-        """Whether the provider has said that the answer is whole."""
         return self._finish is not None and self._error is None
 
     def feed(self, part: Part) -> Sequence[Delta]:
-        """Take one part; the deltas it gives."""
         if type(part) is Text:
             return self.feed_text(part.text)
         if type(part) is Reasoning:
@@ -210,7 +198,6 @@ class Assembler:
         return _NOTHING
 
     def finish(self) -> Sequence[Delta]:
-        """The stream has ended: what was held back and is text after all."""
         out: list[Delta] = []
         for piece in self.inline.finish():
             self._emit(piece, out)
@@ -220,7 +207,6 @@ class Assembler:
         return out
 
     def message(self) -> Assembled:
-        """All that has come so far."""
         calls = self._calls()
         reason: FinishReason = self._finish or "unknown"
         if calls and reason in ("stop", "unknown") and self.finished:
@@ -247,7 +233,6 @@ class Assembler:
             self._opaque.append({"kind": part.kind, "data": part.data})
 
     def feed_text(self, text: str) -> Sequence[Delta]:
-        """Take a piece of text; the deltas it gives."""
         if text and self._lead is None and not self._again and self._overlap is None and self.inline.passes(text):
             self._text.append(text)
             if len(self._text) == _PIECES_MAX:  # many small ones take much more room than one

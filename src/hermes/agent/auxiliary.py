@@ -42,7 +42,7 @@ class Auxiliary:
         """Notes that stand for these messages, with what they cost."""
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
-        text = await self._turn.aside(lambda: compress.transcript(messages, room))
+        text = await self._turn.scan(lambda: compress.transcript(messages, room))
         request: list[Message] = [{"role": "user", "content": text}]
         wanted = (
             f"{compress.SUMMARY_REQUEST} Keep most of what is about: {topic}" if topic else compress.SUMMARY_REQUEST
@@ -56,7 +56,6 @@ class Auxiliary:
         return await self.ask("title_generation", system, [{"role": "user", "content": text}], 64)
 
     async def describe(self, image: Message) -> str:
-        """An image in words."""
         system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
         got = await self.ask("vision", system, [{"role": "user", "content": [image]}], 1024)
         if got is None:
@@ -92,7 +91,7 @@ class Auxiliary:
         credential = next(iter(route.credentials), None)
         stop = turn.live.controls.stop if not turn.live.log.state.ended else Stop()
         caller = Caller(stop, lambda _: None, lambda _: None)
-        dropped = turn.services.learnt.dropped(route)
+        dropped = turn.services.route_health.dropped(route)
         request = Prompt([system], messages, max_output=max_output, stream=turn.stream, dropped=dropped)
         for tried in range(AUXILIARY_TRIES_MAX):
             timeouts = Timeouts(seconds, seconds)
@@ -122,7 +121,6 @@ def names_session(turn: Turn) -> bool:
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    """What the user said first."""
     return next((text for m in messages if m["role"] == "user" and (text := text_of(m["content"])).strip()), "")
 
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
-from hermes.agent.chunk_template import ChunkTemplate
+from hermes.core import limits
 from hermes.core.failures import FailureFacts
-from hermes.core.limits import (
-    ANSWER_CHARS_MAX,
-    COMMENTS_STRETCH,
-    EVENT_BYTES_MAX,
-    ITEMS_AT_ONCE_MAX,
-    JSON_VALUES_MAX,
-    MODEL_WAITING_S,
-    QUIET_LINES_MAX,
-)
 from hermes.core.stream_parts import Finish, Text
 from hermes.core.text import whole_tree
 from hermes.http_client.client import Transport
 from hermes.http_client.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
-from hermes.http_client.sse import SseDecoder
-from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
+from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest, refusal_facts
+from hermes.providers.chunk_reader import ChunkReader, decode
 from hermes.runs.control import Stop, Stopped
 
 # What is to be done with a piece of an answer; some pieces take their time.
@@ -47,7 +37,7 @@ _TOO_LONG = "The answer has more characters than it may have."
 
 
 class AnswerTooLong(TransportError):
-    """More came than an answer may have."""
+    pass
 
 
 class Caller:
@@ -61,7 +51,7 @@ class Caller:
         *,
         joins: bool = False,
         at_once: Callable[[str], bool] | None = None,
-        chars_max: int = ANSWER_CHARS_MAX,
+        chars_max: int = limits.ANSWER_CHARS_MAX,
     ) -> None:
         self._stop, self._deliver, self._waiting = stop, deliver, waiting
         # Texts that come together are one; `at_once` says which of them can be delivered without being waited for.
@@ -77,7 +67,6 @@ class Caller:
         *,
         streaming: bool,
     ) -> Attempt:
-        """One request and its answer, assembled as it comes."""
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
         try:
@@ -86,15 +75,18 @@ class Caller:
                 via.send(wire.method, wire.url, wire.headers, _encode(wire.body), timeouts) as answer,
             ):
                 wire.body.clear()  # an answer may take long, and its question is the larger part of it
-                silence.broken()
+                silence.since = asyncio.get_running_loop().time()
                 if answer.status >= 300:
                     return Attempt(
-                        assembler, provider.facts(answer.status, answer.headers, await answer.body(EVENT_BYTES_MAX))
+                        assembler,
+                        refusal_facts(answer.status, answer.headers, await answer.body(limits.EVENT_BYTES_MAX)),
                     )
                 if answer.is_stream or (streaming and not answer.is_json):
-                    await self._stream(answer, provider, assembler, timeouts, silence)
+                    await self._stream(answer, provider, assembler, timeouts.stale_s, silence)
                 else:
-                    for part in provider.parts(WireEvent("", _decode(await answer.body(EVENT_BYTES_MAX)), whole=True)):
+                    for part in provider.parts(
+                        WireEvent("", decode(await answer.body(limits.EVENT_BYTES_MAX)), whole=True)
+                    ):
                         await carry(assembler.feed(part), self._deliver)
             facts = await self._end(assembler)
         except Stopped:
@@ -111,20 +103,12 @@ class Caller:
         return Attempt(assembler, facts)
 
     async def _stream(
-        self,
-        answer: Answer,
-        provider: Provider,
-        assembler: Assembler,
-        timeouts: Timeouts,
-        silence: _Silence,
+        self, answer: Answer, provider: Provider, assembler: Assembler, stale_s: float, silence: _Silence
     ) -> None:
-        decoder = SseDecoder()
-        loop = asyncio.get_running_loop()
-        last_part = quiet_since = loop.time()
+        reader = ChunkReader(provider, joins=self._joins)
+        time = asyncio.get_running_loop().time
+        last_part = quiet_since = time()
         events = quiet_bytes = quiet_lines = 0
-        parts, ends = provider.parts, provider.ends
-        plain = provider.texts if self._joins else None
-        alike = ChunkTemplate(plain) if plain is not None else None
 
         def cut(text: str) -> str:
             """The text up to where the answer is too long."""
@@ -134,17 +118,10 @@ class Caller:
         def take(chunk: bytes) -> bool:
             """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
             nonlocal last_part
-            found, size = alike.texts(chunk) if alike is not None and decoder.between else ([], 0)
-            if size != len(chunk):
-                wires = decoder.whole(chunk)
-                found = plain(wires, 0) if plain is not None and wires else []
-                if len(found) != len(wires):
-                    return False
-            text = "".join(found)
+            text = reader.text(chunk)
             if not text or self._at_once is None or assembler.inline.holds or not self._at_once(text):
                 return False
-            silence.broken()
-            last_part = loop.time()
+            silence.since = last_part = time()
             try:
                 for delta in assembler.feed_text(text if len(text) < _LONG_CHARS else cut(text)):
                     self._deliver(delta)
@@ -154,66 +131,49 @@ class Caller:
                 answer.fail(error)
             return True
 
-        if plain is not None and self._at_once is not None:
+        if self._joins and provider.texts is not None and self._at_once is not None:
             answer.sink = take
         while chunk := await answer.read():
-            silence.broken()
-            over = brought = False
+            silence.since = time()
+            brought = False
             texts: list[str] = []  # those that come together are one
             try:
-                for found, names, wires in _runs(decoder, alike, chunk):
-                    texts += found
-                    at = 0
-                    while at < len(wires):
-                        if plain is not None and (found := plain(wires, at)):
-                            texts += found
-                            at += len(found)
+                for pieces, parts in reader.feed(chunk):
+                    texts += pieces
+                    if not pieces and not (events := events + 1) % limits.ITEMS_AT_ONCE_MAX:
+                        await asyncio.sleep(0)  # let other tasks run
+                    for part in parts:
+                        brought = True
+                        if self._joins and type(part) is Text:
+                            texts.append(part.text)
                             continue
-                        name, data = names[at] if names else "", wires[at]
-                        at += 1
-                        if data == b"[DONE]":
-                            over = True
-                            break
-                        events += 1
-                        if not events % ITEMS_AT_ONCE_MAX:
-                            await asyncio.sleep(0)  # others have their turn in between
-                        event = WireEvent(name, _decode(data))
-                        for part in parts(event):
-                            brought = True
-                            if self._joins and type(part) is Text:
-                                texts.append(part.text)
-                                continue
-                            if texts:
-                                await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
-                                texts = []
-                            await carry(assembler.feed(part), self._deliver)
-                        if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
-                            return
-                    if over:
-                        break
+                        if texts:
+                            await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
+                            texts = []
+                        await carry(assembler.feed(part), self._deliver)
+                    if assembler.error is not None:
+                        return
             finally:
                 if texts:
                     brought = True
-                    for delta in assembler.feed_text(cut("".join(texts))):
-                        if (work := self._deliver(delta)) is not None:
-                            await work
-            if over:
-                if not assembler.finished:
+                    await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
+            if reader.over:
+                if reader.done and not assembler.finished:
                     assembler.feed(Finish("stop"))
                 return
             if assembler.chars > self._chars_max:
                 raise AnswerTooLong(_TOO_LONG)
             if brought:
-                last_part = loop.time()
+                last_part = time()
                 continue
             # A part may also have come by way of `take`.
             if quiet_since != last_part:
                 quiet_since, quiet_bytes, quiet_lines = last_part, 0, 0
             quiet_bytes += len(chunk)
             quiet_lines += chunk.count(b"\n")
-            if quiet_bytes > 2 * EVENT_BYTES_MAX or quiet_lines > QUIET_LINES_MAX:
+            if quiet_bytes > 2 * limits.EVENT_BYTES_MAX or quiet_lines > limits.QUIET_LINES_MAX:
                 raise StreamBroken(f"{quiet_bytes} bytes came with nothing of an answer.", answered=True)
-            if loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
+            if time() - last_part > stale_s * limits.COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
@@ -229,64 +189,30 @@ class Caller:
         return None
 
 
-def _runs(
-    decoder: SseDecoder, alike: ChunkTemplate | None, chunk: bytes
-) -> Iterator[tuple[list[str], list[str], list[bytes]]]:
-    """What a chunk brings, in order: texts, or events, these with their names where any has one."""
-    if alike is not None and alike.looks and (whole := decoder.taken_back(chunk)) is not None:
-        chunk = whole
-        found, size = alike.texts(chunk)
-        if not size and 1 < (end := chunk.find(b"\n\n") + 2) < len(chunk):  # an answer may begin with something else
-            yield [], *_events(decoder, chunk[:end])
-            chunk = chunk[end:]
-            found, size = alike.texts(chunk)
-        if size:
-            yield found, [], []
-            chunk = chunk[size:]
-    if chunk:
-        yield [], *_events(decoder, chunk)
-
-
-def _events(decoder: SseDecoder, chunk: bytes) -> tuple[list[str], list[bytes]]:
-    if wires := decoder.whole(chunk):
-        return [], wires
-    events = decoder.feed(chunk)
-    return [name for name, _ in events], [data for _, data in events]
-
-
 async def carry(deltas: Iterable[Delta], deliver: Deliver) -> None:
-    """Deliver one after the other."""
     for delta in deltas:
         if (work := deliver(delta)) is not None:
             await work
 
 
-def _type_of(event: WireEvent) -> str:
-    kind = event.data.get("type") if isinstance(event.data, dict) else None
-    return kind if isinstance(kind, str) else ""
-
-
 class _Silence:
-    """Calls `tell` for every half minute in which nothing comes."""
+    """Calls `tell` for every half minute in which nothing comes; `since` is when something came last."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()
-        self._timer = self._loop.call_later(MODEL_WAITING_S, self._look)
-
-    def broken(self) -> None:
-        self._since = self._loop.time()
+        self.since = self._loop.time()
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S, self._look)
 
     def end(self) -> None:
         self._timer.cancel()
 
     def _look(self) -> None:
-        silent = self._loop.time() - self._since
-        if silent >= MODEL_WAITING_S:
+        silent = self._loop.time() - self.since
+        if silent >= limits.MODEL_WAITING_S:
             self._tell(silent)
             silent = 0.0
-        self._timer = self._loop.call_later(MODEL_WAITING_S - silent, self._look)
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S - silent, self._look)
 
 
 def facts_of(error: BaseException) -> FailureFacts:
@@ -309,18 +235,3 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode({**body, "tools": tools.raw} if type(tools) is Encoded else body)
     except UnicodeEncodeError:
         return msgspec.json.encode(whole_tree(body))
-
-
-def _decode(data: bytes) -> object:
-    # Lists and objects take many times as much memory as their text.
-    if len(data) > JSON_VALUES_MAX and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX:
-        raise StreamBroken(f"An event has more than {JSON_VALUES_MAX} fields and items.", answered=True)
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        fault = error
-    try:
-        # Halves of characters are legal in JSON, though they are no text.
-        return whole_tree(json.loads(data))
-    except (ValueError, RecursionError):
-        raise StreamBroken(f"An event is not valid JSON: {fault}", answered=True) from None

@@ -36,7 +36,6 @@ class Callbacks:
 
     @property
     def any(self) -> bool:
-        """Whether anybody listens."""
         listeners = (self.stream_delta, self.stream, self.reasoning, self.tool_start, self.tool_complete)
         return any((*listeners, self.tool_progress, self.approval, self.clarify, self.event))
 

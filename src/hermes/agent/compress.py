@@ -15,7 +15,6 @@ Message = dict[str, Any]
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """Roughly how many tokens these messages take."""
     return sum(map(estimate, messages))
 
 
@@ -31,7 +30,6 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """The window less what is kept for the answer."""
         return self.window - min(self.max_output, self.window // 4)
 
     @property

@@ -41,81 +41,66 @@ class Upload:
 
 
 @dataclass(slots=True)
-class Arrived:
-    """Messages as the model is given them. `given` has by id those that came otherwise, as they came."""
+class IncomingMessages:
+    """Messages as the model is given them; `originals` holds those that came otherwise, by the id of the new ones."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    given: dict[int, dict[str, Any]] = field(default_factory=dict)
-    saved: list[Upload] = field(default_factory=list)
+    originals: dict[int, dict[str, Any]] = field(default_factory=dict)
+    uploads: list[Upload] = field(default_factory=list)
 
-    def running(self) -> list[str]:
+    def digests(self) -> list[str]:
         """For each message the hash over the conversation up to it."""
-        found: list[str] = []
+        digests: list[str] = []
         for message in self.messages:
-            own = digest_of(self.given.get(id(message), message))
-            found.append(continued(found[-1] if found else None, own))
-        return found
+            own = digest_of(self.originals.get(id(message), message))
+            digests.append(continued(digests[-1] if digests else None, own))
+        return digests
 
     def row(self, session_id: str, message: dict[str, Any]) -> Row:
-        """The row of one of them."""
         row = row_of_message(session_id, message)
-        if (given := self.given.get(id(message))) is not None and row.role == "assistant":
-            row.content, row.api_content = given["content"], row.content
-        elif given is not None:
-            row.digest = digest_of(given)
+        if (original := self.originals.get(id(message))) is not None and row.role == "assistant":
+            row.content, row.api_content = original["content"], row.content
+        elif original is not None:
+            row.digest = digest_of(original)
         return row
 
 
-async def arrived(
+async def receive(
     messages: Sequence[dict[str, Any]], services: Services, session_id: str, redact: Callable[[str], str]
-) -> Arrived:
+) -> IncomingMessages:
     """The messages as the model and the store are given them; the text of files in them is redacted."""
-    out = Arrived()
-    for at in await services.files.call_for(len(messages), lambda: _take(messages, out)):
-        given, content = messages[at], messages[at]["content"]
-        message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
-        out.given[id(message)] = given
-        out.messages[at] = message
-    return out
+    incoming = IncomingMessages()
+    for index in await services.files.call_for(len(messages), partial(_restore_tags, messages, incoming)):
+        original, parts = messages[index], []
+        for part in original["content"]:
+            if part.get("type") == "file":
+                read = partial(_as_text, part["file"], services, session_id, incoming.uploads, redact)
+                part = {"type": "text", "text": await services.files.call(read)}
+            parts.append(part)
+        message = {**original, "content": parts}
+        incoming.originals[id(message)] = original
+        incoming.messages[index] = message
+    return incoming
 
 
-def _take(messages: Sequence[dict[str, Any]], out: Arrived) -> list[int]:
-    """The messages, with delivered files as tags again. The places of those with files that came with them."""
+def _restore_tags(messages: Sequence[dict[str, Any]], incoming: IncomingMessages) -> list[int]:
+    """Add the messages, delivered files as tags again. Returns the positions of those with files of the user."""
     with_files: list[int] = []
-    for at, given in enumerate(messages):
-        message, content = given, given.get("content")
+    for index, original in enumerate(messages):
+        message, content = original, original.get("content")
         if isinstance(content, list) and any(part.get("type") == "file" for part in content):
-            with_files.append(at)
-        elif (
-            isinstance(content, str)
-            and given.get("role") == "assistant"
-            and (said := strip_rendered_media(content)) is not None
-        ):
-            message = {**given, "content": said}
-            out.given[id(message)] = given
-        out.messages.append(message)
+            with_files.append(index)
+        elif original.get("role") == "assistant" and isinstance(content, str):
+            text = strip_rendered_media(content)
+            if text is not None:
+                message = {**original, "content": text}
+                incoming.originals[id(message)] = original
+        incoming.messages.append(message)
     return with_files
 
 
-async def _without_files(
-    content: list[dict[str, Any]],
-    services: Services,
-    session_id: str,
-    saved: list[Upload],
-    redact: Callable[[str], str],
-) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        if part.get("type") != "file":
-            parts.append(part)
-            continue
-        text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved, redact))
-        parts.append({"type": "text", "text": text})
-    return parts
-
-
 def _as_text(
-    file: dict[str, Any], services: Services, session_id: str, saved: list[Upload], redact: Callable[[str], str]
+    file: dict[str, Any], services: Services, session_id: str, uploads: list[Upload], redact: Callable[[str], str]
 ) -> str:
     name = _file_name(str(file.get("name") or "file"))
     data = _bytes(file["data"])
@@ -129,7 +114,7 @@ def _as_text(
         count += 1
     if not path.exists():
         write_private(path, data)
-        saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
+        uploads.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
 
 
@@ -151,7 +136,6 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def folder_of(home: Home, session_id: str) -> Path:
-    """Where the files of a session lie."""
     return home.uploads / folder_name(session_id)
 
 

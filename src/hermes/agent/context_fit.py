@@ -28,14 +28,14 @@ _ASKED_SHARE = 0.05
 async def fit(turn: Turn, reason: str) -> Failure | None:
     """Compact when the prompt has grown past the threshold; what can never fit is refused."""
     room = budget(turn)
-    if await turn.aside(turn.prompt_tokens) <= room.limit:
+    if await turn.scan(turn.prompt_tokens) <= room.limit:
         return None
     if not (turn.live.spec.compress and turn.settings.compression.enabled):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
     if reason == "start" and await _recall(turn) and turn.prompt_tokens() <= room.limit:
         return None
     await compact(turn, reason)
-    last = (await turn.aside(lambda: compress.plan(turn.messages, room))).tail[:1]
+    last = (await turn.scan(lambda: compress.plan(turn.messages, room))).tail[:1]
     if turn.fixed_tokens() + compress.size_of(last) > room.total:
         return _overflow(turn, "One message is larger than the model's window.")
     return None
@@ -43,7 +43,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
 
 def _overflow(turn: Turn, words: str) -> Failure:
     provider = turn.route.provider
-    return explain("context_overflow", status=None, provider=provider, words=words, has_text=False, own_limit=False)
+    return explain("context_overflow", provider, words=words, has_text=False)
 
 
 def budget(turn: Turn) -> compress.Budget:
@@ -63,23 +63,23 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     room, before = budget(turn), turn.prompt_tokens()
     if reason == ASKED:  # there may be room enough; all but the last turns is to go
         room = replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
-    plan: compress.Plan = await turn.aside(lambda: compress.plan(turn.messages, room))
+    plan: compress.Plan = await turn.scan(lambda: compress.plan(turn.messages, room))
     if not plan.middle and reason == "context_overflow":
-        plan = await turn.aside(lambda: compress.plan(turn.messages, room, protect_first=0))
+        plan = await turn.scan(lambda: compress.plan(turn.messages, room, protect_first=0))
     if not plan.middle:
         return False
     shorter, method, usage = await _shorter(turn, plan, room, topic)
     if turn.live.controls.stop.reason is not None:
         raise Stopped
-    places: list[int | None] = await turn.aside(lambda: _places(turn.messages, shorter))
+    places: list[int | None] = await turn.scan(lambda: _places(turn.messages, shorter))
     archived = len(turn.messages) - len(places) + places.count(None)
     if method == "prune":  # what is shortened stays where it is
         places = list(range(len(shorter)))
     turn.messages, turn.counted_tokens = shorter, 0
-    after = await turn.aside(turn.prompt_tokens)
+    after = await turn.scan(turn.prompt_tokens)
     live = turn.live
     await live.log.put_on_record()
-    await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), anew=True)
+    await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), rebuild=True)
     data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": after}
     events = [live.log.event("context.compacted", **data, messages_archived=archived)]
     if usage:
@@ -88,7 +88,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     replaces = turn.stored and not live.spec.verbatim
     rows: list[Row] = []
     if replaces:
-        rows = await turn.aside(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
+        rows = await turn.scan(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
         at = next((at for at, message in enumerate(shorter) if message is turn.user_message), None)
         turn.user_row = turn.user_row if at is None else rows[at]
     await live.log.append(*events, rows=rows, replaces=places if replaces else ())
@@ -105,9 +105,9 @@ def _places(messages: list[Message], shorter: list[Message]) -> list[int | None]
 
 async def _recall(turn: Turn) -> bool:
     """Put what an earlier turn made of the beginning of this history in its place. False: there is nothing of it."""
-    if turn.given is None:
+    if turn.incoming is None:
         return False
-    digests, found = await turn.aside(turn.given.running), None
+    digests, found = await turn.scan(turn.incoming.digests), None
     with suppress(StoreError):
         found = await turn.live.store.sessions.find_compaction(turn.live.spec.owner, digests)
     if found is None:
@@ -119,14 +119,14 @@ async def _recall(turn: Turn) -> bool:
 
 async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> None:
     """Keep what stands for the beginning of a caller's history, for the next turn that brings it along."""
-    given = turn.given.messages if turn.given is not None else []
+    given = turn.incoming.messages if turn.incoming is not None else []
     end = next((at for at, message in enumerate(given) if plan.tail and message is plan.tail[0]), 0)
-    if turn.given is None or not end:
+    if turn.incoming is None or not end:
         return
     first = next((at for at, (a, b) in enumerate(zip(shorter, given, strict=False)) if a is not b), 0)
     instead = shorter[first : len(shorter) - len(plan.tail)]
     live = turn.live
-    digests = await turn.services.files.call_for(len(given), turn.given.running)
+    digests = await turn.services.files.call_for(len(given), turn.incoming.digests)
     await live.store.sessions.put_compaction(live.transcript_id, live.spec.owner, digests[end - 1], first, instead)
 
 
@@ -134,13 +134,13 @@ async def _shorter(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
 ) -> tuple[list[Message], str, dict[str, Any] | None]:
     """The conversation made shorter by the mildest means that is enough."""
-    pruned, todo, foreign = await turn.aside(lambda: _pruned(turn, plan, room))
+    pruned, todo, foreign = await turn.scan(lambda: _pruned(turn, plan, room))
     if pruned is not None:
         return pruned, "prune", None
     todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
     if (got := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
         return compress.joined(plan, got[0], todos, foreign=foreign), "summary", got[1]
-    summary = await turn.aside(lambda: compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2)))
+    summary = await turn.scan(lambda: compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2)))
     return compress.joined(plan, summary, todos, foreign=foreign), "extract", None
 
 

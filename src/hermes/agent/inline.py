@@ -70,7 +70,6 @@ class InlineMarkup:
 
     @property
     def holds(self) -> bool:
-        """Whether something is held back."""
         return bool(self._held) or self._block is not None
 
     def feed(self, text: str) -> list[Piece]:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import traceback
+from contextlib import closing
 from functools import cached_property, partial
+from operator import attrgetter
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
@@ -24,11 +26,12 @@ from hermes.core.failures import Failure, Kind, explain
 from hermes.core.ids import random_hex
 from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.core.message_marks import SUMMARY_MARK
+from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.guards.url_text import hosts_in
 from hermes.runs.control import Stopped
-from hermes.runs.engine import LiveRun, Result
+from hermes.runs.engine import LiveRun
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
@@ -48,13 +51,13 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     turn, fault = await (start_turn if resumed is None else resume_turn)(live, services)
     try:
         if resumed is not None and resumed.verdict != "go_on":
-            with TurnLoop(turn) as work:
-                done = await work.record_interrupted(resumed)
+            with closing(TurnLoop(turn)) as loop:
+                done = await loop.record_interrupted(resumed)
         else:
-            begins = resumed is None and live.spec.compact is None and not live.spec.count_only
-            failure = fault or (await fit(turn, "start") if begins else None)
-            if failure is not None:
-                done = await close_failed(turn, failure)
+            if fault is None and resumed is None and live.spec.compact is None and not live.spec.count_only:
+                fault = await fit(turn, "start")
+            if fault is not None:
+                done = await close_failed(turn, fault)
             elif live.spec.count_only:
                 done = await finish_completed(turn, StepResult(Assembled(), ""), [])
                 done["prompt_tokens"] = turn.prompt_tokens()
@@ -62,8 +65,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await finish_completed(turn, StepResult(Assembled(), ""), [])
             else:
-                with TurnLoop(turn) as work:
-                    done = await work.run()
+                with closing(TurnLoop(turn)) as loop:
+                    done = await loop.run()
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -86,56 +89,53 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
         await close_failed(turn, failure, open_answer(turn))
         raise
-    kept = live.spec.persist and live.log.state.ended
-    if kept and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
-        services.background(_name_session(turn, done["final_response"]))
+    if live.spec.persist and live.log.state.ended and turn.user_row is not None and not done["interrupted"]:
+        session = live.begun.session if live.begun is not None else None
+        has_title = live.begun is not None and (bool(session["title"]) if session else not names_session(turn))
+        if not has_title:
+            services.background(_name_session(turn, done["final_response"]))
     return done
 
 
 class TurnLoop:
-    """Asking and acting, in turns, until there is an answer."""
-
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
         self._spec, self._log = turn.live.spec, turn.live.log
         self._invalid_steps = 0
         self._steers: list[str] = []
         self._steer_mark = random_hex(8)
-        if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
+        if self._spec.source == "api_server" and "file" in map(attrgetter("toolset"), turn.tools.values()):
             turn.media = MediaExporter(turn.live, turn.services, lambda: self._resources)
-        self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
+        self._calls = 0
 
-    def __enter__(self) -> TurnLoop:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go of what refers to this: a turn that refers to itself would wait for the collector."""
+    def close(self) -> None:
+        """Break reference cycles, so that the turn is freed at once."""
         if self._turn.media is not None:
             self._turn.media.end()
         for name in ("_round", "_asking", "_resources"):
             self.__dict__.pop(name, None)
 
     async def run(self) -> Result:
-        """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
         notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id)
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
-        picked_up = await self._pick_up()
-        if self._spec.script is not None and picked_up is None:
+        resumed = await self._resume(self._live.resumption) if self._live.resumption is not None else None
+        if self._spec.script is not None and resumed is None:
             await run_script(turn, self._round_of)
-        while picked_up is not None or self._log.step < turn.steps_max + repairs:
-            if picked_up is None:
+        steps_max = turn.steps_max
+        while resumed is not None or self._log.step < steps_max + repairs:
+            if resumed is None:
                 self._log.step += 1
-            begun = turn.begun
-            answered = picked_up or await self._ask(turn, tools=self._may_call())
-            picked_up = None
+            prefix = turn.prefix
+            answered = resumed or await self._ask()
+            resumed = None
             if answered.failure is not None:
                 return await self._fail(answered)
             calls = answered.message.tool_calls
             if not calls:
-                fault = self._structure_fault(begun + answered.text)
+                fault = self._structure_fault(prefix + answered.text)
                 if not fault:
                     return await finish_completed(turn, answered, [])
                 if repairs:
@@ -143,45 +143,38 @@ class TurnLoop:
                 repairs += 1
                 turn.nudges = [prompt.repair(fault)]
                 continue
-            if pending := await self._act(calls):
+            if pending := await self._run_tools(calls):
                 return await finish_completed(turn, answered, pending)
             if self._invalid_steps >= INVALID_STEPS_MAX:
                 return await self._fail_kind("invalid_calls", answered)
             if failure := await fit(turn, "step"):
                 return await close_failed(turn, failure)
-        return await self._sum_up()
-
-    def _may_call(self) -> bool:
-        return self._spec.max_tool_calls is None or self._calls < self._spec.max_tool_calls
+        return await self._summarize()
 
     # --- going on where a log ends --------------------------------------------------------------------------------
 
-    async def _pick_up(self) -> StepResult | None:
-        """What the model had said when the run was cut off, or says now in the place of what was lost."""
-        turn, resumed = self._turn, self._live.resumption
-        if resumed is None:
-            return None
-        said = self._said()
-        before = await self._round.judge(said.message.tool_calls, resumed) if said else {}
+    async def _resume(self, resumed: Resumption) -> StepResult | None:
+        """The answer that the run was cut off in or behind; one that was lost is asked for again."""
+        turn = self._turn
+        self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
+        last = self._last_answer(resumed)
+        before = await self._round.judge(last.message.tool_calls, resumed) if last else {}
         known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
         data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
         event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
-        open_calls = self._open_calls(said.message.tool_calls) if said and not resumed.message_id else []
-        settled = {call_id for call_id, found in before.items() if found.known != "not_done"}
+        open_calls = self._open_calls(last.message.tool_calls) if last and not resumed.message_id else []
+        settled = {call_id for call_id, judged in before.items() if judged.known != "not_done"}
         await self._asking.close_stale({call.id for call in open_calls} - settled)
         if resumed.message_id:
-            if said is not None and not said.message.tool_calls and (fault := self._structure_fault(said.text)):
+            if last is not None and not last.message.tool_calls and (fault := self._structure_fault(last.text)):
                 turn.nudges = [prompt.repair(fault)]
-            return await self._ask(turn, tools=self._may_call(), again=resumed)
-        if said is None or (said.message.tool_calls and not open_calls):
-            return None
-        return said
+            return await self._ask(again=resumed)
+        return None if last is None or (last.message.tool_calls and not open_calls) else last
 
-    def _said(self) -> StepResult | None:
-        """The last message of the model in this turn."""
-        row, resumed = self._turn.said, self._live.resumption
-        if row is None or resumed is None:
+    def _last_answer(self, resumed: Resumption) -> StepResult | None:
+        row = self._turn.last_answer
+        if row is None:
             return None
         calls = [ToolCall.from_dict(call) for call in row.tool_calls or ()]
         message = Assembled(tool_calls=calls, finish_reason=row.finish_reason)  # type: ignore[arg-type]
@@ -192,28 +185,30 @@ class TurnLoop:
         return [call for call in calls if resumed is None or call.id not in resumed.finished]
 
     async def record_interrupted(self, resumed: Resumption) -> Result:
-        """End a run that is not to go on; what it had said and begun is put on record."""
-        turn, said = self._turn, self._said()
-        calls = self._open_calls(said.message.tool_calls) if said is not None and not resumed.message_id else []
+        """End a run that is not to go on."""
+        turn, last = self._turn, self._last_answer(resumed)
+        calls = self._open_calls(last.message.tool_calls) if last is not None and not resumed.message_id else []
         if calls:
             await self._round.judge(calls, resumed)
             outcomes: list[Outcome] = []
             await self._round.record_interrupted(calls, outcomes)
-            self._take_in(outcomes)
+            self._add_results(outcomes)
         answered = open_answer(turn)
-        whole = None if said is None or said.message.tool_calls or resumed.message_id else said
+        whole = None if last is None or last.message.tool_calls or resumed.message_id else last
         if resumed.verdict == "cancelled":
             self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
             return await close_cancelled(turn, answered, whole)
         kind: Kind = resumed.verdict if resumed.verdict != "go_on" else "server_restarted"
-        provider, has_text = turn.route.provider, answered is not None or whole is not None
-        failure = explain(kind, status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+        failure = explain(kind, turn.route.provider, has_text=answered is not None or whole is not None)
         return await close_failed(turn, failure, answered, whole)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, turn: Turn, *, tools: bool = True, again: Resumption | None = None) -> StepResult:
+    async def _ask(self, *, tools: bool = True, again: Resumption | None = None) -> StepResult:
         """One model call, its message on record unless it failed. One that was cut off is made again."""
+        turn = self._turn
+        if self._spec.max_tool_calls is not None and self._calls >= self._spec.max_tool_calls:
+            tools = False
         if self._live.controls.stop.reason is not None:
             raise Stopped
         turn.message_id = again.message_id if again else f"msg_{random_hex(12)}"
@@ -224,8 +219,8 @@ class TurnLoop:
         turn.nudges = []
         if answered.failure is None:
             if turn.client_tools:
-                # What is kept is what the client is shown and sends again.
-                answered.message.tool_calls = [self._settled(call) for call in answered.message.tool_calls]
+                # What is stored is what the client is shown and sends again.
+                answered.message.tool_calls = [self._client_view(call) for call in answered.message.tool_calls]
             await self._record(turn, answered)
         return answered
 
@@ -233,10 +228,10 @@ class TurnLoop:
         message = answered.message
         mask = self._live.secrets.mask
         calls = []
-        for at, call in enumerate(message.tool_calls, 1):
+        for count, call in enumerate(message.tool_calls, 1):
             calls.append(redact_tree(call.as_dict(), mask))
-            if not at % ITEMS_AT_ONCE_MAX:
-                await asyncio.sleep(0)  # others have their turn in between
+            if not count % ITEMS_AT_ONCE_MAX:
+                await asyncio.sleep(0)  # let other tasks run
         opaque = {turn.route.api_mode: message.opaque} if message.opaque else None
         row = Row(
             self._live.transcript_id,
@@ -246,7 +241,7 @@ class TurnLoop:
             tool_calls=calls or None,
             opaque=opaque,
         )
-        row.continues, row.active = bool(turn.begun), not turn.begun
+        row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.finish_reason = message.finish_reason
         row.api_content = strip_rendered_media(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
@@ -264,14 +259,14 @@ class TurnLoop:
             hold=True,
         )
         answered.row = row
-        turn.take_in(row)
+        turn.add_answer(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
             turn.counted_messages = len(turn.messages)
 
-    async def _act(self, calls: list[ToolCall]) -> list[ToolCall]:
+    async def _run_tools(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Run the server's calls; the client's own come back, to be answered by it."""
-        client, server, refused = self._whose(calls)
+        client, server, refused = self._partition(calls)
         server = self._open_calls(server)
         applied: list[str] = []
 
@@ -286,7 +281,7 @@ class TurnLoop:
             try:
                 await self._round.run(server, steer, outcomes, refused)
             finally:
-                self._take_in(outcomes)
+                self._add_results(outcomes)
             self._calls += len(server)
             only_invalid = not client and all(outcome.invalid for outcome in outcomes)
             self._invalid_steps = self._invalid_steps + 1 if only_invalid else 0
@@ -295,20 +290,20 @@ class TurnLoop:
             await self._log.emit("steer.applied", steer_ids=applied, where=where)
         return client
 
-    def _take_in(self, outcomes: list[Outcome]) -> None:
-        """The results, behind the message that asked for them and in its order."""
+    def _add_results(self, outcomes: list[Outcome]) -> None:
+        """Add the results behind the message that asked for them, in the order of its calls."""
         messages = self._turn.messages
         for outcome in outcomes:
-            told = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
-            messages.append({"role": "tool", **told})
+            result = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
+            messages.append({"role": "tool", **result})
         first = len(messages)
         while first and messages[first - 1]["role"] == "tool":
             first -= 1
         asked = messages[first - 1].get("tool_calls") or () if first else ()
-        place = {call["id"]: at for at, call in enumerate(asked)}
-        messages[first:] = sorted(messages[first:], key=lambda m: place.get(m.get("tool_call_id"), len(place)))
+        position = {call["id"]: index for index, call in enumerate(asked)}
+        messages[first:] = sorted(messages[first:], key=lambda m: position.get(m.get("tool_call_id"), len(position)))
 
-    def _whose(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
+    def _partition(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
         """The client's calls, with arguments that parse; the server's; and the client's that cannot be passed on."""
         client: list[ToolCall] = []
         server: list[ToolCall] = []
@@ -322,16 +317,16 @@ class TurnLoop:
             if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
                 refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
                 server.append(call)
-            elif (shown := self._shown(call, name)) is None:
+            elif (redacted := self._redacted(call, name)) is None:
                 fault = arguments.parse(call.arguments).fault or "not valid JSON: a number is out of range"
                 refused[call.id] = {"error": f"The arguments are {fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
-                client.append(shown)
+                client.append(redacted)
         return client, server, refused
 
-    def _shown(self, call: ToolCall, name: str) -> ToolCall | None:
-        """A call as its client is shown it: the server's own credentials are no part of it. None: it cannot be shown."""
+    def _redacted(self, call: ToolCall, name: str) -> ToolCall | None:
+        """A client's call without the server's credentials; None where its arguments cannot be passed on."""
         value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -339,17 +334,17 @@ class TurnLoop:
             return None
         return None if value is None else ToolCall(call.id, name, text, call.extra)
 
-    def _settled(self, call: ToolCall) -> ToolCall:
+    def _client_view(self, call: ToolCall) -> ToolCall:
         """A call with the name and the arguments that its client is shown, where the model wrote something else."""
         name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
-        shown = self._shown(call, name) if name is not None and name in self._turn.client_tools else None
-        if shown is None:
+        redacted = self._redacted(call, name) if name is not None and name in self._turn.client_tools else None
+        if redacted is None:
             return call
         try:
-            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(shown.arguments)
+            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(redacted.arguments)
         except (ValueError, RecursionError):
             same = False
-        return call if same and call.name == name else shown
+        return call if same and call.name == name else redacted
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
@@ -367,20 +362,18 @@ class TurnLoop:
             return ""
         return "; ".join(arguments.schema_faults(value, schema.get("schema") or {})[:3])
 
-    async def _sum_up(self) -> Result:
+    async def _summarize(self) -> Result:
         """Out of steps: one last call without tools says what was done."""
-        turn = self._turn
-        turn.nudges = [prompt.SUM_UP]
-        answered = await self._ask(turn, tools=False)
+        self._turn.nudges = [prompt.SUM_UP]
+        answered = await self._ask(tools=False)
         if answered.failure is not None:
             return await self._fail(answered)
         return await self._fail_kind("max_iterations", answered)
 
-    async def _fail_kind(self, kind: Kind, said: StepResult, words: str = "") -> Result:
+    async def _fail_kind(self, kind: Kind, answered: StepResult, detail: str = "") -> Result:
         """A failure of the turn itself; the message with its text is on record already."""
-        has_text, provider = bool(said.text), self._turn.route.provider
-        failure = explain(kind, status=None, provider=provider, words=words, has_text=has_text, own_limit=False)
-        return await close_failed(self._turn, failure, said=said)
+        failure = explain(kind, self._turn.route.provider, words=detail, has_text=bool(answered.text))
+        return await close_failed(self._turn, failure, recorded=answered)
 
     async def _fail(self, answered: StepResult) -> Result:
         failure = answered.failure
@@ -389,7 +382,7 @@ class TurnLoop:
             return await close_cancelled(self._turn, answered)
         return await close_failed(self._turn, failure, answered)
 
-    # --- acting, all of it made when it is first asked for: most turns call no tool -------------------------------
+    # --- for tools, made when first needed: most turns call none --------------------------------------------------
 
     @property
     def _resumes(self) -> bool:
@@ -413,7 +406,7 @@ class TurnLoop:
             ask_model=Auxiliary(turn).ask,
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
-            # Not methods of this loop, which holds the resources: a cycle would wait for the collector.
+            # Not methods of this loop, which holds the resources: avoid a reference cycle.
             has_foreign=partial(_has_foreign, turn, self._live),
             named_hosts=partial(_named_hosts, turn, self._live, self._steers),
         )
@@ -447,12 +440,12 @@ class TurnLoop:
         loop = asyncio.get_running_loop()
 
         def output(call_id: str, text: str, stream: str) -> None:
-            """A tool may speak from a thread of its own; the log is the loop's."""
+            """A tool may write from a thread of its own; the log belongs to the loop."""
             try:
-                here = asyncio.get_running_loop() is loop
+                is_here = asyncio.get_running_loop() is loop
             except RuntimeError:
-                here = False
-            if here:
+                is_here = False
+            if is_here:
                 self._log.output(call_id, text, stream)
             else:
                 loop.call_soon_threadsafe(self._log.output, call_id, text, stream)
@@ -492,25 +485,17 @@ class TurnLoop:
         )
 
 
-def _is_named(turn: Turn) -> bool:
-    """Whether the session had a title, or got it when it was made."""
-    if turn.live.begun is None:
-        return False
-    session = turn.live.begun.session
-    return bool(session["title"]) if session else not names_session(turn)
-
-
 async def _name_session(turn: Turn, answer: str) -> None:
     """A title for a session that has none, as work that delays nobody."""
     question = first_words(turn.messages)
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
     if not question.strip():
         return
-    got = await Auxiliary(turn).title(question, answer) if answer and names_session(turn) else None
-    if got is not None:
-        used = got[1]
-        await sessions.add_usage(session_id, used, used["model"], used["provider"], used["task"])
-    await sessions.set_auto_title_if_empty(session_id, plain_title(got[0] if got else question))
+    title = question
+    if answer and names_session(turn) and (named := await Auxiliary(turn).title(question, answer)) is not None:
+        title, usage = named
+        await sessions.add_usage(session_id, usage, usage["model"], usage["provider"], usage["task"])
+    await sessions.set_auto_title_if_empty(session_id, plain_title(title))
 
 
 def _has_foreign(turn: Turn, live: LiveRun) -> bool:
@@ -526,8 +511,8 @@ def _named_hosts(turn: Turn, live: LiveRun, steers: list[str]) -> frozenset[str]
     if live.spec.parent is not None:
         parent = _parent(turn, live)
         return parent.named_hosts if parent is not None else frozenset()
-    said = [own_words(m.get("content")) for m in turn.messages if m.get("role") == "user"]
-    texts = [text for text in (*said, *steers) if not text.startswith(SUMMARY_MARK)]
+    typed = [own_words(m.get("content")) for m in turn.messages if m.get("role") == "user"]
+    texts = [text for text in (*typed, *steers) if not text.startswith(SUMMARY_MARK)]
     live.named_hosts = frozenset().union(*map(hosts_in, texts))
     return live.named_hosts
 

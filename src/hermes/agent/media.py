@@ -15,15 +15,9 @@ from urllib.parse import quote
 
 from hermes.agent.content import Upload, folder_of
 from hermes.agent.media_tags import BEGIN
+from hermes.core import limits
 from hermes.core.errors import HermesError
 from hermes.core.home import make_private_folder, private_opener
-from hermes.core.limits import (
-    BLOCK_BYTES,
-    INLINE_IMAGE_BYTES_MAX,
-    MEDIA_PIECE_CHARS,
-    MEDIA_TAG_CHARS_MAX,
-    OUTGOING_BYTES_MAX,
-)
 from hermes.guards.paths import PathRefused, Paths
 from hermes.tools.file_access import display_path, resolve_path
 
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from hermes.runs.engine import LiveRun
     from hermes.tools.resources import RunResources
 
-_CHARS = MEDIA_TAG_CHARS_MAX - len(BEGIN)
+_CHARS = limits.MEDIA_TAG_CHARS_MAX - len(BEGIN)
 _QUOTED = rf""""[^"\n]{{1,{_CHARS}}}+"|'[^'\n]{{1,{_CHARS}}}+'|`[^`\n]{{1,{_CHARS}}}+`"""
 _CHAR = r"""[^\s"'`<>|]"""
 _PLAIN = rf"""{_CHAR}{{1,{_CHARS}}}+(?=[\s"'`<>|]"""
@@ -72,7 +66,9 @@ class MediaTagFilter:
                     return
                 told = await self._instead(tag)
                 at += len(tag)
-                self._due += (told[n : n + MEDIA_PIECE_CHARS] for n in range(0, len(told), MEDIA_PIECE_CHARS))
+                self._due += (
+                    told[n : n + limits.MEDIA_PIECE_CHARS] for n in range(0, len(told), limits.MEDIA_PIECE_CHARS)
+                )
                 await self._give()
         finally:
             self.held = self.held[at:]  # once: a copy for each tag would be of all that is behind it
@@ -99,7 +95,7 @@ def _found(text: str, at: int, last: bool) -> tuple[int, str]:
     while (at := text.find(BEGIN, at)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]
-        if not last and len(text) - at < MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
+        if not last and len(text) - at < limits.MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
             return at, ""
         at = rest.end() if (rest := _REST.match(text, at)) else at + len(BEGIN)
     begun = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
@@ -114,11 +110,9 @@ class MediaExporter:
 
     @property
     def resources(self) -> RunResources:
-        """What the turn's tools can reach."""
         return self._resources()
 
     def end(self) -> None:
-        """No more files are asked for."""
         del self._resources
 
     async def made(self, path: str) -> str | None:
@@ -142,16 +136,16 @@ class MediaExporter:
         name = re.sub(r"[\[\]\\]", r"\\\g<0>", display_path(self, paths, real))
         with paths.open(str(real)) as file:
             size, kind = os.fstat(file.fileno()).st_size, _IMAGES.get(real.suffix.lower())
-            if "\n" in name or size > OUTGOING_BYTES_MAX:
+            if "\n" in name or size > limits.OUTGOING_BYTES_MAX:
                 raise OSError
-            if kind and size <= INLINE_IMAGE_BYTES_MAX:
+            if kind and size <= limits.INLINE_IMAGE_BYTES_MAX:
                 return name, f"data:image/{kind};base64,{base64.b64encode(file.read(size)).decode()}"
             if not self._live.spec.persist:  # there is no session to keep it
                 raise OSError
             copy = folder_of(self._services.home, self._live.spec.folder_id) / f"out_{secrets.token_hex(12)}"
             make_private_folder(copy.parent)
             with open(copy, "xb", opener=private_opener) as out:
-                while size > out.tell() and (block := file.read(min(BLOCK_BYTES, size - out.tell()))):
+                while size > out.tell() and (block := file.read(min(limits.BLOCK_BYTES, size - out.tell()))):
                     out.write(block)
                 mime = mimetypes.guess_type(real.name)[0] or "application/octet-stream"
                 return name, Upload(real.name, copy, out.tell(), mime)

@@ -53,7 +53,6 @@ class ModelLists:
         self._next_try: dict[str, float] = {}
 
     def window(self, route: Route) -> int | None:
-        """The window of a route's model, if the provider has told it."""
         if not route.base_url or not available(route.api_mode):
             return None
         if time.monotonic() >= self._next_try.get(route.base_url, 0.0):

@@ -78,7 +78,6 @@ class PromptInputs:
 
     @property
     def lean(self) -> bool:
-        """Whether the window is too small for the full form."""
         return self.window < LEAN_WINDOW_TOKENS
 
     def digest(self) -> str:
@@ -194,7 +193,6 @@ def go_on(dropped_tools: Iterable[str]) -> str:
 
 
 def repair(fault: str) -> str:
-    """The request to answer again in the form that was asked for."""
     return (
         f"Your answer does not fit the format that was asked for: {fault}. Answer again, with the corrected JSON only."
     )

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -33,41 +34,24 @@ _COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "
 
 
 def gather(
-    home: Home,
-    settings: Settings,
-    spec: RunSpec,
-    redact: Callable[[str], str],
-    *,
-    model: str,
-    window: int,
-    tools: tuple[str, ...],
-    instructions: str,
+    home: Home, settings: Settings, spec: RunSpec, redact: Callable[[str], str], inputs: PromptInputs
 ) -> PromptInputs:
-    """Everything the system prompt needs; what comes from files is redacted."""
+    """The inputs with all that is read from files, which is redacted."""
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
         project = _project_file(home, cwd, settings.agent.context_files, redact)
-    return PromptInputs(
-        model=model,
-        window=window,
-        surface=spec.source,
-        tools=tools,
-        soul=redact(_soul(home)) if spec.context_files else "",
-        instructions=instructions,
-        skills=_skills(settings, spec, redact) if "skill_view" in tools else (),
-        environment=_environment(cwd, settings) if tools else Environment(),
+    skills = find_skills(settings, spec.owner, spec.session_key) if "skill_view" in inputs.tools else ()
+    return replace(
+        inputs,
+        soul=redact(_read(home.soul_file, home.path, links=False).strip()) if spec.context_files else "",
+        skills=tuple((redact(skill.name), redact(skill.description)) for skill in skills),
+        environment=_environment(cwd, settings) if inputs.tools else Environment(),
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
         date=_today(settings.timezone),
     )
-
-
-def _skills(settings: Settings, spec: RunSpec, redact: Callable[[str], str]) -> tuple[tuple[str, str], ...]:
-    """The index of skills; a file is read again only when it has changed."""
-    found = find_skills(settings, spec.owner, spec.session_key)
-    return tuple((redact(skill.name), redact(skill.description)) for skill in found)
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
@@ -93,10 +77,6 @@ def _project_file(home: Home, cwd: Path, names: Sequence[str], redact: Callable[
     return None
 
 
-def _soul(home: Home) -> str:
-    return _read(home.soul_file, home.path, links=False).strip()
-
-
 def _current_folder() -> str:
     try:
         return os.getcwd()
@@ -105,8 +85,8 @@ def _current_folder() -> str:
 
 
 def _environment(cwd: Path, settings: Settings) -> Environment:
-    found = _commands_on(os.environ.get("PATH", ""))
-    return Environment(f"{platform.system()} {platform.release()}", str(cwd), _sandbox(settings), found)
+    commands = _commands_on(os.environ.get("PATH", ""))
+    return Environment(f"{platform.system()} {platform.release()}", str(cwd), _sandbox(settings), commands)
 
 
 def _sandbox(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from hermes.agent import prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
@@ -23,12 +23,13 @@ from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain,
 from hermes.core.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
 from hermes.providers.base import Credential, Message, Prompt
-from hermes.providers.registry import available, is_private, prefill_of
+from hermes.providers.registry import available, is_private, prefill_of, window_of
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
 from hermes.tools import arguments, images
 
 KEY_REST_S = {"rate_limit": 300.0, "auth": 300.0, "billing": 3600.0}
+_NUDGES = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_MISSING}
 Compact = Callable[[str], Awaitable[bool]]
 
 
@@ -59,14 +60,14 @@ class ModelStep:
         self._caller = Caller(
             self._stop,
             self._deliver,
-            self._tell_waiting,
+            self._notify_waiting,
             joins=self._log.joins,
             at_once=self._is_text,
             chars_max=turn.settings.agent.max_answer_chars,
         )
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
-        self._offered = self._thought = False
+        self._offered = self._separate_reasoning = False
         self._credential: Credential | None = None
         self._nudge = ""
         self._dropped_tools: tuple[str, ...] = ()
@@ -80,15 +81,15 @@ class ModelStep:
                 message = self._message(attempt.assembler)
                 facts = attempt.facts or self._fault_of(message, attempt.assembler)
                 if facts is None:
-                    return StepResult(message, await self._whole())
+                    return StepResult(message, await self._final_text())
                 facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
                 if decision.action == "excerpt":
                     await self._deliver_excerpt()
                 if decision.action == "accept" or (decision.action == "excerpt" and kind == "empty"):
-                    return StepResult(message, await self._whole())
-                await self._count(message)
+                    return StepResult(message, await self._final_text())
+                await self._count_usage(message)
                 self._tried[decision.action] += 1
                 if decision.action in ENDS:
                     return await self._end(attempt, facts, kind, decision)
@@ -109,8 +110,8 @@ class ModelStep:
     def _reasoning(self) -> str:
         return self._log.text_of(f"{self._id}:reasoning")
 
-    async def _whole(self) -> str:
-        """The message as it is in the log, with nothing held back any more."""
+    async def _final_text(self) -> str:
+        """The message as it is in the log, nothing held back."""
         if self._out is not None:
             await self._out.feed("", last=True)
         return self._log.text_of(self._id)
@@ -118,11 +119,11 @@ class ModelStep:
     # --- one attempt --------------------------------------------------------------------------------------------
 
     async def _attempt(self) -> Attempt:
-        turn, before = self._turn, self._turn.begun + self._text
+        turn, before = self._turn, self._turn.prefix + self._text
         self._attempts += 1
         request = self._prompt(before)
         self._offered = bool(request.tools)
-        self._thought = bool(self._reasoning)
+        self._separate_reasoning = bool(self._reasoning)
         started = self._log.event(
             "model.started",
             attempt=self._attempts,
@@ -135,7 +136,7 @@ class ModelStep:
         )
         await self._log.append(started, hold=self._log.holds_start)
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
-        again = self._written_again(before) if request.prefill else ""
+        again = self._repeated_prefix(before) if request.prefill else ""
         # What looks like a call may be part of an answer in JSON.
         accept = None if turn.wants_json else self._accept_leaked
         assembler = Assembler(identity, before, again, accept)
@@ -145,11 +146,13 @@ class ModelStep:
         if credential is None and not is_private(turn.route.base_url):
             message = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=message))
-        wire = await turn.aside(partial(turn.provider.request, turn.route, credential, request))
+        provider = turn.provider
+        wire = await turn.scan(partial(provider.request, turn.route, credential, request))
         del request  # an answer may take long
-        await self._tell_left_out(wire.left_out)
-        via = turn.services.carrier(turn.route, self._tell)
-        return await self._caller.ask(via, turn.provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
+        if wire.left_out:
+            await self._notify_left_out(wire.left_out)
+        transport = turn.services.transport_for(turn.route, self._notify)
+        return await self._caller.ask(transport, provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""
@@ -165,11 +168,11 @@ class ModelStep:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
 
-    def _written_again(self, before: str) -> str:
-        """What of a beginning the model's answer starts with: all of it where the provider says it again, or the white
-        space at its end where that is not sent."""
-        how = prefill_of(self._turn.route)
-        if how is not None and how.echoes:
+    def _repeated_prefix(self, before: str) -> str:
+        """How much of `before` the answer starts with: all where the provider echoes it, or the white space at its end
+        where that is not sent."""
+        prefill = prefill_of(self._turn.route)
+        if prefill is not None and prefill.echoes:
             return before
         return before[len(before.rstrip()) :] if self._turn.provider.strips_prefill else ""
 
@@ -183,34 +186,34 @@ class ModelStep:
                 return self._out.feed(delta.text)
             self._log.text(self._id, delta.text)
         elif type(delta) is ReasoningDelta:
-            if self._thought:  # what an attempt that was lost had thought stays apart
-                self._thought = False
+            if self._separate_reasoning:  # from that of an attempt that was lost
+                self._separate_reasoning = False
                 self._log.reasoning(self._id, "\n\n", delta.form)
             self._log.reasoning(self._id, delta.text, delta.form)
         elif type(delta) is ToolDrafted:
             self._log.drafted(self._id, delta.index, delta.name)
         return None
 
-    async def _tell_left_out(self, options: Sequence[str]) -> None:
-        """Name what was asked for and cannot be sent, once in a turn."""
+    async def _notify_left_out(self, options: Sequence[str]) -> None:
+        """Name the options that cannot be sent, each once in a turn."""
         for option in options:
-            if option not in self._turn.options_told:
-                self._turn.options_told.add(option)
+            if option not in self._turn.ignored_options:
+                self._turn.ignored_options.add(option)
                 message = f"The model's provider does not take `{option}`; it is left out."
                 await self._log.emit("notice", level="info", code="option_left_out", message=message)
 
-    def _tell_waiting(self, seconds: float) -> None:
-        self._tell("model_waiting", f"The model has said nothing for {round(seconds)} s; still waiting.")
+    def _notify_waiting(self, seconds: float) -> None:
+        self._notify("model_waiting", f"The model has said nothing for {round(seconds)} s; still waiting.")
 
-    def _tell(self, code: str, words: str) -> None:
-        task = asyncio.ensure_future(self._log.emit("notice", level="info", code=code, message=words))
+    def _notify(self, code: str, message: str) -> None:
+        def done(task: asyncio.Task[Event]) -> None:
+            self._notices.discard(task)
+            if not task.cancelled():
+                task.exception()  # a notice that cannot be stored is no failure
+
+        task = asyncio.ensure_future(self._log.emit("notice", level="info", code=code, message=message))
         self._notices.add(task)
-        task.add_done_callback(self._told)
-
-    def _told(self, task: asyncio.Task[Event]) -> None:
-        self._notices.discard(task)
-        if not task.cancelled():
-            task.exception()  # a notice that could not be kept harms nobody
+        task.add_done_callback(done)
 
     def _message(self, assembler: Assembler) -> Assembled:
         """The answer so far, its calls under the names that were offered. Without an offer there are no calls."""
@@ -237,7 +240,7 @@ class ModelStep:
     def _tool_name(self, name: str) -> str | None:
         return arguments.settle_name(name, (*self._turn.client_tools, *self._turn.tools))
 
-    async def _count(self, message: Assembled) -> None:
+    async def _count_usage(self, message: Assembled) -> None:
         """What an attempt that was not enough has cost counts all the same."""
         if message.usage is not None:
             usage = self._turn.usage_event(message.usage, message.text)
@@ -245,7 +248,6 @@ class ModelStep:
             await self._log.emit("usage", **usage)
 
     def _fault_of(self, message: Assembled, assembler: Assembler) -> FailureFacts | None:
-        """What is wrong with an answer that came whole."""
         cut = any(arguments.parse(call.arguments).state == "cut" for call in message.tool_calls)
         facts = FailureFacts(
             "finish",
@@ -257,25 +259,23 @@ class ModelStep:
             drafting=assembler.drafting,
         )
         bad = message.finish_reason in ("length", "content_filter", "error") or cut or facts.call_missing
-        said = self._text or message.tool_calls or (self._turn.begun and message.finish_reason == "stop")
-        return facts if bad or not said else None
+        is_answer = self._text or message.tool_calls or (self._turn.prefix and message.finish_reason == "stop")
+        return facts if bad or not is_answer else None
 
     # --- what to do ---------------------------------------------------------------------------------------------
 
     def _state(self, facts: FailureFacts, kind: Kind) -> CallState:
         turn, settings = self._turn, self._turn.settings
         retries = settings.variable("HERMES_STREAM_RETRIES") or ""
-        left = None
-        if turn.live.deadline_at is not None:
-            left = turn.live.deadline_at - time.monotonic()
+        deadline = turn.live.deadline_at
         return CallState(
             tried=self._tried,
             reconnects_max=int(retries) if retries.isdigit() else 2,
             retries_max=settings.agent.api_max_retries,
             possible=frozenset(self._possible(facts)),
-            larger_window=any(turn.window_of(route) > turn.window for route in turn.routes[turn.at + 1 :]),
+            larger_window=any(window_of(route) > turn.window for route in turn.routes[turn.route_index + 1 :]),
             retry_after_s=facts.retry_after_s,
-            time_left_s=left,
+            time_left_s=None if deadline is None else deadline - time.monotonic(),
             worker_died="WorkerDied" in facts.exception,
             delivered=len(self._text),
             drafting=facts.drafting,
@@ -286,16 +286,16 @@ class ModelStep:
 
     def _possible(self, facts: FailureFacts) -> set[Action]:
         turn = self._turn
-        usable = [c for c in turn.route.credentials if c and not turn.services.learnt.is_cooling_down(c)]
+        usable = [c for c in turn.route.credentials if c and not turn.services.route_health.is_cooling_down(c)]
         option = rejected_option(facts)
         pictures = images.has_images(turn.messages)
         ceiling = turn.capabilities.max_output
         limit = turn.max_output or turn.route.max_output_tokens
         checks: dict[Action, bool] = {
             "rotate": any(credential != self._credential for credential in usable),
-            "fallback": turn.at + 1 < len(turn.routes),
+            "fallback": turn.route_index + 1 < len(turn.routes),
             "unstream": turn.stream,
-            "drop_option": option is not None and option not in turn.services.learnt.dropped(turn.route),
+            "drop_option": option is not None and option not in turn.services.route_health.dropped(turn.route),
             "compact": turn.live.spec.compress and turn.settings.compression.enabled,
             "shrink_images": pictures and images.can_shrink(),
             "describe_images": pictures,
@@ -323,8 +323,7 @@ class ModelStep:
             return False
         if kind in ("stream_lost_tool", "stale"):
             self._dropped_tools = facts.drafting
-        if (act := self._ACTIONS.get(decision.action)) is not None:
-            await act(self, facts, kind)
+        await self._apply(decision.action, facts, kind)
         return True
 
     async def _deliver_excerpt(self) -> None:
@@ -339,103 +338,79 @@ class ModelStep:
     async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> StepResult:
         turn = self._turn
         await carry(attempt.assembler.finish(), self._deliver)
-        await self._whole()
+        await self._final_text()
         lost_call = kind in ("stream_lost_tool", "stale") and bool(facts.drafting)
         if lost_call and decision.action == "keep_partial":
             self._log.text(self._id, f"\n\n{stalled_warning(facts.drafting)}")
-        own_limit = turn.own_limit and kind == "truncated_text"
         failure = explain(
             kind,
+            turn.route.provider,
             status=facts.status,
-            provider=turn.route.provider,
             words=turn.live.secrets.redact(facts.message),
             has_text=bool(self._text),
-            own_limit=own_limit,
+            own_limit=turn.own_limit and kind == "truncated_text",
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
-        message = attempt.assembler.message()
-        return StepResult(replace(message, tool_calls=[]), self._log.text_of(self._id), failure)
+        message = replace(attempt.assembler.message(), tool_calls=[])
+        return StepResult(message, self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------
 
-    async def _rotate(self, facts: FailureFacts, kind: Kind) -> None:
-        if self._credential is not None:
-            seconds = facts.retry_after_s or KEY_REST_S.get(kind, 300.0)
-            self._turn.services.learnt.rest(self._credential, seconds)
-
-    async def _fallback(self, facts: FailureFacts, kind: Kind) -> None:
+    async def _apply(self, action: Action, facts: FailureFacts, kind: Kind) -> None:
         turn = self._turn
-        old = turn.route
+        match action:
+            case "rotate" if self._credential is not None:
+                seconds = facts.retry_after_s or KEY_REST_S.get(kind, 300.0)
+                turn.services.route_health.cool_down(self._credential, seconds)
+            case "fallback":
+                await self._fallback(kind)
+            case "unstream":
+                turn.stream = False
+            case "drop_option" if (option := rejected_option(facts)) is not None:
+                turn.services.route_health.drop(turn.route, option)
+                await self._notify_left_out([option])
+            case "compact" if not await self._compact(kind):
+                self._tried["compact"] = 3  # there is nothing left to shorten
+            case "shrink_images":
+                turn.messages = await turn.services.threads.call(lambda: images.shrink_images(turn.messages))
+            case "describe_images":
+                await self._describe_images()
+            case "drop_opaque":
+                turn.with_opaque = False
+            case "raise_output":
+                ceiling, limit = turn.capabilities.max_output, turn.max_output or turn.route.max_output_tokens
+                turn.max_output = ceiling if limit is None else min(ceiling, 2 * limit)
+            case "nudge":
+                self._nudge = _NUDGES.get(kind, prompt.ANSWER_VISIBLY)
+            case "halve_context":
+                turn.services.free_memory()
+                turn.routes[turn.route_index] = replace(turn.route, window_tokens=turn.window // 2)
+                turn.use_route(turn.route_index)
+
+    async def _fallback(self, kind: Kind) -> None:
+        turn, old = self._turn, self._turn.route
         if kind == "rate_limit":
-            turn.services.learnt.rest(old.key, PRIMARY_REST_S)
+            turn.services.route_health.cool_down(old.key, PRIMARY_REST_S)
         window = turn.window if kind == "context_overflow" else 0
-        turn.at = next(at for at in range(turn.at + 1, len(turn.routes)) if turn.window_of(turn.routes[at]) > window)
+        later = range(turn.route_index + 1, len(turn.routes))
+        turn.use_route(next(index for index in later if window_of(turn.routes[index]) > window))
         turn.counted_tokens, turn.max_output, turn.stream = 0, None, True
         ends = [{"model": route.model, "provider": route.provider} for route in (old, turn.route)]
         event = self._log.event("model.switched", to=ends[1], reason=kind)
         event.data["from"] = ends[0]
         await self._log.append(event)
 
-    async def _unstream(self, facts: FailureFacts, kind: Kind) -> None:
-        self._turn.stream = False
-
-    async def _drop_option(self, facts: FailureFacts, kind: Kind) -> None:
-        if (option := rejected_option(facts)) is not None:
-            self._turn.services.learnt.drop(self._turn.route, option)
-            await self._tell_left_out([option])
-
-    async def _compact_now(self, facts: FailureFacts, kind: Kind) -> None:
-        if not await self._compact(kind):
-            self._tried["compact"] = 3  # there is nothing left to shorten
-
-    async def _shrink_images(self, facts: FailureFacts, kind: Kind) -> None:
-        turn = self._turn
-        turn.messages = await turn.services.threads.call(lambda: images.shrink_images(turn.messages))
-
-    async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
+    async def _describe_images(self) -> None:
         from hermes.agent.auxiliary import Auxiliary
 
-        seen = bool(self._turn.settings.auxiliary.vision.model)
-        message = "a description" if seen else "a note"
-        message = f"The model's provider refused an image; {message} is sent in its place."
+        described = bool(self._turn.settings.auxiliary.vision.model)
+        replacement = "a description" if described else "a note"
+        message = f"The model's provider refused an image; {replacement} is sent in its place."
         await self._log.emit("notice", level="warn", code="image_rejected", message=message)
-        if not seen:
+        if not described:
             self._turn.messages = images.remove_images(self._turn.messages)
             return
         auxiliary = Auxiliary(self._turn)
         self._turn.messages = await images.replace_by_descriptions(self._turn.messages, auxiliary.describe)
         for usage in auxiliary.spent:
             await self._log.emit("usage", **usage)
-
-    async def _drop_opaque(self, facts: FailureFacts, kind: Kind) -> None:
-        self._turn.with_opaque = False
-
-    async def _raise_output(self, facts: FailureFacts, kind: Kind) -> None:
-        turn = self._turn
-        ceiling = turn.capabilities.max_output
-        limit = turn.max_output or turn.route.max_output_tokens
-        turn.max_output = ceiling if limit is None else min(ceiling, 2 * limit)
-
-    async def _nudge_model(self, facts: FailureFacts, kind: Kind) -> None:
-        self._nudge = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_MISSING}.get(
-            kind, prompt.ANSWER_VISIBLY
-        )
-
-    async def _halve_context(self, facts: FailureFacts, kind: Kind) -> None:
-        turn = self._turn
-        turn.services.more_room()
-        turn.routes[turn.at] = replace(turn.route, window_tokens=turn.window // 2)
-
-    _ACTIONS: ClassVar[dict[Action, Callable[[ModelStep, FailureFacts, Kind], Awaitable[None]]]] = {
-        "rotate": _rotate,
-        "fallback": _fallback,
-        "unstream": _unstream,
-        "drop_option": _drop_option,
-        "compact": _compact_now,
-        "shrink_images": _shrink_images,
-        "describe_images": _describe_images,
-        "drop_opaque": _drop_opaque,
-        "raise_output": _raise_output,
-        "nudge": _nudge_model,
-        "halve_context": _halve_context,
-    }

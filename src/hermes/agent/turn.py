@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hermes.agent.compress import size_of
 from hermes.agent.model_lists import ModelLists
@@ -26,7 +27,7 @@ from hermes.tools.registry import Registry, ToolDef
 from hermes.tools.session_state import SessionStates
 
 if TYPE_CHECKING:
-    from hermes.agent.content import Arrived
+    from hermes.agent.content import IncomingMessages
     from hermes.agent.media import MediaExporter
     from hermes.core.burst_cache import BurstCache
     from hermes.core.home import Home
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hermes.tools.mcp import Servers
     from hermes.tools.resources import ProcessResources
 
+R = TypeVar("R")
 COUNTS = (
     "input_tokens",
     "output_tokens",
@@ -52,46 +54,42 @@ class RouteHealth:
         self._rests: dict[object, float] = {}
 
     def dropped(self, route: Route) -> frozenset[str]:
-        """Options that the route has refused."""
         return frozenset(self._dropped.get(route.key, ()))
 
     def drop(self, route: Route, option: str) -> None:
-        """Never send this option there again."""
         self._dropped.setdefault(route.key, set()).add(option)
 
-    def rest(self, thing: object, seconds: float) -> None:
-        """Leave a credential or a route alone for a while."""
+    def cool_down(self, thing: object, seconds: float) -> None:
         self._rests[thing] = time.monotonic() + seconds
 
     def is_cooling_down(self, thing: object) -> bool:
-        """Whether it is to be left alone."""
         return self._rests.get(thing, 0.0) > time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What belongs to the process and serves every run. `carrier` takes requests to where a route leads; `more_room`
-    has a model of this machine take less of its memory."""
+    """What belongs to the process and serves every run. `transport_for` a route may send notices (code, message);
+    `free_memory` has a model of this machine take less of its memory."""
 
     home: Home
     settings: Callable[[], tuple[Settings, str | None]]
     http: HttpClient
-    carrier: Callable[[Route, Callable[[str, str], None]], Transport]
-    more_room: Callable[[], None]
-    lists: ModelLists
+    transport_for: Callable[[Route, Callable[[str, str], None]], Transport]
+    free_memory: Callable[[], None]
+    model_lists: ModelLists
     registry: Callable[[], Registry]
     threads: Threads
     files: Threads
     background: Callable[[Coroutine[Any, Any, None]], None]
     outside: ProcessResources
     mcp: Servers
-    lately: BurstCache
-    learnt: RouteHealth = field(default_factory=RouteHealth)
+    burst_cache: BurstCache
+    route_health: RouteHealth = field(default_factory=RouteHealth)
     session_states: SessionStates = field(default_factory=SessionStates)
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Let go of what the process has of sessions that are gone: their state, and their background processes."""
+        """Drop the state and the background processes of sessions that are gone."""
         self.session_states.drop(session_ids)
         self.outside.processes.end(session_ids)
 
@@ -113,13 +111,12 @@ class Totals:
             self.cost_usd = (self.cost_usd or 0.0) + usage["cost_usd"]
 
     def as_dict(self) -> dict[str, Any]:
-        """For events."""
         return {**self.counts, "cost_usd": self.cost_usd}
 
 
 @dataclass(slots=True)
 class Turn:
-    """One turn at work. `given` is what a caller brought that has its own history. `begun` is the beginning of the
+    """One turn at work. `incoming` is what a caller brought that has its own history. `prefix` is the beginning of the
     message that the model goes on with, which is not among the messages until then."""
 
     live: LiveRun
@@ -129,12 +126,12 @@ class Turn:
     messages: list[Message]
     history_length: int = 0
     stored: bool = False
-    given: Arrived | None = None
+    incoming: IncomingMessages | None = None
     user_row: Row | None = None
     user_message: Message | None = None
     message_id: str = ""
-    said: Row | None = None
-    begun: str = ""
+    last_answer: Row | None = None
+    prefix: str = ""
     media: MediaExporter | None = None
     system: str = ""
     instructions: str = ""
@@ -143,103 +140,95 @@ class Turn:
     schemas: tuple[ToolSchema, ...] = ()
     schemas_tokens: int = 0
     reasoning: Mapping[str, Any] | None = None
-    at: int = 0
     stream: bool = True
     with_opaque: bool = True
     max_output: int | None = None
     nudges: list[str] = field(default_factory=list)
-    options_told: set[str] = field(default_factory=set)
+    ignored_options: set[str] = field(default_factory=set)
     totals: Totals = field(default_factory=Totals)
     counted_tokens: int = 0
     counted_messages: int = 0
-    sized: list[Message] | None = None
-    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # These follow from the route that is used now.
+    route_index: int = field(init=False)
+    route: Route = field(init=False)
+    capabilities: Capabilities = field(init=False)
+    window: int = field(init=False)
+    _sized: list[Message] | None = None
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def route(self) -> Route:
-        """Where the model is asked now."""
-        return self.routes[self.at]
+    def __post_init__(self) -> None:
+        health = self.services.route_health
+        self.use_route(1 if len(self.routes) > 1 and health.is_cooling_down(self.routes[0].key) else 0)
+
+    def use_route(self, index: int) -> None:
+        self.route_index, self.route = index, self.routes[index]
+        self.capabilities = capabilities_of(self.route)
+        self.window = self.route.window_tokens or self.capabilities.window
 
     @property
     def provider(self) -> Provider:
-        """The translator of the present route."""
         return provider_for(self.route.api_mode)
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What the present model can do."""
-        return capabilities_of(self.route)
-
-    @property
-    def window(self) -> int:
-        """The present model's window."""
-        return self.window_of(self.route)
-
-    @staticmethod
-    def window_of(route: Route) -> int:
-        """How much the model of a route takes in."""
-        return route.window_tokens or capabilities_of(route).window
-
-    @property
     def steps_max(self) -> int:
-        """How many steps the turn may take."""
         return self.live.spec.max_iterations or self.settings.agent.max_turns
 
     @property
     def own_limit(self) -> bool:
-        """Whether the caller itself limits the length of answers."""
+        """The caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
     @property
     def wants_json(self) -> bool:
-        """Whether the caller asked for JSON as the answer."""
         return (self.live.spec.response_format or {}).get("type") in ("json_object", "json_schema")
 
-    def equip(self, tools: dict[str, ToolDef]) -> None:
+    def offer_tools(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
         own = tuple(tools.values())
         if not self.client_tools:
-            self.schemas, self.schemas_tokens = _all_shown(own)
+            self.schemas, self.schemas_tokens = _schemas_of(own)
             return
-        shown = [_shown(tool) for tool in own if tool.name not in self.client_tools]
-        shown += ((schema, _tokens(schema)) for schema in self.client_tools.values())
-        self.schemas, self.schemas_tokens = _in_order(shown)
+        schemas = [_schema_of(tool) for tool in own if tool.name not in self.client_tools]
+        schemas += ((schema, _tokens(schema)) for schema in self.client_tools.values())
+        self.schemas, self.schemas_tokens = _in_order(schemas)
 
-    def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
+    def prompt(self, *, tools: bool = True, tail: Sequence[Message] = (), prefill: str = "") -> Prompt:
         """The next request in canonical form."""
-        spec = self.live.spec
-        messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
-        messages = messages if self.capabilities.images else hide_tool_images(messages)
-        first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
-        offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else ()
+        spec, messages = self.live.spec, self.messages
+        if not self.with_opaque:
+            messages = [{name: value for name, value in m.items() if name != "opaque"} for m in messages]
+        if not self.capabilities.images:
+            messages = hide_tool_images(messages)
         choice = spec.tool_choice
-        if offered and first and choice not in (None, "auto", "none"):
+        offered = self.schemas if tools and choice != "none" and self.capabilities.tools else ()
+        is_forced = bool(offered) and choice not in (None, "auto", "none")
+        # Only the first answer of the turn is bound to the caller's choice, and only to the caller's own tools.
+        if is_forced and not any(m.get("role") == "assistant" for m in self.messages[self.history_length :]):
             offered = tuple(schema for schema in offered if schema.name in self.client_tools)
         else:
             choice = None
-        limit = spec.max_output_tokens or self.max_output or self.route.max_output_tokens
         return Prompt(
             system=[text for text in (self.system, self.instructions) if text],
-            messages=[*messages, *(tail or ())],
+            messages=[*messages, *tail],
             tools=offered,
             sampling=dict(spec.sampling),
             reasoning=dict(self.reasoning) if self.reasoning else None,
             tool_choice=choice if choice is None or isinstance(choice, str) else dict(choice),
             response_format=dict(spec.response_format) if spec.response_format else None,
-            max_output=limit,
+            max_output=spec.max_output_tokens or self.max_output or self.route.max_output_tokens,
             prefill=prefill,
             cache_ttl=self.settings.prompt_caching.cache_ttl,
             stream=self.stream,
-            dropped=self.services.learnt.dropped(self.route),
+            dropped=self.services.route_health.dropped(self.route),
         )
 
-    def take_in(self, row: Row) -> None:
-        """Put what the model has said behind the other messages, with what it went on from."""
+    def add_answer(self, row: Row) -> None:
+        """Add a message of the model, with the prefix that it goes on from."""
         message = row.as_message()
-        if self.begun:
-            message["content"] = f"{self.begun}{message['content'] or ''}"
-            self.begun = ""
+        if self.prefix:
+            message["content"] = f"{self.prefix}{message['content'] or ''}"
+            self.prefix = ""
         self.messages.append(message)
 
     def fixed_tokens(self) -> int:
@@ -247,25 +236,22 @@ class Turn:
         return estimate(self.system) + estimate(self.instructions) + self.schemas_tokens
 
     def prompt_tokens(self) -> int:
-        """The provider's last count plus an estimate of what was added, or an estimate of all."""
-        if self.counted_tokens:
-            return self.counted_tokens + self._size(self.counted_messages)
-        return self.fixed_tokens() + self._size(0)
+        """The provider's last count plus an estimate of what was added, or an estimate of all.
 
-    async def aside(self, function: Callable[[], Any]) -> Any:
-        """The result of a function that goes through the messages, of which there may be very many."""
-        return await self.services.files.call_for(len(self.messages), function)
-
-    def _size(self, start: int) -> int:
-        """What the messages from `start` on take. A list of messages only grows at its end, or is replaced by another:
-        each message is estimated once."""
-        if self.sized is not self.messages:
-            self.sized, self.sizes = self.messages, {}
-        end, tokens = self.sizes.get(start, (start, 0))
+        A list of messages only grows at its end, or is replaced by another: each message is estimated once.
+        """
+        start = self.counted_messages if self.counted_tokens else 0
+        if self._sized is not self.messages:
+            self._sized, self._sizes = self.messages, {}
+        end, tokens = self._sizes.get(start, (start, 0))
         if end < len(self.messages):
             tokens += size_of(self.messages[end:])
-            self.sizes[start] = len(self.messages), tokens
-        return tokens
+            self._sizes[start] = len(self.messages), tokens
+        return tokens + (self.counted_tokens or self.fixed_tokens())
+
+    async def scan(self, function: Callable[[], R]) -> R:
+        """The result of a function that goes through the messages, in a thread where there are very many."""
+        return cast("R", await self.services.files.call_for(len(self.messages), function))
 
     def timeouts(self) -> Timeouts:
         """How long the present route may take, in all and in silence."""
@@ -274,15 +260,26 @@ class Turn:
         if stale is None and is_private(route.base_url):
             stale = STALE_LOCAL_S
         if stale is None:
-            stale = _seconds(self.settings, "HERMES_STREAM_STALE_TIMEOUT", 180.0)
+            stale = self._seconds("HERMES_STREAM_STALE_TIMEOUT", 180.0)
             if self.prompt_tokens() > LARGE_PROMPT_TOKENS:
                 stale = max(stale, STALE_LARGE_S)
-        return Timeouts(route.request_timeout_s or _seconds(self.settings, "HERMES_API_TIMEOUT", 1800.0), stale)
+        return Timeouts(route.request_timeout_s or self._seconds("HERMES_API_TIMEOUT", 1800.0), stale)
+
+    def _seconds(self, variable: str, default: float) -> float:
+        try:
+            value = float(self.settings.variable(variable) or "")
+        except ValueError:
+            return default
+        return value if value > 0 else default
 
     def credential(self) -> Credential | None:
-        """The first key of the present route that is not resting."""
-        usable = [c for c in self.route.credentials if c and not self.services.learnt.is_cooling_down(c)]
-        return next(iter(usable or [c for c in self.route.credentials if c]), None)
+        """The first key of the present route that is not cooling down, else the first."""
+        first: Credential | None = None
+        for credential in self.route.credentials:
+            if credential and not self.services.route_health.is_cooling_down(credential):
+                return credential
+            first = first or credential
+        return first or None
 
     def usage_event(self, usage: Usage | None, text: str, task: str = "") -> dict[str, Any]:
         """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
@@ -302,33 +299,20 @@ class Turn:
 
 
 @lru_cache(maxsize=4096)
-def _shown(tool: ToolDef) -> tuple[ToolSchema, int]:
-    """A tool as the model sees it, and what that takes of its window."""
+def _schema_of(tool: ToolDef) -> tuple[ToolSchema, int]:
+    """A tool as the model sees it, and how many tokens that takes."""
     schema = ToolSchema(tool.name, tool.description, tool.parameters)
     return schema, _tokens(schema)
 
 
 @lru_cache(maxsize=256)
-def _all_shown(tools: tuple[ToolDef, ...]) -> tuple[tuple[ToolSchema, ...], int]:
-    return _in_order([_shown(tool) for tool in tools])
+def _schemas_of(tools: tuple[ToolDef, ...]) -> tuple[tuple[ToolSchema, ...], int]:
+    return _in_order([_schema_of(tool) for tool in tools])
 
 
-def _in_order(shown: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ...], int]:
-    schemas = sorted((schema for schema, _ in shown), key=lambda schema: schema.name)
-    return tuple(schemas), sum(tokens for _, tokens in shown)
+def _in_order(schemas: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ...], int]:
+    return tuple(sorted((schema for schema, _ in schemas), key=attrgetter("name"))), sum(n for _, n in schemas)
 
 
 def _tokens(schema: ToolSchema) -> int:
     return estimate({"n": schema.name, "d": schema.full_description, "p": schema.parameters})
-
-
-def _without_opaque(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != "opaque"}
-
-
-def _seconds(settings: Settings, name: str, default: float) -> float:
-    try:
-        value = float(settings.variable(name) or "")
-    except ValueError:
-        return default
-    return value if value > 0 else default

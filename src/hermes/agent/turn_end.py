@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import StepResult
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
-from hermes.core.failures import Failure, explain, sentence
+from hermes.core.failures import KINDS, Failure, error_code, explain
+from hermes.core.result import Message, Result
 from hermes.core.stream_parts import Assembled, ToolCall
-from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE, Result
+from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
 
 log = logging.getLogger(__name__)
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
 _MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
-_FINISH = {
-    "truncated_text": "length",
-    "truncated_tool": "length",
-    "answer_too_long": "length",
-    "filtered": "content_filter",
-}
 STOPPED = "[Stopped by the user.]"
 
 
@@ -45,13 +42,7 @@ async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolC
             raise
         log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
         turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
-    return result(
-        turn,
-        text=answered.text,
-        reasoning=_reasoning(answered.row),
-        completed=True,
-        pending_calls=calls,
-    )
+    return _result(turn, answered.text, answered.row, calls=calls)
 
 
 async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[str, Any]]) -> None:
@@ -65,9 +56,10 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
         row=None,
         finish_reason="tool_calls" if calls else "stop",
         pending_calls=calls,
-        **_spent(turn),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
-    _tell_row(row, event, "row")
+    _announce_row(row, event, "row")
 
     if calls and turn.stored:
         spec = turn.live.spec
@@ -82,10 +74,10 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, answered: StepResult | None = None, said: StepResult | None = None
+    turn: Turn, failure: Failure, answered: StepResult | None = None, recorded: StepResult | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
-    text = answered.text if answered else said.text if said else ""
+    text = answered.text if answered else recorded.text if recorded else ""
     event = turn.live.log.event(
         "run.failed",
         failure=failure.kind,
@@ -94,74 +86,52 @@ async def close_failed(
         retryable=failure.retryable,
         partial_row=None,
         text_length=len(text),
-        **_spent(turn),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
     faulty = turn.user_row if failure.kind in _MESSAGE_FAULTS else None
-    message = f"[The turn failed: {sentence(failure.kind)}]"
-    row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), message, said=said, faulty=faulty)
-    return result(
-        turn,
-        text=text,
-        reasoning=_reasoning(row),
-        failed=not failure.partial_only,
-        retry_after_s=failure.retry_after_s,
-        partial=bool(text) or failure.partial_only,
-        error=failure.message,
-        error_code=failure.code,
-        failure=failure.kind,
-    )
+    kind = KINDS[failure.kind]
+    finish = "error" if failure.kind == "max_iterations" else error_code(kind.code).finish_reason
+    message = f"[The turn failed: {kind.sentence}]"
+    row = await _close(turn, event, answered, finish, message, recorded=recorded, faulty=faulty)
+    return _result(turn, text, row, failure)
 
 
 async def close_without_store(turn: Turn, answered: StepResult | None) -> Result:
     """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
-    provider, has_text = turn.route.provider, answered is not None
-    failure = explain("store_unavailable", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+    failure = explain("store_unavailable", turn.route.provider, has_text=answered is not None)
     try:
         return await close_failed(turn, failure, answered)
     except LeaseLost:
         raise
     except StoreError:
-        return result(
-            turn,
-            text=answered.text if answered else "",
-            failed=True,
-            partial=has_text,
-            error=failure.message,
-            error_code=failure.code,
-            failure=failure.kind,
-        )
+        return _result(turn, answered.text if answered else "", failure=failure)
 
 
-async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: StepResult | None = None) -> Result:
+async def close_cancelled(turn: Turn, answered: StepResult | None = None, recorded: StepResult | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
-    text = answered.text if answered else said.text if said else ""
+    text = answered.text if answered else recorded.text if recorded else ""
     if stop.reason == "deadline":
-        failure = _deadline(turn, bool(text))
+        failure = explain("deadline", turn.route.provider, has_text=bool(text))
         return await close_failed(turn, failure, answered)
+    failure = explain("interrupted", turn.route.provider, has_text=bool(text))
+    if stop.reason == "server_shutdown":
+        failure = replace(failure, code="server_shutdown")
     if stop.reason == "server_shutdown" and spec.on_detach == "continue" and spec.persist:
         await turn.live.log.emit("run.interrupted")
-        return result(turn, text=text, partial=bool(text), interrupted=True, error_code="server_shutdown")
+        return {**_result(turn, text, failure=failure), "error": None, "failure": None}
     event = turn.live.log.event(
-        "run.cancelled", by=stop.by, reason=stop.reason, partial_row=None, text_length=len(text), **_spent(turn)
+        "run.cancelled",
+        by=stop.by,
+        reason=stop.reason,
+        partial_row=None,
+        text_length=len(text),
+        steps=turn.live.log.step,
+        usage=turn.totals.as_dict(),
     )
-    row = await _close(turn, event, answered, "interrupted", STOPPED, said=said)
-    code = "server_shutdown" if stop.reason == "server_shutdown" else "interrupted"
-    return result(
-        turn,
-        text=text,
-        reasoning=_reasoning(row),
-        partial=bool(text),
-        interrupted=True,
-        error="The turn was stopped.",
-        error_code=code,
-        failure="interrupted",
-    )
-
-
-def _deadline(turn: Turn, has_text: bool) -> Failure:
-    provider = turn.route.provider
-    return explain("deadline", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+    row = await _close(turn, event, answered, "interrupted", STOPPED, recorded=recorded)
+    return _result(turn, text, row, failure)
 
 
 async def _close(
@@ -169,9 +139,9 @@ async def _close(
     event: Event,
     answered: StepResult | None,
     finish: str,
-    words: str,
+    message: str,
     *,
-    said: StepResult | None = None,
+    recorded: StepResult | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
     """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
@@ -187,7 +157,7 @@ async def _close(
             finish_reason=finish,
             announced_in=((event, "partial_row"),),
         )
-        row.continues, row.active = bool(turn.begun), not turn.begun
+        row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.api_content = strip_rendered_media(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
@@ -196,31 +166,31 @@ async def _close(
             event.data["usage"] = turn.totals.as_dict()
             after.insert(0, log.event("usage", **usage))
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
-    elif said is not None and said.text and turn.messages[-1]["role"] == "assistant":
-        _tell_row(said.row, event, "partial_row")
+    elif recorded is not None and recorded.text and turn.messages[-1]["role"] == "assistant":
+        _announce_row(recorded.row, event, "partial_row")
         await log.append(event)
-        return said.row
+        return recorded.row
     else:
-        row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
-        if turn.begun:  # it stays as it was
-            turn.messages.append({"role": "assistant", "content": turn.begun})
-            turn.begun = ""
+        row = Row(transcript, "assistant", message, log.run_id, finish_reason=finish, synthetic=True)
+        if turn.prefix:  # it stays as it was
+            turn.messages.append({"role": "assistant", "content": turn.prefix})
+            turn.prefix = ""
         annotate = None
         if faulty is not None:
             await log.settle()
         if faulty is not None and faulty.id is not None:
-            note = f"[A message that could not be processed was left out: {words[1:-1]}]"
+            note = f"[A message that could not be processed was left out: {message[1:-1]}]"
             annotate = (faulty.id, note)
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
         await log.append(event, rows=[*left, row], annotate=annotate)
-    turn.take_in(row)
+    turn.add_answer(row)
     return row
 
 
-def _tell_row(row: Row | None, event: Event, name: str) -> None:
-    """Have an event tell the number of a row, which it may get only when both are committed."""
+def _announce_row(row: Row | None, event: Event, name: str) -> None:
+    """Put the row's id into an event; a new row gets its id when both are committed."""
     if row is not None and row.id is None:
         row.announced_in = (*row.announced_in, (event, name))
     elif row is not None:
@@ -231,16 +201,19 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
     """Results for the calls of the last message that have none, so that the transcript stays well formed."""
     asked = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
     done = {message.get("tool_call_id") for message in turn.messages}
-    said = '{"status": "interrupted"}'
+    result = '{"status": "interrupted"}'
     return [
-        Row(transcript, "tool", said, turn.live.log.run_id, tool_call_id=call["id"], tool_name=call["function"]["name"])
+        Row(
+            transcript,
+            "tool",
+            result,
+            turn.live.log.run_id,
+            tool_call_id=call["id"],
+            tool_name=call["function"]["name"],
+        )
         for call in asked
         if call["id"] not in done
     ]
-
-
-def _spent(turn: Turn) -> dict[str, Any]:
-    return {"steps": turn.live.log.step, "usage": turn.totals.as_dict()}
 
 
 def _steers(turn: Turn) -> str | None:
@@ -248,55 +221,44 @@ def _steers(turn: Turn) -> str | None:
     return "\n".join(text for _, text in turn.live.controls.steers) or None
 
 
-def _reasoning(row: Row | None) -> str | None:
-    return row.reasoning if row is not None else None
-
-
-def result(
-    turn: Turn,
-    *,
-    text: str = "",
-    reasoning: str | None = None,
-    completed: bool = False,
-    partial: bool = False,
-    failed: bool = False,
-    interrupted: bool = False,
-    error: str | None = None,
-    error_code: str | None = None,
-    failure: str | None = None,
-    retry_after_s: float | None = None,
-    pending_calls: list[dict[str, Any]] | None = None,
+def _result(
+    turn: Turn, text: str, row: Row | None = None, failure: Failure | None = None, calls: Sequence[Message] = ()
 ) -> Result:
-    """What the caller gets; every ending has every key."""
-    totals = turn.totals
+    totals, counts = turn.totals, turn.totals.counts
+    partial_only = failure is not None and failure.partial_only
+    interrupted = failure is not None and failure.kind == "interrupted"
     return {
         "final_response": text,
-        "last_reasoning": reasoning,
+        "last_reasoning": row.reasoning if row is not None else None,
         "messages": turn.messages,
         "api_calls": totals.calls,
-        "completed": completed,
-        "partial": partial,
-        "failed": failed,
+        "completed": failure is None,
+        "partial": failure is not None and (bool(text) or partial_only),
+        "failed": failure is not None and not interrupted and not partial_only,
         "interrupted": interrupted,
-        "error": error,
-        "error_code": error_code,
-        "failure": failure,
-        "retry_after_s": retry_after_s,
+        "error": failure.message if failure else None,
+        "error_code": failure.code if failure else None,
+        "failure": failure.kind if failure else None,
+        "retry_after_s": failure.retry_after_s if failure else None,
         "run_id": turn.live.spec.run_id,
         "session_id": turn.live.spec.session_id,
         "model": turn.route.model,
         "provider": turn.route.provider,
-        "pending_calls": pending_calls or [],
+        "pending_calls": [*calls],
         "pending_steer": _steers(turn),
-        "ignored_options": sorted(turn.options_told),
+        "ignored_options": sorted(turn.ignored_options),
         "warnings": [
-            {"code": code, "message": words}
-            for code, words in turn.live.notices
-            if (code, words) == STORE_UNAVAILABLE_NOTICE
+            {"code": notice[0], "message": notice[1]}
+            for notice in turn.live.notices
+            if notice == STORE_UNAVAILABLE_NOTICE
         ],
-        **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
+        "input_tokens": counts["input_tokens"],
+        "output_tokens": counts["output_tokens"],
+        "total_tokens": counts["total_tokens"],
         "usage_details": {
-            **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},
+            "cache_read_tokens": counts["cache_read_tokens"],
+            "cache_write_tokens": counts["cache_write_tokens"],
+            "reasoning_tokens": counts["reasoning_tokens"],
             "cost_usd": totals.cost_usd,
         },
     }

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import first_words, names_session, plain_title
-from hermes.agent.content import Arrived, arrived
+from hermes.agent.content import IncomingMessages, receive
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.prompt_context import gather
 from hermes.agent.turn import Services, Turn
@@ -27,62 +28,67 @@ from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.registry import ToolDef, redaction
+from hermes.tools.registry import redaction
 from hermes.tools.toolsets import LEAN, enabled_toolsets
 
-_KINDS = {"subagent": "delegate", "job": "job"}
+_SESSION_KINDS = {"subagent": "delegate", "job": "job"}
 _UNREADABLE = "[A message that could not be read.]"
 
 
 async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
-    """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
+    """The turn, its beginning on record; and the failure of a route or a request that cannot be used."""
     spec = live.spec
-    settings, notice = services.settings()
+    settings, settings_notice = services.settings()
     if live.begun is not None and spec.persist:
         session = live.begun.session
         if session is None:  # whatever is known of a session of this id was of one that is gone
             services.forget([spec.session_id])
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
-    live.spec = spec = _kept_by(session, spec, settings)
-    found, fault = _routes(live, services, settings, session)
-    stored = await _stored(live, session)
-    empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
-    begins = empty and spec.base_id is not None
-    before = Arrived()
-    said: Message = {"role": "user", "content": whole_tree(spec.user_message)}
+    live.spec = spec = _with_session_defaults(spec, session, settings)
+    available_routes, failure = _routes(live, services, settings, session)
+    stored: list[Message] = []
+    # A caller's own history counts instead of the session's where there is none.
+    if session is not None and not spec.verbatim and (spec.history is None or spec.base_id is not None):
+        begun = live.begun.said if live.begun is not None else None
+        stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
+    is_empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
+    incoming = IncomingMessages()
+    user_message: Message = {"role": "user", "content": whole_tree(spec.user_message)}
     if spec.user_name:
-        said["name"] = spec.user_name
+        user_message["name"] = spec.user_name
+    client_tools: dict[str, ToolSchema] = {}
     try:
         redact = redaction(live.secrets, settings)
-        before = await arrived([*(stored or spec.history or ()), *_results(spec)], services, spec.folder_id, redact)
-        now = await arrived([said], services, spec.folder_id, redact)
-        [said], before.given, before.saved = now.messages, before.given | now.given, before.saved + now.saved
-        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)} if spec.client_tools else {}
-        await services.files.call_for(len(before.messages), partial(_check_answered, before.messages, said["content"]))
+        history = [*(stored or spec.history or ()), *_tool_messages(spec)]
+        incoming = await receive(history, services, spec.folder_id, redact)
+        latest = await receive([user_message], services, spec.folder_id, redact)
+        [user_message] = latest.messages
+        incoming.originals |= latest.originals
+        incoming.uploads += latest.uploads
+        client_tools = _client_tools(spec)
+        await services.files.call_for(len(history), partial(_check_answered, incoming.messages, user_message))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        said, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
-        fault = Failure(
-            "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
-        )
-    new = [said] if said["content"] else []
-    history, begun = _begun(spec, before.messages)
-    turn = Turn(live, services, settings, found, [*history, *new], len(history))
-    turn.begun = begun
+        user_message, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
+        message = f"The request is malformed: {error!r}"
+        failure = Failure("bad_request", None, "", message, False, "provider_rejected_request")
+    new = [user_message] if user_message["content"] else []
+    history, prefix = _split_prefix(spec, incoming.messages)
+    turn = Turn(live, services, settings, available_routes, [*history, *new], len(history), prefix=prefix)
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     if spec.verbatim and spec.persist:
-        turn.given = Arrived(turn.messages[:], before.given)
+        turn.incoming = IncomingMessages(turn.messages[:], incoming.originals)
     await _equip(turn, client_tools)
-    await _record(turn, await set_system_prompt(turn, session), before, begins=begins)
-    for file in before.saved if spec.persist else ():
+    record = await set_system_prompt(turn, session)
+    await _record_start(turn, record, incoming, begins=is_empty and spec.base_id is not None)
+    for file in incoming.uploads if spec.persist else ():
         await live.store.sessions.add_file(
             spec.session_id, file.name, bytes=file.bytes, mime=file.mime, direction="in", path=file.path
         )
-    notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
-    for code, words in notices:
-        await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
-    return turn, fault
+    for code, text in [*live.notices, *([("settings_kept", settings_notice)] if settings_notice else [])]:
+        await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(text))
+    return turn, failure
 
 
 async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
@@ -91,50 +97,43 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     assert resumed is not None
     settings, _ = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
-    live.spec = spec = _kept_by(session, spec, settings)
-    found, fault = _routes(live, services, settings, session)
+    live.spec = spec = _with_session_defaults(spec, session, settings)
+    available_routes, failure = _routes(live, services, settings, session)
     rows = await live.store.runs.rows(spec.run_id)
     own = [row.as_message() for row in rows]
     stored = spec.history is None or spec.base_id is not None
     if stored and not spec.verbatim:
         messages = await live.store.sessions.get_messages_as_conversation(spec.session_id)
     else:
-        before = await arrived(
-            [*(spec.history or ()), *_results(spec)], services, spec.folder_id, redaction(live.secrets, settings)
-        )
-        messages = [*before.messages, *own]
-    begun = ""
+        redact = redaction(live.secrets, settings)
+        history = [*(spec.history or ()), *_tool_messages(spec)]
+        messages = [*(await receive(history, services, spec.folder_id, redact)).messages, *own]
+    prefix = ""
     if spec.continues:
-        before_own = len(messages) - len(own)
-        answers = any(message["role"] == "assistant" for message in own)
-        if not answers:
-            messages, begun = _begun(spec, messages)
+        if not any(message["role"] == "assistant" for message in own):
+            messages, prefix = _split_prefix(spec, messages)
         elif not (stored and not spec.verbatim):
-            history, text = _begun(spec, messages[:before_own])
+            history, text = _split_prefix(spec, messages[: len(messages) - len(own)])
             own = [{**own[0], "content": f"{text}{own[0]['content'] or ''}"}, *own[1:]]
             messages = [*history, *own]
-    turn = Turn(live, services, settings, found, messages, len(messages) - len(own))
-    turn.stored, turn.begun = stored, begun
+    turn = Turn(live, services, settings, available_routes, messages, len(messages) - len(own), stored, prefix=prefix)
     turn.user_row = next((row for row in rows if row.role == "user"), None)
     turn.user_message = next((m for m in messages[turn.history_length :] if m["role"] == "user"), None)
-    turn.message_id, turn.said = (
-        resumed.message_id,
-        next((row for row in reversed(rows) if row.role == "assistant"), None),
-    )
-    try:
-        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        client_tools = {}
+    turn.message_id = resumed.message_id
+    turn.last_answer = next((row for row in reversed(rows) if row.role == "assistant"), None)
+    client_tools: dict[str, ToolSchema] = {}
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
+        client_tools = _client_tools(spec)
     await _equip(turn, client_tools)
     await set_system_prompt(turn, session)
     for usage in resumed.usage:
         turn.totals.add(usage)
     live.log.step = resumed.step
-    return turn, fault
+    return turn, failure
 
 
-def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Settings) -> RunSpec:
-    """The spec with what its session keeps for its turns, where whoever asked for the turn has said nothing of it."""
+def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, settings: Settings) -> RunSpec:
+    """The spec with its session's own settings, where the request has none."""
     if session is None:
         return spec
     changes: dict[str, Any] = {}
@@ -143,7 +142,7 @@ def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Setting
     if spec.max_iterations is None and session["max_iterations"] is not None:
         changes["max_iterations"] = min(session["max_iterations"], settings.agent.max_turns)
     if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
-        usual = _configured(settings, spec.source) if spec.toolsets is None else spec.toolsets
+        usual = _configured_toolsets(settings, spec.source) if spec.toolsets is None else spec.toolsets
         changes["toolsets"] = usual & frozenset(session["toolsets"])
     return spec.replace(**changes) if changes else spec
 
@@ -151,108 +150,92 @@ def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Setting
 def _routes(
     live: LiveRun, services: Services, settings: Settings, session: Mapping[str, Any] | None
 ) -> tuple[list[Route], Failure | None]:
-    chosen = live.spec.route
+    """The routes, each with the window that its provider names where none is configured."""
+    spec = live.spec
     try:
-        if chosen is None:
-            chosen = routes.of_session(settings, session)
-        if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
-            message = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
+        choice = spec.route if spec.route is not None else routes.of_session(settings, session)
+        if spec.allowed_models is not None and not routes.is_allowed(settings, spec.allowed_models, choice):
+            names = ", ".join(sorted(spec.allowed_models))
+            message = f"The model may not be used with this key; these may: {names}."
             return [routes.LOCAL], Failure("unknown", None, "", message, False, "model_not_allowed")
-        found = routes.routes(settings, chosen)
-        for index, route in enumerate(found):
-            # Where no window is configured it is the one that the provider tells; it stays the same for the turn.
-            window = None if route.window_tokens else services.lists.window(route)
-            if window is not None:
-                found[index] = replace(route, window_tokens=window)
-        return found, None
+        chosen = routes.routes(settings, choice)
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
+    for index, route in enumerate(chosen):
+        if not route.window_tokens and (window := services.model_lists.window(route)) is not None:
+            chosen[index] = replace(route, window_tokens=window)
+    return chosen, None
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
-    """What the turn has at hand."""
-    is_cooling_down = turn.services.learnt.is_cooling_down
-    turn.at = 1 if len(turn.routes) > 1 and is_cooling_down(turn.routes[0].key) else 0
-    turn.instructions = turn.live.spec.instructions or ""
-    turn.reasoning = _reasoning(turn)
-    turn.client_tools = client_tools
-    turn.equip(await _offered(turn))
-
-
-async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
-    """What is known to have been said before. A caller's own history counts instead where there is none."""
-    spec = live.spec
-    if session is None or spec.verbatim or (spec.history is not None and spec.base_id is None):
-        return []
-    if live.begun is not None and live.begun.said is not None:
-        return live.begun.said
-    return await live.store.sessions.get_messages_as_conversation(spec.session_id)
-
-
-async def _offered(turn: Turn) -> dict[str, ToolDef]:
+    """Instructions, reasoning effort and tools."""
     spec, settings, services = turn.live.spec, turn.settings, turn.services
-    sets = set(spec.toolsets if spec.toolsets is not None else _configured(settings, spec.source))
-    sets -= spec.disabled_toolsets
+    turn.instructions = spec.instructions or ""
+    turn.reasoning = spec.reasoning
+    if spec.reasoning is None:
+        agent = settings.agent
+        if effort := agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort:
+            turn.reasoning = {"enabled": effort != "none", "effort": effort}
+    turn.client_tools = client_tools
+    toolsets = set(spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source))
+    toolsets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
-        sets &= spec.tool_policy
+        toolsets &= spec.tool_policy
     if turn.capabilities.toolsets is not None:
-        sets = sets if spec.toolsets is not None else sets & turn.capabilities.toolsets
+        if spec.toolsets is None:
+            toolsets &= turn.capabilities.toolsets
     elif turn.window < LEAN_WINDOW_TOKENS:
-        sets &= LEAN
+        toolsets &= LEAN
     if not spec.answerable:
-        sets -= {"clarify"}
-    if not sets.isdisjoint(("terminal", "code_execution")):
+        toolsets.discard("clarify")
+    if not toolsets.isdisjoint(("terminal", "code_execution")):
         await services.outside.sandboxes.ready(settings)
-    known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
-    tools = {**known}
-    if any(name.startswith(SERVER_PREFIX) for name in sets):
-        told = services.session_states.of(
-            spec.owner, spec.session_id, spec.parent_session_id if spec.parent else None
-        ).mcp_known
-        with suppress(Stopped):  # then it ends with what there is, and says so by the usual way
+    key = (_equip, settings, frozenset(toolsets))
+    tools = {**services.burst_cache(key, lambda: services.registry().offered(toolsets, settings))}
+    if any(name.startswith(SERVER_PREFIX) for name in toolsets):
+        parent = spec.parent_session_id if spec.parent else None
+        told = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
+        with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
             async with turn.live.controls.stop.scope():
-                tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)
+                tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, told)
                 turn.live.notices += notices
-    return tools
+    turn.offer_tools(tools)
 
 
 def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
     """Whether a run itself may use a toolset, whatever its model is offered."""
-    sets = (spec.toolsets or frozenset()) | _configured(settings, spec.source)
-    return toolset in sets - spec.disabled_toolsets and (spec.tool_policy is None or toolset in spec.tool_policy)
+    toolsets = (spec.toolsets or frozenset()) | _configured_toolsets(settings, spec.source)
+    return toolset in toolsets - spec.disabled_toolsets and (spec.tool_policy is None or toolset in spec.tool_policy)
 
 
 @lru_cache(maxsize=16)
-def _configured(settings: Settings, source: str) -> frozenset[str]:
+def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
     return frozenset(enabled_toolsets(settings, source))
 
 
-def _reasoning(turn: Turn) -> Mapping[str, Any] | None:
-    if turn.live.spec.reasoning is not None:
-        return turn.live.spec.reasoning
-    agent = turn.settings.agent
-    effort = agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort
-    return {"enabled": effort != "none", "effort": effort} if effort else None
-
-
-async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, anew: bool = False) -> dict[str, Any]:
-    """The system prompt, byte for byte as last time while nothing it is made of has changed; what the session is."""
-    live, spec = turn.live, turn.live.spec
-    tools = tuple(schema.name for schema in turn.schemas)
-    instructions = (session["instructions"] if session else None) or ""
-    facts: dict[str, Any] = {
-        "model": turn.route.model,
-        "window": turn.window,
-        "tools": tools,
-        "instructions": instructions,
-    }
-    try:
-        inputs = await _gathered(turn, facts)
-    except Stopped:
-        inputs = PromptInputs(surface=spec.source, **facts)
+async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:
+    """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
+    live, spec, services = turn.live, turn.live.spec, turn.services
+    tools = tuple(map(attrgetter("name"), turn.schemas))
+    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools)
+    if session and session["instructions"]:
+        inputs = replace(inputs, instructions=session["instructions"])
+    sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
+    key = (gather, turn.settings, live.secrets.values, *sources, inputs)
+    known: PromptInputs | None = services.burst_cache.get(key)
+    if known is None:
+        read = partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), inputs)
+        with suppress(Stopped):  # it is met at the next step
+            async with live.controls.stop.scope():
+                known = services.burst_cache.keep(key, await services.files.call(read))
+    inputs = known or inputs
     digest = inputs.digest()
-    known = session is not None and session["system_prompt"] is not None and session["prompt_digest"] == digest
-    if session is not None and known and not anew:
+    if (
+        session is not None
+        and not rebuild
+        and session["system_prompt"] is not None
+        and session["prompt_digest"] == digest
+    ):
         turn.system = session["system_prompt"]
     else:
         turn.system = prompt.build(inputs)
@@ -262,7 +245,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
         "id": live.transcript_id,
         "source": spec.source,
         "owner": spec.owner,
-        "kind": _KINDS.get(spec.kind, "root"),
+        "kind": _SESSION_KINDS.get(spec.kind, "root"),
         "session_key": spec.session_key,
         "parent_session_id": spec.parent_session_id,
         "base_id": spec.base_id,
@@ -273,23 +256,8 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
     }
 
 
-async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
-    """What the prompt is made of, as it lies on the disk, or, when there is much to do, as it lay there a moment ago."""
-    live, spec, services = turn.live, turn.live.spec, turn.services
-    whose = (spec.source, spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
-    key = (gather, turn.settings, live.secrets.values, *whose, *facts.values())
-    inputs: PromptInputs | None = services.lately.get(key)
-    if inputs is None:
-        async with live.controls.stop.scope():
-            inputs = await services.files.call(
-                partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), **facts)
-            )
-        services.lately.keep(key, inputs)
-    return inputs
-
-
-async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, begins: bool) -> None:
-    live, spec, said = turn.live, turn.live.spec, turn.user_message
+async def _record_start(turn: Turn, record: dict[str, Any], incoming: IncomingMessages, *, begins: bool) -> None:
+    live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",
         kind=spec.kind,
@@ -297,26 +265,26 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
         model=turn.route.model,
         provider=turn.route.provider,
         api_mode=turn.route.api_mode,
-        tools=[schema.name for schema in turn.schemas],
+        tools=list(map(attrgetter("name"), turn.schemas)),
         user_row=None,
         max_iterations=turn.steps_max,
         on_detach=spec.on_detach,
     )
     rows: list[Row] = []
-    if spec.persist and turn.stored:
-        # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
-        told = before.messages if begins else before.messages[len(before.messages) - len(spec.results) :]
-        rows += await turn.aside(lambda: [before.row(live.transcript_id, message) for message in told])
-    if said is not None:
-        turn.user_row = row = before.row(live.transcript_id, said)
+    # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
+    new = incoming.messages[0 if begins else len(incoming.messages) - len(spec.results) :]
+    if new and spec.persist and turn.stored:
+        rows += await turn.scan(lambda: [incoming.row(live.transcript_id, message) for message in new])
+    if turn.user_message is not None:
+        turn.user_row = row = incoming.row(live.transcript_id, turn.user_message)
         row.run_id, row.announced_in = spec.run_id, ((started, "user_row"),)
         rows.append(row)
         if not names_session(turn):
-            record = {**record, "auto_title": plain_title(first_words(turn.messages))}
-    await live.log.append(started, rows=rows, session=record, hold=not before.saved)
+            record["auto_title"] = plain_title(first_words(turn.messages))
+    await live.log.append(started, rows=rows, session=record, hold=not incoming.uploads)
 
 
-def _begun(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
+def _split_prefix(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
     """The messages without the last one, and its text, where the model is to go on with that."""
     last = messages[-1] if messages and spec.continues else {}
     if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
@@ -324,23 +292,25 @@ def _begun(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
     return messages[:-1], last["content"]
 
 
-def _results(spec: RunSpec) -> list[Message]:
-    return [{"role": "tool", **result} for result in spec.results]
+def _tool_messages(spec: RunSpec) -> list[Message]:
+    return [{"role": "tool", **result} for result in spec.results] if spec.results else []
 
 
-def _check_answered(history: list[Message], content: Any) -> None:
+def _check_answered(history: list[Message], user_message: Message) -> None:
     """A call that the client was to answer must be answered before anything new is said."""
-    if not history or not content:
-        return
-    asked = next((m for m in reversed(history) if m.get("role") != "tool"), {}).get("tool_calls") or ()
-    answered = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
-    missing = [call["id"] for call in asked if call["id"] not in answered]
-    if missing:
-        raise ValueError(f"the tool calls {', '.join(missing)} have no results")
+    asking: Message = next((message for message in reversed(history) if message.get("role") != "tool"), {})
+    if (calls := asking.get("tool_calls")) and user_message["content"]:
+        answered = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
+        if missing := [call["id"] for call in calls if call["id"] not in answered]:
+            raise ValueError(f"the tool calls {', '.join(missing)} have no results")
 
 
-def _client_tool(tool: Mapping[str, Any]) -> ToolSchema:
-    """A client's function, bare or in the envelope that chat completions use."""
-    tool = tool.get("function", tool)
-    parameters, form = dict(tool.get("parameters") or {"type": "object"}), tool.get("format")
-    return ToolSchema(str(tool["name"]), str(tool.get("description") or ""), parameters, dict(form) if form else None)
+def _client_tools(spec: RunSpec) -> dict[str, ToolSchema]:
+    """The client's functions, bare or in the envelope that chat completions use."""
+    schemas: dict[str, ToolSchema] = {}
+    for tool in spec.client_tools:
+        tool = tool.get("function", tool)
+        name, form = str(tool["name"]), tool.get("format")
+        parameters = dict(tool.get("parameters") or {"type": "object"})
+        schemas[name] = ToolSchema(name, str(tool.get("description") or ""), parameters, dict(form) if form else None)
+    return schemas

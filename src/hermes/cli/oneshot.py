@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ class Usage:
         """Write it, if that is wanted."""
         if self._path is None:
             return
-        found: Result = self.result or {}
+        found: Mapping[str, Any] = self.result or {}
         told = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
         told |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
         told |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}

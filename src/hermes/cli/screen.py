@@ -153,7 +153,7 @@ class Screen:
         self.tokens, self._used = self.tokens + result["total_tokens"], 0
         self.took = f"{seconds:.1f} s"
         if not self._quiet and result["total_tokens"]:
-            cost = (result.get("usage_details") or {}).get("cost_usd")
+            cost = result["usage_details"]["cost_usd"]
             told = [f"{result['input_tokens']:,} tokens in, {result['output_tokens']:,} out"]
             told += [f"${cost:.4f}".rstrip("0").rstrip(".")] if cost else []
             self.note(" · ".join([*told, self.took]))

@@ -319,7 +319,7 @@ def exit_code(result: Result, *, refused: bool = False) -> int:
     if result["interrupted"]:
         return EXIT_INTERRUPTED
     if result["failed"] or result["error"]:
-        return _EXITS.get(result["error_code"], EXIT_FAILED)
+        return _EXITS.get(result["error_code"] or "", EXIT_FAILED)
     return EXIT_REFUSED if refused else 0
 
 

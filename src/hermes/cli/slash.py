@@ -359,7 +359,7 @@ async def _usage(chat: Chat, rest: str) -> None:
 async def _status(chat: Chat, rest: str) -> None:
     talk = chat.talk
     route, session = await talk.route(), await talk.session()
-    used = (talk.result or {}).get("input_tokens", 0)
+    used = talk.result["input_tokens"] if talk.result else 0
     chosen = await talk.blocking(partial(choose_backend, talk.settings))
     facts = {
         "model": f"{route.provider}/{route.model}",

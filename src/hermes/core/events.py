@@ -68,7 +68,6 @@ class Event:
     message_row: Any = field(default=None, compare=False, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The envelope with its fields, as it is shown and stored."""
         return {
             "run_id": self.run_id,
             "seq": self.seq,
@@ -80,7 +79,6 @@ class Event:
 
     @property
     def final(self) -> bool:
-        """Whether nothing follows."""
         return self.type in FINAL
 
     @property
@@ -118,11 +116,9 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has its final event."""
         return self.status in ("completed", "failed", "cancelled")
 
     def apply(self, event: Event) -> None:
-        """Take one event into account."""
         kind, data = event.type, event.data
         self.last_event, self.last_seq = kind, event.seq
         if kind in VOLATILE or self.ended:
@@ -164,7 +160,6 @@ class RunState:
 
 
 def fold(events: Iterator[Event] | list[Event]) -> RunState:
-    """The state after these events."""
     state = RunState()
     for event in events:
         state.apply(event)
@@ -228,12 +223,10 @@ class Cuts:
 
     @property
     def size(self) -> int:
-        """How much there is to pack."""
         return len(self._packed)
 
     @staticmethod
     def join(packed: Sequence[str]) -> str:
-        """What was packed in pieces."""
         return packed[0] if len(packed) == 1 else b64encode(b"".join(map(b64decode, packed))).decode()
 
     @staticmethod
@@ -245,7 +238,6 @@ class Cuts:
 
 
 def packed_size(packed: str) -> int:
-    """How much was packed into a text."""
     return len(packed) // 4 * 3 - packed[-2:].count("=")
 
 
@@ -275,7 +267,6 @@ def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
 def deltas(
     run_id: str, step: int, type_: str, fixed: dict[str, Any], text: str, packed: str, after: int = 0
 ) -> Iterator[Event]:
-    """The deltas of a stream again, from its text and its cuts."""
     seqs, offsets, times = _unpacked(packed)
     for at in range(bisect_right(seqs, after), len(seqs)):
         data = {**fixed, "offset": offsets[at], "text": text[offsets[at] : offsets[at + 1]]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 from hermes.core.stream_parts import FinishReason
@@ -99,8 +99,7 @@ class Failure:
 
     @property
     def partial_only(self) -> bool:
-        """Cut rather than failed: the text stands as the answer."""
-        return self.code in ("output_truncated", "content_filter", "max_iterations")
+        return self.code in CUT_CODES
 
 
 # --- what happened -------------------------------------------------------------------------------------------------
@@ -287,7 +286,6 @@ def _mention(name: str, text: str) -> re.Match[str] | None:
 
 
 def refuses_streaming(message: str) -> bool:
-    """Whether these words say that streaming is not to be had."""
     return bool(_NO_STREAM.search(message))
 
 
@@ -360,84 +358,139 @@ def _classify_status(facts: FailureFacts) -> Kind:
 
 # --- what to say about it ------------------------------------------------------------------------------------------
 
-# kind: (code of the API, may be tried again, sentence)
-_TOLD: dict[Kind, tuple[str, bool, str]] = {
-    "interrupted": ("interrupted", False, "The turn was stopped."),
-    "connect": ("provider_unavailable", True, "The model provider could not be reached."),
-    "stream_lost": ("provider_unavailable", True, "The connection to the model provider broke off."),
-    "stream_lost_text": ("provider_unavailable", True, "The connection to the model provider broke off mid-answer."),
-    "stream_lost_tool": ("provider_unavailable", True, "The connection to the model provider broke off mid tool call."),
-    "stale": ("provider_timeout", True, "The model provider went silent."),
-    "stream_unsupported": ("provider_rejected_request", False, "The model provider does not stream."),
-    "option_rejected": ("provider_rejected_request", False, "The model provider refused a parameter."),
-    "timeout": ("provider_timeout", True, "The model provider took too long."),
-    "overloaded": ("provider_unavailable", True, "The model provider is overloaded."),
-    "server_error": ("provider_unavailable", True, "The model provider had an internal error."),
-    "rate_limit": ("provider_rate_limited", True, "The model provider's rate limit is reached."),
-    "billing": ("provider_quota_exceeded", False, "The model provider's quota or credit is used up."),
-    "auth": ("provider_auth_failed", False, "The model provider refused the API key; check the configured key."),
-    "forbidden": ("provider_rejected_request", False, "The model provider does not allow this request."),
-    "model_not_found": ("provider_model_not_found", False, "The model provider does not know this model."),
-    "context_overflow": ("context_length_exceeded", False, "The conversation is too long for the model."),
-    "payload_too_large": ("context_length_exceeded", False, "The request is too large for the model provider."),
-    "image_rejected": ("provider_rejected_request", False, "The model does not take the image."),
-    "opaque_rejected": ("provider_rejected_request", False, "The model provider refused its own replayed items."),
-    "policy_blocked": ("content_policy_violation", False, "The model provider's moderation refused the request."),
-    "filtered": ("content_filter", False, "The model provider's filter cut the answer."),
-    "bad_request": ("provider_rejected_request", False, "The model provider refused the request."),
-    "tls": ("provider_rejected_request", False, "The model provider's certificate could not be verified."),
-    "truncated_text": ("output_truncated", False, "The answer was truncated at the output limit."),
-    "truncated_tool": (
+
+class ErrorCode(NamedTuple):
+    """What an error code of the API means in each format.
+
+    `status` is the one of an answer that has no text to show; `alone` is the code such an answer has instead.
+    `incomplete_reason` and `response_error` are for `/v1/responses`.
+    """
+
+    status: int = 502
+    finish_reason: str = "error"
+    alone: str = ""
+    incomplete_reason: str = ""
+    response_error: str = "server_error"
+
+
+CODES: dict[str, ErrorCode] = {
+    "output_truncated": ErrorCode(
+        finish_reason="length", alone="agent_incomplete", incomplete_reason="max_output_tokens"
+    ),
+    "max_iterations": ErrorCode(finish_reason="length", alone="agent_incomplete", incomplete_reason="max_iterations"),
+    "content_filter": ErrorCode(
+        finish_reason="content_filter", alone="content_policy_violation", incomplete_reason="content_filter"
+    ),
+    "interrupted": ErrorCode(finish_reason="stop", alone="turn_cancelled"),
+    "turn_cancelled": ErrorCode(409),
+    "session_busy": ErrorCode(409),
+    "context_length_exceeded": ErrorCode(400, response_error="invalid_prompt"),
+    "content_policy_violation": ErrorCode(400, response_error="invalid_prompt"),
+    "provider_rejected_request": ErrorCode(response_error="invalid_prompt"),
+    "model_not_allowed": ErrorCode(403),
+    "agent_error": ErrorCode(500),
+    "rate_limit_exceeded": ErrorCode(response_error="rate_limit_exceeded"),
+    "provider_rate_limited": ErrorCode(503, response_error="rate_limit_exceeded"),
+    "server_restarted": ErrorCode(503),
+    "server_shutdown": ErrorCode(503),
+    "session_db_unavailable": ErrorCode(503),
+    "local_unavailable": ErrorCode(503),
+    "provider_timeout": ErrorCode(504),
+    "turn_timeout": ErrorCode(504),
+}
+_OTHER_CODE = ErrorCode()
+# The answer was cut rather than failed: its text stands.
+CUT_CODES = frozenset(code for code, row in CODES.items() if row.incomplete_reason)
+
+
+def error_code(code: str) -> ErrorCode:
+    return CODES.get(code, _OTHER_CODE)
+
+
+class FailureKind(NamedTuple):
+    """The API's code for a kind of failure, whether to try again, and our sentence."""
+
+    code: str
+    retryable: bool
+    sentence: str
+
+
+KINDS: dict[Kind, FailureKind] = {
+    "interrupted": FailureKind("interrupted", False, "The turn was stopped."),
+    "connect": FailureKind("provider_unavailable", True, "The model provider could not be reached."),
+    "stream_lost": FailureKind("provider_unavailable", True, "The connection to the model provider broke off."),
+    "stream_lost_text": FailureKind(
+        "provider_unavailable", True, "The connection to the model provider broke off mid-answer."
+    ),
+    "stream_lost_tool": FailureKind(
+        "provider_unavailable", True, "The connection to the model provider broke off mid tool call."
+    ),
+    "stale": FailureKind("provider_timeout", True, "The model provider went silent."),
+    "stream_unsupported": FailureKind("provider_rejected_request", False, "The model provider does not stream."),
+    "option_rejected": FailureKind("provider_rejected_request", False, "The model provider refused a parameter."),
+    "timeout": FailureKind("provider_timeout", True, "The model provider took too long."),
+    "overloaded": FailureKind("provider_unavailable", True, "The model provider is overloaded."),
+    "server_error": FailureKind("provider_unavailable", True, "The model provider had an internal error."),
+    "rate_limit": FailureKind("provider_rate_limited", True, "The model provider's rate limit is reached."),
+    "billing": FailureKind("provider_quota_exceeded", False, "The model provider's quota or credit is used up."),
+    "auth": FailureKind(
+        "provider_auth_failed", False, "The model provider refused the API key; check the configured key."
+    ),
+    "forbidden": FailureKind("provider_rejected_request", False, "The model provider does not allow this request."),
+    "model_not_found": FailureKind("provider_model_not_found", False, "The model provider does not know this model."),
+    "context_overflow": FailureKind("context_length_exceeded", False, "The conversation is too long for the model."),
+    "payload_too_large": FailureKind(
+        "context_length_exceeded", False, "The request is too large for the model provider."
+    ),
+    "image_rejected": FailureKind("provider_rejected_request", False, "The model does not take the image."),
+    "opaque_rejected": FailureKind(
+        "provider_rejected_request", False, "The model provider refused its own replayed items."
+    ),
+    "policy_blocked": FailureKind(
+        "content_policy_violation", False, "The model provider's moderation refused the request."
+    ),
+    "filtered": FailureKind("content_filter", False, "The model provider's filter cut the answer."),
+    "bad_request": FailureKind("provider_rejected_request", False, "The model provider refused the request."),
+    "tls": FailureKind("provider_rejected_request", False, "The model provider's certificate could not be verified."),
+    "truncated_text": FailureKind("output_truncated", False, "The answer was truncated at the output limit."),
+    "truncated_tool": FailureKind(
         "output_truncated",
         False,
         "A tool call was truncated at the output limit and was not executed.",
     ),
-    "answer_too_long": ("output_truncated", False, "The answer was truncated at agent.max_answer_chars."),
-    "bad_structure": ("structured_output_failed", False, "The answer does not fit the format that was asked for."),
-    "empty": ("agent_incomplete", True, "The model gave an empty answer."),
-    "missing_call": ("agent_incomplete", True, "The model announced a tool call and sent none."),
-    "local_unavailable": (
+    "answer_too_long": FailureKind("output_truncated", False, "The answer was truncated at agent.max_answer_chars."),
+    "bad_structure": FailureKind(
+        "structured_output_failed", False, "The answer does not fit the format that was asked for."
+    ),
+    "empty": FailureKind("agent_incomplete", True, "The model gave an empty answer."),
+    "missing_call": FailureKind("agent_incomplete", True, "The model announced a tool call and sent none."),
+    "local_unavailable": FailureKind(
         "provider_unavailable",
         False,
         "No model is configured and none is installed; run `hermes setup`, or set `model` in config.yaml.",
     ),
-    "local_memory": ("provider_unavailable", False, "The local model does not fit into memory."),
-    "deadline": ("turn_timeout", False, "The time allowed for this turn is used up."),
-    "unknown": ("agent_incomplete", True, "The model call failed."),
-    "max_iterations": ("max_iterations", False, "The steps allowed for this turn are used up."),
-    "invalid_calls": (
+    "local_memory": FailureKind("provider_unavailable", False, "The local model does not fit into memory."),
+    "deadline": FailureKind("turn_timeout", False, "The time allowed for this turn is used up."),
+    "unknown": FailureKind("agent_incomplete", True, "The model call failed."),
+    "max_iterations": FailureKind("max_iterations", False, "The steps allowed for this turn are used up."),
+    "invalid_calls": FailureKind(
         "agent_incomplete",
         False,
         "The model kept calling tools that do not exist or with bad arguments.",
     ),
-    "session_busy": ("session_busy", True, "Another turn of this session is still running."),
-    "server_restarted": ("server_restarted", True, "The server was restarted while this turn ran."),
-    "crash_loop": ("server_restarted", False, "The turn was taken up three times without getting further."),
-    "store_unavailable": ("session_db_unavailable", True, "The store cannot be written to."),
-}
-_WITHOUT_TEXT: dict[Kind, str] = {
-    "truncated_text": "agent_incomplete",
-    "truncated_tool": "agent_incomplete",
-    "answer_too_long": "agent_incomplete",
-    "max_iterations": "agent_incomplete",
-    "filtered": "content_policy_violation",
+    "session_busy": FailureKind("session_busy", True, "Another turn of this session is still running."),
+    "server_restarted": FailureKind("server_restarted", True, "The server was restarted while this turn ran."),
+    "crash_loop": FailureKind("server_restarted", False, "The turn was taken up three times without getting further."),
+    "store_unavailable": FailureKind("session_db_unavailable", True, "The store cannot be written to."),
 }
 
 
-def code_of(kind: Kind) -> str:
-    """The API's code for a kind."""
-    return _TOLD[kind][0]
-
-
-def sentence(kind: Kind) -> str:
-    """Our own words for a kind."""
-    return _TOLD[kind][2]
-
-
-def explain(kind: Kind, *, status: int | None, provider: str, words: str, has_text: bool, own_limit: bool) -> Failure:
+def explain(
+    kind: Kind, provider: str, *, status: int | None = None, words: str = "", has_text: bool, own_limit: bool = False
+) -> Failure:
     """The failure as told to the user. `words` are the provider's, already redacted."""
-    code, retryable, ours = _TOLD[kind]
-    if not has_text and not own_limit:
-        code = _WITHOUT_TEXT.get(kind, code)
+    code, retryable, sentence = KINDS[kind]
+    if code in CUT_CODES and not has_text and not own_limit:
+        code = CODES[code].alone
     clean = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", words).strip()[:PROVIDER_WORDS_CHARS_MAX]
-    return Failure(kind, status, provider, f"{ours} {clean}".strip(), retryable, code)
+    return Failure(kind, status, provider, f"{sentence} {clean}".strip(), retryable, code)

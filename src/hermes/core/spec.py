@@ -40,7 +40,6 @@ class RouteChoice:
 
     @property
     def name(self) -> str | None:
-        """How it is asked for by name."""
         return self.alias or (f"{self.provider}/{self.model}" if self.provider and self.model else None)
 
 
@@ -115,7 +114,6 @@ class RunSpec(msgspec.Struct, frozen=True):
         return f"{UNRECORDED}{scope_name(self.owner, self.session_id)}"
 
     def replace(self, **changes: Any) -> RunSpec:
-        """A copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)
 
     def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:

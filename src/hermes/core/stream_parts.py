@@ -12,8 +12,6 @@ ReasoningForm = Literal["raw", "summary"]
 
 @dataclass(slots=True)
 class Text:
-    """Visible text."""
-
     text: str
 
 
@@ -70,8 +68,6 @@ _COUNTS = fields(Usage)
 
 @dataclass(slots=True)
 class Model:
-    """The name of the model that answers, as the provider gives it."""
-
     name: str
 
 
@@ -96,8 +92,6 @@ Part = Text | Reasoning | ToolDelta | Opaque | Usage | Model | Finish | ServerEr
 
 @dataclass(slots=True)
 class ToolCall:
-    """A finished call: what the model asks for."""
-
     id: str
     name: str
     arguments: str
@@ -105,12 +99,10 @@ class ToolCall:
 
     @classmethod
     def from_dict(cls, call: Mapping[str, Any]) -> ToolCall:
-        """A call of a message again."""
         function = call["function"]
         return cls(call["id"], function["name"], function["arguments"], call.get("extra_content"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The canonical form in messages."""
         call: dict[str, Any] = {
             "id": self.id,
             "type": "function",
@@ -123,8 +115,6 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Assembled:
-    """One answer put together."""
-
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)

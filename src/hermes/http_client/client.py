@@ -31,8 +31,6 @@ _P = TypeVar("_P", "Connection", "_Tunnel", "_Stream")
 
 
 class Transport(Protocol):
-    """What carries requests out."""
-
     def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
     ) -> AbstractAsyncContextManager[Answer]: ...
@@ -75,8 +73,6 @@ def _place(url: str) -> _Place:
 
 
 class Exchange:
-    """`async with client.send(…) as answer`."""
-
     def __init__(
         self, client: HttpClient, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
     ) -> None:
@@ -120,11 +116,9 @@ class HttpClient:
         self._asked: dict[tuple[str, int], tuple[Pending, int]] = {}
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Exchange:
-        """One exchange, to be entered with `async with`."""
         return Exchange(self, method, url, headers, body, timeouts)
 
     async def close(self) -> None:
-        """Close every connection."""
         for connection in tuple(self._open_ones):
             connection.drop()
         self._idle.clear()
@@ -177,7 +171,6 @@ class HttpClient:
     # --- connections --------------------------------------------------------------------------------------------
 
     def _acquire_idle(self, key: tuple[str, ...]) -> Connection | None:
-        """A connection that is open and unused."""
         connections = self._idle.get(key)
         while connections:
             connection = connections.pop()
@@ -197,11 +190,9 @@ class HttpClient:
             connection.drop()
 
     def opened(self, connection: Connection) -> None:
-        """There is one more."""
         self._open_ones.add(connection)
 
     def forget(self, connection: Connection) -> None:
-        """There is one less."""
         self._open_ones.discard(connection)
         if connection.resting is not None:
             connection.resting.cancel()
@@ -362,7 +353,6 @@ class _Tunnel(asyncio.Protocol):
 
 
 def _known(name: str, address: str) -> list[str]:
-    """The header by which we are known to whom an address names a user."""
     url = URL(address)
     if url.user is None:
         return []
@@ -370,7 +360,6 @@ def _known(name: str, address: str) -> list[str]:
 
 
 def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, proxy: str | None) -> bytes:
-    """The head of a request."""
     target = place.target if proxy is None else f"http://{place.authority}{place.target}"
     lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}"]
     names = {name.lower() for name in headers}

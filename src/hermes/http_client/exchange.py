@@ -31,15 +31,15 @@ class StreamBroken(TransportError):
 
 
 class StaleStream(TransportError):
-    """Silence past the limit."""
+    pass
 
 
 class RequestTimeout(TransportError):
-    """The time for the whole exchange is used up."""
+    pass
 
 
 class TlsFailed(TransportError):
-    """The other side's certificate could not be verified."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,6 @@ class Timeouts:
 
 
 class Pool(Protocol):
-    """Where a connection goes after an exchange."""
-
     def opened(self, connection: Connection) -> None: ...
 
     def rest(self, connection: Connection) -> None: ...
@@ -96,7 +94,6 @@ class Connection(asyncio.Protocol):
         self.gone = False
 
     def ask(self, method: str, answer: Answer, data: bytes) -> None:
-        """Begin an exchange."""
         assert self.transport is not None
         self.method, self.answer, self._size, self._fed, self._body = method, answer, 0, 0, []
         if self.gone:
@@ -105,7 +102,6 @@ class Connection(asyncio.Protocol):
             self.transport.write(data)
 
     def drop(self) -> None:
-        """Use it no more."""
         self.gone = True
         if self.resting is not None:
             self.resting.cancel()
@@ -224,7 +220,6 @@ class Answer:
         )
 
     async def head(self) -> None:
-        """Wait until the answer begins."""
         while not self.status and self._error is None:
             await self._wait()
         if self._error is not None and not self.status:
@@ -292,7 +287,6 @@ class Answer:
     # --- told by the connection
 
     def begun(self, status: int) -> None:
-        """The head is there."""
         self.status, self._heard_at = status, self._loop.time()
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self.is_stream, self.is_json = kind == "text/event-stream", kind == "application/json"
@@ -304,7 +298,6 @@ class Answer:
         self._wake()
 
     def came(self, data: bytes) -> None:
-        """A piece of the body."""
         self._heard_at = self._loop.time()
         if self._packed and not (data := self._unpacked(data)):
             return
@@ -344,7 +337,6 @@ class Answer:
         return out
 
     def ended(self) -> None:
-        """All of it is there."""
         if self._still_packed is None and self._unpacker is not None and not self._unpacker.eof:
             self.fail(StreamBroken(_CUT_PACKED, answered=True))
             return
@@ -392,5 +384,4 @@ class Answer:
 
 
 def plain(error: Exception) -> str:
-    """What an error says."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

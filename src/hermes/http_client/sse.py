@@ -24,7 +24,6 @@ class SseDecoder:
         self._skip_lf = False
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        """The events that this chunk completes."""
         if found := self.whole(chunk):
             return [("", data) for data in found]
         events = self._read(chunk) if chunk else []

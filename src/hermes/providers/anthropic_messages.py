@@ -4,42 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hermes.core.failures import FailureFacts
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
-from hermes.providers.base import (
-    Capabilities,
-    Credential,
-    JsonObject,
-    Message,
-    Prompt,
-    Provider,
-    Route,
-    ToolSchema,
-    WireEvent,
-    WireRequest,
-    as_dict,
-    as_index,
-    as_str,
-    call_arguments,
-    content_parts,
-    endpoint,
-    get,
-    image_of,
-    images_of,
-    inline_data,
-    left_out,
-    opaque_items,
-    post,
-    refusal_facts,
-    sampling_sent,
-    server_error,
-    text_of,
-    token_count,
-    wanted_effort,
-)
+from hermes.providers import base
 from hermes.providers.table import (
     ModelFacts,
     adaptive_thinking,
@@ -58,20 +27,17 @@ _VERSION_HEADER = {"anthropic-version": VERSION}
 
 
 class AnthropicMessages:
-    """Translates between our parts and messages."""
-
     api_mode = API_MODE
     ends = frozenset({"message_stop"})
     texts = None  # no event is told by its text alone
     strips_prefill = True
 
-    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
+    def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         facts = facts_for(route.model)
         choice = _tool_choice(prompt, facts)
         limit = output_limit(facts, prompt.max_output, route.max_output_tokens, route.window_tokens)
         limit, thinking = _thinking(prompt, facts, limit, choice)
-        body: JsonObject = {
+        body: base.JsonObject = {
             "model": route.model,
             "max_tokens": limit,
             "messages": _messages(prompt),
@@ -89,52 +55,45 @@ class AnthropicMessages:
             body["output_config"] = {**body.get("output_config", {}), "format": output_format}
         if facts.cache and "cache_control" not in prompt.dropped:
             _mark_for_cache(body, prompt.cache_ttl)
-        without = left_out(prompt, body, _FIELDS)
-        return post(route, _url(route.base_url), body, _secret(credential), _VERSION_HEADER, without)
+        without = base.left_out(prompt, body, _FIELDS)
+        return base.post(route, _url(route.base_url), body, _secret(credential), _VERSION_HEADER, without)
 
-    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
-        base = _url(route.base_url).removesuffix("/messages")
-        return get(f"{base}/models?limit=1000", route, _VERSION_HEADER, _secret(credential))
+    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
+        address = _url(route.base_url).removesuffix("/messages")
+        return base.get(f"{address}/models?limit=1000", route, _VERSION_HEADER, _secret(credential))
 
-    def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one event or of a whole message."""
+    def parts(self, event: base.WireEvent) -> Sequence[Part]:
         data = event.data
         if type(data) is not dict:
             return ()
         kind = data.get("type")
         if event.whole and kind != "error":
-            return [server_error(data)] if data.get("error") else _whole(data)
+            return [base.server_error(data)] if data.get("error") else _whole(data)
         read = _EVENTS.get(kind if type(kind) is str else event.name)
         return read(data) if read is not None else ()
 
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
-        return refusal_facts(status, headers, body)
-
-    def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
+    def capabilities(self, model: str) -> base.Capabilities:
         return capabilities_for(model, OPTIONS)
 
 
-PROVIDER: Provider = AnthropicMessages()
+PROVIDER: base.Provider = AnthropicMessages()
 
 # --- requests: parameters --------------------------------------------------------------------------------------------
 
-_CHOICES: dict[str, JsonObject] = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
+_CHOICES: dict[str, base.JsonObject] = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
 _TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
 
 
-def _secret(credential: Credential | None) -> dict[str, str]:
+def _secret(credential: base.Credential | None) -> dict[str, str]:
     return {"x-api-key": credential.reveal().strip()} if credential else {}
 
 
 def _url(base_url: str) -> str:
-    base = base_url.partition("?")[0].rstrip("/")
-    return endpoint(base_url, "/messages" if base.endswith(("/v1", "/v1/messages")) else "/v1/messages")
+    address = base_url.partition("?")[0].rstrip("/")
+    return base.endpoint(base_url, "/messages" if address.endswith(("/v1", "/v1/messages")) else "/v1/messages")
 
 
-def _tool(tool: ToolSchema) -> JsonObject:
+def _tool(tool: base.ToolSchema) -> base.JsonObject:
     return {
         "name": tool.name,
         **({"description": described} if (described := tool.full_description) else {}),
@@ -142,16 +101,16 @@ def _tool(tool: ToolSchema) -> JsonObject:
     }
 
 
-def _tool_choice(prompt: Prompt, facts: ModelFacts) -> JsonObject | None:
+def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | None:
     """The choice in this protocol's words; a forced one becomes free where the model refuses to be forced."""
     if not prompt.tools or "tool_choice" in prompt.dropped:
         return None
     given = prompt.tool_choice
-    choice: JsonObject | None = None
+    choice: base.JsonObject | None = None
     if isinstance(given, str):
         choice = _CHOICES.get(given)
     elif given is not None:
-        choice = {"type": "tool", "name": as_dict(given.get("function")).get("name") or given.get("name") or ""}
+        choice = {"type": "tool", "name": base.as_dict(given.get("function")).get("name") or given.get("name") or ""}
     if _forced(choice) and not facts.forced_choice:
         choice = _CHOICES["auto"]
     one_at_a_time = prompt.sampling.get("parallel_tool_calls") is False and "parallel_tool_calls" not in prompt.dropped
@@ -160,13 +119,15 @@ def _tool_choice(prompt: Prompt, facts: ModelFacts) -> JsonObject | None:
     return dict(choice) if choice else None
 
 
-def _forced(choice: JsonObject | None) -> bool:
+def _forced(choice: base.JsonObject | None) -> bool:
     return choice is not None and choice["type"] in ("any", "tool")
 
 
-def _thinking(prompt: Prompt, facts: ModelFacts, limit: int, choice: JsonObject | None) -> tuple[int, JsonObject]:
+def _thinking(
+    prompt: base.Prompt, facts: ModelFacts, limit: int, choice: base.JsonObject | None
+) -> tuple[int, base.JsonObject]:
     """The output limit, and the fields that switch thinking on or off."""
-    effort = wanted_effort(prompt.reasoning)
+    effort = base.wanted_effort(prompt.reasoning)
     if prompt.dropped & {"thinking", "reasoning"}:
         return limit, {}
     if facts.thinking == "adaptive":
@@ -177,7 +138,7 @@ def _thinking(prompt: Prompt, facts: ModelFacts, limit: int, choice: JsonObject 
     return budgeted_thinking(facts, effort, limit)
 
 
-def _unsigned_calls(messages: list[Message]) -> bool:
+def _unsigned_calls(messages: list[base.Message]) -> bool:
     last = next((m for m in reversed(messages) if m.get("role") == "assistant"), {})
     return bool(last.get("tool_calls")) and not _thoughts(last)
 
@@ -191,10 +152,10 @@ _FIELDS = {
 }
 
 
-def _sampling(prompt: Prompt, capabilities: Capabilities, thinking: JsonObject) -> JsonObject:
-    given = sampling_sent(prompt, capabilities)
-    fields: JsonObject = {}
-    if as_dict(thinking.get("thinking")).get("type") not in ("enabled", "adaptive"):
+def _sampling(prompt: base.Prompt, capabilities: base.Capabilities, thinking: base.JsonObject) -> base.JsonObject:
+    given = base.sampling_sent(prompt, capabilities)
+    fields: base.JsonObject = {}
+    if base.as_dict(thinking.get("thinking")).get("type") not in ("enabled", "adaptive"):
         # Of the two only one may be set, and the temperature ends at 1 here.
         if "temperature" in given:
             fields["temperature"] = min(1.0, given["temperature"])
@@ -204,7 +165,7 @@ def _sampling(prompt: Prompt, capabilities: Capabilities, thinking: JsonObject) 
         stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"]
         if stops := [stop for stop in stops if stop.strip()]:
             fields["stop_sequences"] = stops
-    if tier := _TIERS.get(as_str(given.get("service_tier"))):
+    if tier := _TIERS.get(base.as_str(given.get("service_tier"))):
         fields["service_tier"] = tier
     person = given.get("safety_identifier") or given.get("user")
     if person and "metadata" not in prompt.dropped:
@@ -212,15 +173,15 @@ def _sampling(prompt: Prompt, capabilities: Capabilities, thinking: JsonObject) 
     return fields
 
 
-def _output_format(prompt: Prompt, facts: ModelFacts) -> JsonObject | None:
+def _output_format(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | None:
     """A strict schema only: others need not be within what the model can be held to."""
-    schema = as_dict((prompt.response_format or {}).get("json_schema"))
+    schema = base.as_dict((prompt.response_format or {}).get("json_schema"))
     if not facts.json_schema or not schema.get("strict") or prompt.dropped & {"response_format", "output_config"}:
         return None
     return {"type": "json_schema", "schema": schema.get("schema") or {}}
 
 
-def _mark_for_cache(body: JsonObject, ttl: str) -> None:
+def _mark_for_cache(body: base.JsonObject, ttl: str) -> None:
     """Marks, at most four: the tools, the system text, and the last two user messages."""
     mark = {"type": "ephemeral", **({"ttl": ttl} if ttl == "1h" else {})}
     users = [m["content"] for m in body["messages"] if m["role"] == "user"]
@@ -234,14 +195,14 @@ def _mark_for_cache(body: JsonObject, ttl: str) -> None:
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def _messages(prompt: Prompt) -> list[Message]:
+def _messages(prompt: base.Prompt) -> list[base.Message]:
     """Alternating messages of blocks: neighbours of one role are one message, results come first in theirs."""
-    wire: list[Message] = []
+    wire: list[base.Message] = []
     for message in prompt.messages:
         role = message.get("role")
         if role == "assistant":
             _add(wire, "assistant", _assistant_blocks(message))
-            _add(wire, "user", _content_blocks(images_of(message.get("content"))))
+            _add(wire, "user", _content_blocks(base.images_of(message.get("content"))))
         else:
             _add(wire, "user", _result(message) if role == "tool" else _content_blocks(message.get("content")))
     for message in wire:
@@ -257,42 +218,42 @@ def _messages(prompt: Prompt) -> list[Message]:
     return wire
 
 
-def _add(wire: list[Message], role: str, blocks: list[JsonObject]) -> None:
+def _add(wire: list[base.Message], role: str, blocks: list[base.JsonObject]) -> None:
     if blocks and wire and wire[-1]["role"] == role:
         wire[-1]["content"].extend(blocks)
     elif blocks:
         wire.append({"role": role, "content": blocks})
 
 
-def _text_blocks(text: str) -> list[JsonObject]:
+def _text_blocks(text: str) -> list[base.JsonObject]:
     """Text as a block; blank text has none, for it would be refused."""
     return [{"type": "text", "text": text}] if text.strip() else []
 
 
-def _content_blocks(content: Any) -> list[JsonObject]:
-    blocks: list[JsonObject] = []
-    for part in content_parts(content):
-        image = image_of(part)
+def _content_blocks(content: Any) -> list[base.JsonObject]:
+    blocks: list[base.JsonObject] = []
+    for part in base.content_parts(content):
+        image = base.image_of(part)
         blocks.extend([_image(image[0])] if image else _text_blocks(part.get("text") or ""))
     return blocks
 
 
-def _image(url: str) -> JsonObject:
-    if inline := inline_data(url):
+def _image(url: str) -> base.JsonObject:
+    if inline := base.inline_data(url):
         return {"type": "image", "source": {"type": "base64", "media_type": inline[0], "data": inline[1]}}
     if url.startswith(("http://", "https://")):
         return {"type": "image", "source": {"type": "url", "url": url}}
     return {"type": "text", "text": "(An image that cannot be read.)"}
 
 
-def _result(message: Message) -> list[JsonObject]:
+def _result(message: base.Message) -> list[base.JsonObject]:
     content = message.get("content")
-    result = _content_blocks(content) if isinstance(content, list) else text_of(content)
+    result = _content_blocks(content) if isinstance(content, list) else base.text_of(content)
     return [{"type": "tool_result", "tool_use_id": _wire_id(message.get("tool_call_id")), "content": result}]
 
 
-def _assistant_blocks(message: Message) -> list[JsonObject]:
-    blocks = [*_thoughts(message), *_text_blocks(text_of(message.get("content")))]
+def _assistant_blocks(message: base.Message) -> list[base.JsonObject]:
+    blocks = [*_thoughts(message), *_text_blocks(base.text_of(message.get("content")))]
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         blocks.append(
@@ -300,16 +261,16 @@ def _assistant_blocks(message: Message) -> list[JsonObject]:
                 "type": "tool_use",
                 "id": _wire_id(call.get("id")),
                 "name": function.get("name") or "",
-                "input": call_arguments(function.get("arguments") or "{}"),
+                "input": base.call_arguments(function.get("arguments") or "{}"),
             }
         )
     return blocks
 
 
-def _thoughts(message: Message) -> list[JsonObject]:
+def _thoughts(message: base.Message) -> list[base.JsonObject]:
     """Thinking as it was given; only signed blocks are taken back."""
-    blocks: list[JsonObject] = []
-    for kind, data in opaque_items(message, API_MODE):
+    blocks: list[base.JsonObject] = []
+    for kind, data in base.opaque_items(message, API_MODE):
         if kind == "signed_reasoning" and isinstance(data, dict) and data.get("signature"):
             blocks.append({"type": "thinking", "thinking": data.get("text") or "", "signature": data["signature"]})
         elif kind == "redacted_thinking" and isinstance(data, dict):
@@ -319,7 +280,7 @@ def _thoughts(message: Message) -> list[JsonObject]:
 
 def _wire_id(call_id: Any) -> str:
     """Ids that other protocols made may hold characters that this one refuses."""
-    return _NOT_IN_IDS.sub("_", as_str(call_id)) or "call"
+    return _NOT_IN_IDS.sub("_", base.as_str(call_id)) or "call"
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -335,9 +296,9 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-def _message_start(data: JsonObject) -> Sequence[Part]:
-    message = as_dict(data.get("message"))
-    return [*_model(message), *_usage(as_dict(message.get("usage")), True)]
+def _message_start(data: base.JsonObject) -> Sequence[Part]:
+    message = base.as_dict(data.get("message"))
+    return [*_model(message), *_usage(base.as_dict(message.get("usage")), True)]
 
 
 _DELTAS: dict[str, tuple[str, Callable[[str, int | None], Part]]] = {
@@ -348,77 +309,79 @@ _DELTAS: dict[str, tuple[str, Callable[[str, int | None], Part]]] = {
 }
 
 
-def _block_delta(data: JsonObject) -> Sequence[Part]:
-    delta = as_dict(data.get("delta"))
-    field, part = _DELTAS.get(as_str(delta.get("type")), ("", None))
+def _block_delta(data: base.JsonObject) -> Sequence[Part]:
+    delta = base.as_dict(data.get("delta"))
+    field, part = _DELTAS.get(base.as_str(delta.get("type")), ("", None))
     text = delta.get(field)
-    return (part(text, as_index(data.get("index"))),) if part and type(text) is str and text else ()
+    return (part(text, base.as_index(data.get("index"))),) if part and type(text) is str and text else ()
 
 
-def _message_delta(data: JsonObject) -> Sequence[Part]:
-    usage = as_dict(data.get("usage"))
+def _message_delta(data: base.JsonObject) -> Sequence[Part]:
+    usage = base.as_dict(data.get("usage"))
     # Some servers repeat the uncached input alone here; it says all only beside the counts of the cache.
-    complete = any(token_count(usage.get(key)) is not None for key in _CACHE_KEYS)
-    return [*_usage(usage, complete), *_finish(as_dict(data.get("delta")))]
+    complete = any(base.token_count(usage.get(key)) is not None for key in _CACHE_KEYS)
+    return [*_usage(usage, complete), *_finish(base.as_dict(data.get("delta")))]
 
 
-_EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
+_EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
     "message_start": _message_start,
-    "content_block_start": lambda data: _block(as_dict(data.get("content_block")), as_index(data.get("index")), False),
+    "content_block_start": lambda data: _block(
+        base.as_dict(data.get("content_block")), base.as_index(data.get("index")), False
+    ),
     "content_block_delta": _block_delta,
     "message_delta": _message_delta,
-    "error": lambda data: [server_error(data)],
+    "error": lambda data: [base.server_error(data)],
 }
 _CACHE_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-def _block(block: JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
+def _block(block: base.JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
     """A content block, as it begins or as a whole."""
     kind = block.get("type")
     if kind == "text":
-        text = as_str(block.get("text"))
+        text = base.as_str(block.get("text"))
         return (Text(text),) if text else ()
     if kind == "thinking":
-        text, signature = as_str(block.get("thinking")), as_str(block.get("signature"))
+        text, signature = base.as_str(block.get("thinking")), base.as_str(block.get("signature"))
         return (Reasoning(text, signature=signature),) if text or signature else ()
     if kind == "redacted_thinking":
         return (Opaque("redacted_thinking", block),)
     if kind == "tool_use":
         given = block.get("input")
         arguments = json.dumps(given, ensure_ascii=False) if type(given) is dict and given else ""
-        call_id, name = as_str(block.get("id")), as_str(block.get("name"))
+        call_id, name = base.as_str(block.get("id")), base.as_str(block.get("name"))
         return (ToolDelta(index=index, id=call_id, name=name, arguments=arguments, whole=whole),)
     return ()
 
 
-def _whole(message: JsonObject) -> list[Part]:
+def _whole(message: base.JsonObject) -> list[Part]:
     out = _model(message)
     blocks = message.get("content")
     for index, block in enumerate(blocks if type(blocks) is list else ()):
-        out.extend(_block(as_dict(block), index, whole=True))
-    return [*out, *_usage(as_dict(message.get("usage")), True), *_finish(message)]
+        out.extend(_block(base.as_dict(block), index, whole=True))
+    return [*out, *_usage(base.as_dict(message.get("usage")), True), *_finish(message)]
 
 
-def _model(message: JsonObject) -> list[Part]:
-    name = as_str(message.get("model"))
+def _model(message: base.JsonObject) -> list[Part]:
+    name = base.as_str(message.get("model"))
     return [Model(name)] if name else []
 
 
-def _finish(holder: JsonObject) -> list[Part]:
-    reason = as_str(holder.get("stop_reason"))
+def _finish(holder: base.JsonObject) -> list[Part]:
+    reason = base.as_str(holder.get("stop_reason"))
     return [Finish(_FINISH.get(reason, "unknown"))] if reason else []
 
 
-def _usage(usage: JsonObject, with_input: bool) -> list[Part]:
+def _usage(usage: base.JsonObject, with_input: bool) -> list[Part]:
     """Token counts; cached input is not within `input_tokens` on this wire, so it is added."""
-    fresh = token_count(usage.get("input_tokens"))
-    read, written = (token_count(usage.get(key)) for key in _CACHE_KEYS)
+    fresh = base.token_count(usage.get("input_tokens"))
+    read, written = (base.token_count(usage.get(key)) for key in _CACHE_KEYS)
     complete = with_input and fresh is not None
     said = Usage(
         input_tokens=(fresh or 0) + (read or 0) + (written or 0) if complete else None,
-        output_tokens=token_count(usage.get("output_tokens")),
+        output_tokens=base.token_count(usage.get("output_tokens")),
         cache_read_tokens=read if complete else None,
         cache_write_tokens=written if complete else None,
-        reasoning_tokens=token_count(as_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
+        reasoning_tokens=base.token_count(base.as_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
     )
     return [said] if said != Usage() else []

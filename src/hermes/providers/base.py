@@ -142,7 +142,6 @@ class Encoded(list[JsonObject]):
 
     @cached_property
     def raw(self) -> msgspec.Raw:
-        """What is sent."""
         return msgspec.Raw(msgspec.json.encode(list(self)))
 
 
@@ -213,8 +212,6 @@ class Provider(Protocol):
     @property
     def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
         """The texts of the events from this one on that are nothing else, as most are; at the next `parts` must look."""
-
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
 
     def capabilities(self, model: str) -> Capabilities: ...
 
@@ -328,7 +325,6 @@ def endpoint(base_url: str, path: str) -> str:
 
 
 def get(url: str, route: Route, *more: Mapping[str, str]) -> WireRequest:
-    """A request without a body."""
     headers = {"Accept": "application/json", **route.headers}
     for some in more:
         headers |= some
@@ -336,7 +332,6 @@ def get(url: str, route: Route, *more: Mapping[str, str]) -> WireRequest:
 
 
 def bearer(credential: Credential | None) -> dict[str, str]:
-    """The usual header of a credential."""
     return {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
 
 
@@ -416,7 +411,6 @@ def content_parts(content: Any) -> list[JsonObject]:
 
 
 def text_of(content: Any, separator: str = "") -> str:
-    """The text of content, without its images."""
     if isinstance(content, str):
         return content
     return separator.join(part.get("text") or "" for part in content_parts(content) if part.get("type") == "text")
@@ -431,7 +425,6 @@ def image_of(part: JsonObject) -> tuple[str, str | None] | None:
 
 
 def images_of(content: Any) -> list[JsonObject]:
-    """The image parts of content."""
     return [part for part in content_parts(content) if part.get("type") == "image_url"]
 
 
@@ -467,21 +460,17 @@ def token_count(value: Any) -> int | None:
 
 
 def money(value: Any) -> float | None:
-    """An amount, or None."""
     fits = type(value) in (int, float) and 0 <= value < 2**53
     return float(value) if fits else None
 
 
 def as_dict(value: Any) -> JsonObject:
-    """The value if it is an object, else an empty one."""
     return value if type(value) is dict else {}
 
 
 def as_str(value: Any) -> str:
-    """The value if it is a string, else an empty one."""
     return value if type(value) is str else ""
 
 
 def as_index(value: Any) -> int | None:
-    """The value if it is a whole number, else None."""
     return value if type(value) is int else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from hermes.core.failures import FailureFacts
 from hermes.core.stream_parts import (
     Finish,
     FinishReason,
@@ -21,61 +20,26 @@ from hermes.core.stream_parts import (
     ToolDelta,
     Usage,
 )
-from hermes.providers.base import (
-    SAMPLING,
-    Capabilities,
-    Credential,
-    JsonObject,
-    Message,
-    Prompt,
-    Provider,
-    Route,
-    ToolSchema,
-    WireEvent,
-    WireRequest,
-    as_dict,
-    as_index,
-    as_str,
-    bearer,
-    content_parts,
-    encoded,
-    endpoint,
-    get,
-    image_of,
-    left_out,
-    money,
-    opaque_items,
-    post,
-    reasoning_given,
-    refusal_facts,
-    sampling_sent,
-    server_error,
-    text_of,
-    token_count,
-    wanted_effort,
-)
+from hermes.providers import base
 from hermes.providers.registry import prefill_of
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
 
 API_MODE = "chat_completions"
-OPTIONS = SAMPLING
+OPTIONS = base.SAMPLING
 
 
 class ChatCompletions:
-    """Translates between our parts and chat completions."""
-
     api_mode = API_MODE
     ends: frozenset[str] = frozenset()
     strips_prefill = False
 
-    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
+    def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         facts = facts_for(route.model)
-        body: JsonObject = {
+        body: base.JsonObject = {
             "model": route.model,
             "messages": _messages(prompt, facts),
             "stream": prompt.stream,
-            **sampling_sent(prompt, self.capabilities(route.model)),
+            **base.sampling_sent(prompt, self.capabilities(route.model)),
             **_limits(route, prompt, facts),
         }
         if prompt.prefill and (how := prefill_of(route)) is not None:
@@ -92,20 +56,18 @@ class ChatCompletions:
         else:
             body.pop("parallel_tool_calls", None)
         unsent = () if _takes_reasoning(prompt, facts) else ("reasoning_content",)
-        return post(
+        return base.post(
             route,
-            endpoint(route.base_url, "/chat/completions"),
+            base.endpoint(route.base_url, "/chat/completions"),
             body,
-            bearer(credential),
-            without=left_out(prompt, body, {}, unsent),
+            base.bearer(credential),
+            without=base.left_out(prompt, body, {}, unsent),
         )
 
-    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
-        return get(endpoint(route.base_url, "/models"), route, bearer(credential))
+    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
+        return base.get(base.endpoint(route.base_url, "/models"), route, base.bearer(credential))
 
-    def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one chunk or of a whole body."""
+    def parts(self, event: base.WireEvent) -> Sequence[Part]:
         return _answer(event.data, event.whole) if type(event.data) is dict else ()
 
     def texts(self, events: Sequence[bytes], at: int) -> list[str]:
@@ -126,16 +88,11 @@ class ChatCompletions:
             found.append(text)
         return found
 
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
-        return refusal_facts(status, headers, body)
-
-    def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
+    def capabilities(self, model: str) -> base.Capabilities:
         return capabilities_for(model, OPTIONS)
 
 
-PROVIDER: Provider = ChatCompletions()
+PROVIDER: base.Provider = ChatCompletions()
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -173,23 +130,23 @@ def _alone(data: bytes) -> str | None:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _tool(tool: ToolSchema) -> JsonObject:
+def _tool(tool: base.ToolSchema) -> base.JsonObject:
     function = {"name": tool.name, "description": tool.full_description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-_tools = encoded(_tool)
+_tools = base.encoded(_tool)
 
 
-def _limits(route: Route, prompt: Prompt, facts: ModelFacts) -> JsonObject:
+def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject:
     """Output limit and reasoning effort, under the names this model takes."""
-    fields: JsonObject = {}
+    fields: base.JsonObject = {}
     limit = prompt.max_output or route.max_output_tokens
     other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
     key = next((k for k in (facts.output_key, other) if k not in prompt.dropped), None)
     if limit and key:
         fields[key] = limit
-    effort = wanted_effort(prompt.reasoning)
+    effort = base.wanted_effort(prompt.reasoning)
     if facts.reasoning and effort and not prompt.dropped & {"reasoning", "reasoning_effort"}:
         level = nearest_effort(effort, facts.efforts)
         if level:
@@ -197,11 +154,11 @@ def _limits(route: Route, prompt: Prompt, facts: ModelFacts) -> JsonObject:
     return fields
 
 
-def _messages(prompt: Prompt, facts: ModelFacts) -> list[Message]:
-    wire: list[Message] = []
+def _messages(prompt: base.Prompt, facts: ModelFacts) -> list[base.Message]:
+    wire: list[base.Message] = []
     if system := "\n\n".join(tier for tier in prompt.system if tier.strip()):
         wire.append({"role": "system", "content": system})
-    images: list[JsonObject] = []
+    images: list[base.JsonObject] = []
     for message in prompt.messages:
         role = message.get("role")
         if images and role != "tool":
@@ -224,37 +181,39 @@ def _messages(prompt: Prompt, facts: ModelFacts) -> list[Message]:
     return wire
 
 
-def _takes_reasoning(prompt: Prompt, facts: ModelFacts) -> bool:
+def _takes_reasoning(prompt: base.Prompt, facts: ModelFacts) -> bool:
     return facts.reasoning_content != "refused" and "reasoning_content" not in prompt.dropped
 
 
-def reasoning_of(text: str) -> JsonObject:
+def reasoning_of(text: str) -> base.JsonObject:
     """The reasoning of an assistant's message, as it is kept to be sent again."""
     return {API_MODE: [{"kind": "reasoning_content", "data": text}]}
 
 
-def _user_content(content: Any) -> str | list[JsonObject]:
+def _user_content(content: Any) -> str | list[base.JsonObject]:
     if not isinstance(content, list):
-        return text_of(content)
-    return [_image(*image) if (image := image_of(part)) else _text(part) for part in content_parts(content)] or ""
+        return base.text_of(content)
+    return [
+        _image(*image) if (image := base.image_of(part)) else _text(part) for part in base.content_parts(content)
+    ] or ""
 
 
-def _text(part: JsonObject) -> JsonObject:
+def _text(part: base.JsonObject) -> base.JsonObject:
     return {"type": "text", "text": part.get("text") or ""}
 
 
-def _image(url: str, detail: str | None) -> JsonObject:
+def _image(url: str, detail: str | None) -> base.JsonObject:
     return {"type": "image_url", "image_url": {"url": url, "detail": detail} if detail else {"url": url}}
 
 
-def _images(content: Any) -> list[JsonObject]:
-    return [_image(*image) for part in content_parts(content) if (image := image_of(part))]
+def _images(content: Any) -> list[base.JsonObject]:
+    return [_image(*image) for part in base.content_parts(content) if (image := base.image_of(part))]
 
 
-def _tool_result(message: Message, images: list[JsonObject]) -> Message:
+def _tool_result(message: base.Message, images: list[base.JsonObject]) -> base.Message:
     """A result as text; its images are put aside, for a tool message cannot hold them."""
     found = _images(message.get("content"))
-    text = text_of(message.get("content"), "\n")
+    text = base.text_of(message.get("content"), "\n")
     if found:
         images.append({"type": "text", "text": f"Images from the result of {message.get('tool_name') or 'the tool'}:"})
         images.extend(found)
@@ -262,24 +221,27 @@ def _tool_result(message: Message, images: list[JsonObject]) -> Message:
     return {"role": "tool", "tool_call_id": message.get("tool_call_id") or "", "content": text}
 
 
-def _assistant(message: Message, facts: ModelFacts, *, reasoning: bool) -> Message:
+def _assistant(message: base.Message, facts: ModelFacts, *, reasoning: bool) -> base.Message:
     calls = [_call(call, facts if i == 0 else None) for i, call in enumerate(message.get("tool_calls") or [])]
-    wire: Message = {"role": "assistant", "content": text_of(message.get("content")) or (None if calls else "")}
+    wire: base.Message = {
+        "role": "assistant",
+        "content": base.text_of(message.get("content")) or (None if calls else ""),
+    }
     if calls:
         wire["tool_calls"] = calls
-    opaque = opaque_items(message, API_MODE)
+    opaque = base.opaque_items(message, API_MODE)
     if details := _joined_details([data for kind, data in opaque if kind == "reasoning_details"]):
         wire["reasoning_details"] = details
     # Some refuse a history in which an answer has lost the field, or has it empty.
-    thoughts = reasoning_given(message) or (" " if facts.reasoning_content == "required" else "")
+    thoughts = base.reasoning_given(message) or (" " if facts.reasoning_content == "required" else "")
     if reasoning and thoughts:
         wire["reasoning_content"] = thoughts
     return wire
 
 
-def _call(call: JsonObject, facts: ModelFacts | None) -> JsonObject:
+def _call(call: base.JsonObject, facts: ModelFacts | None) -> base.JsonObject:
     function = call.get("function") or {}
-    wire: JsonObject = {
+    wire: base.JsonObject = {
         "id": call.get("id") or "",
         "type": "function",
         "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or "{}"},
@@ -290,9 +252,9 @@ def _call(call: JsonObject, facts: ModelFacts | None) -> JsonObject:
     return wire
 
 
-def _joined_details(fragments: list[Any]) -> list[JsonObject]:
+def _joined_details(fragments: list[Any]) -> list[base.JsonObject]:
     """Reasoning details with the fragments of one entry, as a stream delivers them, put together again."""
-    joined: list[JsonObject] = []
+    joined: list[base.JsonObject] = []
     for detail in (d for fragment in fragments if isinstance(fragment, list) for d in fragment if isinstance(d, dict)):
         last = joined[-1] if joined else {}
         same = detail.get("index") is not None and (last.get("type"), last.get("index")) == (
@@ -304,7 +266,7 @@ def _joined_details(fragments: list[Any]) -> list[JsonObject]:
             continue
         for key, value in detail.items():
             if key in ("text", "summary") and isinstance(value, str):
-                last[key] = as_str(last.get(key)) + value
+                last[key] = base.as_str(last.get(key)) + value
             elif value is not None:
                 last[key] = value
     return joined
@@ -331,20 +293,20 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-def _answer(data: JsonObject, whole: bool) -> list[Part]:
+def _answer(data: base.JsonObject, whole: bool) -> list[Part]:
     choice = _first_choice(data.get("choices"))
     if data.get("error") or data.get("object") == "error":
-        return [server_error(data)]
+        return [base.server_error(data)]
     if choice.get("error"):
-        return [server_error(choice)]
-    delta = as_dict(choice.get("message" if whole else "delta"))
+        return [base.server_error(choice)]
+    delta = base.as_dict(choice.get("message" if whole else "delta"))
     usage = _usage(data, choice)
-    finish = as_str(choice.get("finish_reason"))
+    finish = base.as_str(choice.get("finish_reason"))
     out: list[Part] = []
-    if (whole or finish or usage or delta.get("role")) and (model := as_str(data.get("model"))):
+    if (whole or finish or usage or delta.get("role")) and (model := base.as_str(data.get("model"))):
         out.append(Model(model))
     if delta:
-        _delta(delta, whole, as_str(data.get("model")), out)
+        _delta(delta, whole, base.as_str(data.get("model")), out)
     if usage:
         out.append(usage)
     if finish:
@@ -354,14 +316,14 @@ def _answer(data: JsonObject, whole: bool) -> list[Part]:
     return out
 
 
-def _first_choice(choices: Any) -> JsonObject:
+def _first_choice(choices: Any) -> base.JsonObject:
     for choice in choices if type(choices) is list else ():
         if type(choice) is dict and not choice.get("index"):
             return choice
     return {}
 
 
-def _delta(delta: JsonObject, whole: bool, model: str, out: list[Part]) -> None:
+def _delta(delta: base.JsonObject, whole: bool, model: str, out: list[Part]) -> None:
     _reasoning(delta, model, out)
     content = delta.get("content")
     if type(content) is str:
@@ -370,7 +332,7 @@ def _delta(delta: JsonObject, whole: bool, model: str, out: list[Part]) -> None:
     elif type(content) is list:
         for part in content:
             _content_part(part, out)
-    if refusal := as_str(delta.get("refusal")):
+    if refusal := base.as_str(delta.get("refusal")):
         out.append(Text(refusal))
     calls = delta.get("tool_calls")
     for position, call in enumerate(calls if type(calls) is list else ()):
@@ -384,18 +346,20 @@ def _content_part(part: Any, out: list[Part]) -> None:
     elif type(part) is dict:
         thinking = part.get("thinking")
         inner = thinking if type(thinking) is list else [thinking]
-        out.extend(Reasoning(text) for i in inner if (text := as_str(i) or as_str(as_dict(i).get("text"))))
-        if text := as_str(part.get("text")) or as_str(part.get("refusal")):
+        out.extend(
+            Reasoning(text) for i in inner if (text := base.as_str(i) or base.as_str(base.as_dict(i).get("text")))
+        )
+        if text := base.as_str(part.get("text")) or base.as_str(part.get("refusal")):
             out.append(Text(text))
 
 
-def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
+def _reasoning(delta: base.JsonObject, model: str, out: list[Part]) -> None:
     """Reasoning once, though servers may write the same text in several fields."""
     given = delta.get("reasoning_details")
     details = [d for d in given if type(d) is dict] if type(given) is list else []
     form: ReasoningForm = "summary" if details and details[0].get("type") == "reasoning.summary" else "raw"
-    text = as_str(delta.get("reasoning_content")) or as_str(delta.get("reasoning"))
-    text = text or "".join(as_str(d.get("text")) or as_str(d.get("summary")) for d in details)
+    text = base.as_str(delta.get("reasoning_content")) or base.as_str(delta.get("reasoning"))
+    text = text or "".join(base.as_str(d.get("text")) or base.as_str(d.get("summary")) for d in details)
     if text:
         out.append(Reasoning(text, form))
         if not details and facts_for(model).reasoning_content == "required":
@@ -404,47 +368,47 @@ def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
         out.append(Opaque("reasoning_details", details))
 
 
-def _tool_delta(call: JsonObject, position: int | None, whole: bool) -> ToolDelta:
-    function = as_dict(call.get("function"))
+def _tool_delta(call: base.JsonObject, position: int | None, whole: bool) -> ToolDelta:
+    function = base.as_dict(call.get("function"))
     arguments = function.get("arguments")
     if type(arguments) is dict:
         # Already parsed, hence all of them at once.
         arguments, whole = json.dumps(arguments, ensure_ascii=False), True
     extra = call.get("extra_content")
     if extra is None:
-        extra = as_dict(call.get("model_extra")).get("extra_content")
-    index = as_index(call.get("index"))
+        extra = base.as_dict(call.get("model_extra")).get("extra_content")
+    index = base.as_index(call.get("index"))
     return ToolDelta(
         index=position if index is None else index,
-        id=as_str(call.get("id")),
-        name=as_str(function.get("name")),
-        arguments=as_str(arguments),
+        id=base.as_str(call.get("id")),
+        name=base.as_str(function.get("name")),
+        arguments=base.as_str(arguments),
         extra=extra,
         whole=whole,
     )
 
 
-def _usage(data: JsonObject, choice: JsonObject) -> Usage | None:
+def _usage(data: base.JsonObject, choice: base.JsonObject) -> Usage | None:
     """Token counts, from any of the places where servers put them."""
     usage = next(
         (
             u
-            for u in (data.get("usage"), choice.get("usage"), as_dict(data.get("x_groq")).get("usage"))
+            for u in (data.get("usage"), choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
             if u and type(u) is dict
         ),
         None,
     )
     if usage is None:
         return None
-    prompt = as_dict(usage.get("prompt_tokens_details"))
-    completion = as_dict(usage.get("completion_tokens_details"))
+    prompt = base.as_dict(usage.get("prompt_tokens_details"))
+    completion = base.as_dict(usage.get("completion_tokens_details"))
     cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
     return Usage(
-        input_tokens=token_count(usage.get("prompt_tokens")),
-        output_tokens=token_count(usage.get("completion_tokens")),
-        total_tokens=token_count(usage.get("total_tokens")),
-        cache_read_tokens=next((n for c in cached if (n := token_count(c)) is not None), None),
-        cache_write_tokens=token_count(prompt.get("cache_write_tokens")),
-        reasoning_tokens=token_count(completion.get("reasoning_tokens")),
-        cost_usd=money(usage.get("cost")),
+        input_tokens=base.token_count(usage.get("prompt_tokens")),
+        output_tokens=base.token_count(usage.get("completion_tokens")),
+        total_tokens=base.token_count(usage.get("total_tokens")),
+        cache_read_tokens=next((n for c in cached if (n := base.token_count(c)) is not None), None),
+        cache_write_tokens=base.token_count(prompt.get("cache_write_tokens")),
+        reasoning_tokens=base.token_count(completion.get("reasoning_tokens")),
+        cost_usd=base.money(usage.get("cost")),
     )

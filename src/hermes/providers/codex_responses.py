@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from hermes.core.failures import FailureFacts
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.core.text import spaced_json
-from hermes.providers.base import (
-    Capabilities,
-    Credential,
-    JsonObject,
-    Message,
-    Prompt,
-    Provider,
-    Route,
-    ToolSchema,
-    WireEvent,
-    WireRequest,
-    as_dict,
-    as_index,
-    as_str,
-    bearer,
-    content_parts,
-    encoded,
-    endpoint,
-    get,
-    image_of,
-    images_of,
-    left_out,
-    money,
-    opaque_items,
-    post,
-    refusal_facts,
-    sampling_sent,
-    server_error,
-    text_of,
-    token_count,
-    wanted_effort,
-)
+from hermes.providers import base
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
 
 API_MODE = "codex_responses"
@@ -61,20 +29,17 @@ OPTIONS = frozenset(
 
 
 class CodexResponses:
-    """Translates between our parts and responses."""
-
     api_mode = API_MODE
     ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
     texts = None  # no event is told by its text alone
     strips_prefill = False
 
-    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
-        """The request that asks this prompt."""
-        sampling = sampling_sent(prompt, self.capabilities(route.model))
+    def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
+        sampling = base.sampling_sent(prompt, self.capabilities(route.model))
         facts = facts_for(route.model)
         custom = frozenset(tool.name for tool in prompt.tools if tool.format) if facts.custom_tools else _NO_TOOLS
         verbosity = sampling.pop("verbosity", None)
-        body: JsonObject = {
+        body: base.JsonObject = {
             "model": route.model,
             "input": _input(prompt, custom),
             "store": False,
@@ -95,20 +60,18 @@ class CodexResponses:
                 body["tool_choice"] = _tool_choice(prompt.tool_choice, custom)
         else:
             body.pop("parallel_tool_calls", None)
-        return post(
+        return base.post(
             route,
-            endpoint(route.base_url, "/responses"),
+            base.endpoint(route.base_url, "/responses"),
             body,
-            bearer(credential),
-            without=left_out(prompt, body, {"verbosity": "text"}, grammars=facts.custom_tools),
+            base.bearer(credential),
+            without=base.left_out(prompt, body, {"verbosity": "text"}, grammars=facts.custom_tools),
         )
 
-    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the provider's models."""
-        return get(endpoint(route.base_url, "/models"), route, bearer(credential))
+    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
+        return base.get(base.endpoint(route.base_url, "/models"), route, base.bearer(credential))
 
-    def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one event or of a whole response."""
+    def parts(self, event: base.WireEvent) -> Sequence[Part]:
         data = event.data
         if type(data) is not dict:
             return ()
@@ -118,23 +81,18 @@ class CodexResponses:
         read = _EVENTS.get(kind if type(kind) is str else event.name)
         if read is not None:
             return read(data)
-        return [server_error(data)] if data.get("error") and kind is None else ()
+        return [base.server_error(data)] if data.get("error") and kind is None else ()
 
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
-        return refusal_facts(status, headers, body)
-
-    def capabilities(self, model: str) -> Capabilities:
-        """What the model takes over this protocol."""
+    def capabilities(self, model: str) -> base.Capabilities:
         return capabilities_for(model, OPTIONS)
 
 
-PROVIDER: Provider = CodexResponses()
+PROVIDER: base.Provider = CodexResponses()
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _tool(tool: ToolSchema) -> JsonObject:
+def _tool(tool: base.ToolSchema) -> base.JsonObject:
     return {
         "type": "function",
         "name": tool.name,
@@ -144,29 +102,29 @@ def _tool(tool: ToolSchema) -> JsonObject:
     }
 
 
-def _custom_tool(tool: ToolSchema) -> JsonObject:
+def _custom_tool(tool: base.ToolSchema) -> base.JsonObject:
     """A tool with a format as what it is, any other as a function."""
     if not tool.format:
         return _tool(tool)
     return {"type": "custom", "name": tool.name, "description": tool.description, "format": tool.format}
 
 
-_tools, _custom_tools = encoded(_tool), encoded(_custom_tool)
+_tools, _custom_tools = base.encoded(_tool), base.encoded(_custom_tool)
 
 
-def _tool_choice(choice: str | JsonObject, custom: frozenset[str]) -> str | JsonObject:
+def _tool_choice(choice: str | base.JsonObject, custom: frozenset[str]) -> str | base.JsonObject:
     if isinstance(choice, str):
         return choice
-    name = as_dict(choice.get("function")).get("name") or choice.get("name") or ""
+    name = base.as_dict(choice.get("function")).get("name") or choice.get("name") or ""
     return {"type": "custom" if name in custom else "function", "name": name}
 
 
-def _reasoning_fields(prompt: Prompt, facts: ModelFacts) -> JsonObject:
+def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject:
     """Effort and summary; the encrypted items are asked for whatever the effort, since only they can be replayed."""
     if not facts.reasoning:
         return {}
-    fields: JsonObject = {}
-    level = nearest_effort(wanted_effort(prompt.reasoning) or "", facts.efforts)
+    fields: base.JsonObject = {}
+    level = nearest_effort(base.wanted_effort(prompt.reasoning) or "", facts.efforts)
     if "reasoning" not in prompt.dropped:
         fields["reasoning"] = {"effort": level} if level else {}
         if level != "none":
@@ -176,20 +134,20 @@ def _reasoning_fields(prompt: Prompt, facts: ModelFacts) -> JsonObject:
     return fields
 
 
-def _text_fields(prompt: Prompt, verbosity: Any) -> JsonObject:
+def _text_fields(prompt: base.Prompt, verbosity: Any) -> base.JsonObject:
     if "text" in prompt.dropped:
         return {}
-    fields: JsonObject = {}
+    fields: base.JsonObject = {}
     if prompt.response_format is not None and "response_format" not in prompt.dropped:
-        schema = as_dict(prompt.response_format.get("json_schema"))
+        schema = base.as_dict(prompt.response_format.get("json_schema"))
         fields["format"] = {**schema, "type": prompt.response_format.get("type", "text")}
     if verbosity is not None:
         fields["verbosity"] = verbosity
     return fields
 
 
-def _input(prompt: Prompt, custom: frozenset[str]) -> list[JsonObject]:
-    items: list[JsonObject] = []
+def _input(prompt: base.Prompt, custom: frozenset[str]) -> list[base.JsonObject]:
+    items: list[base.JsonObject] = []
     custom_calls: set[str] = set()
     for message in prompt.messages:
         role = message.get("role")
@@ -197,7 +155,7 @@ def _input(prompt: Prompt, custom: frozenset[str]) -> list[JsonObject]:
             said = _assistant(message, custom)
             custom_calls.update(item["call_id"] for item in said if item.get("type") == "custom_tool_call")
             items.extend(said)
-            if shown := images_of(message.get("content")):
+            if shown := base.images_of(message.get("content")):
                 items.append({"role": "user", "content": _content(shown)})
         elif role == "tool":
             output, call_id = _content(message.get("content")), message.get("tool_call_id") or ""
@@ -210,30 +168,29 @@ def _input(prompt: Prompt, custom: frozenset[str]) -> list[JsonObject]:
     return items
 
 
-def _content(content: Any) -> str | list[JsonObject]:
-    """A string stays a string; parts become input parts."""
+def _content(content: Any) -> str | list[base.JsonObject]:
     if not isinstance(content, list):
-        return text_of(content)
-    return [_part(part) for part in content_parts(content)]
+        return base.text_of(content)
+    return [_part(part) for part in base.content_parts(content)]
 
 
-def _part(part: JsonObject) -> JsonObject:
-    image = image_of(part)
+def _part(part: base.JsonObject) -> base.JsonObject:
+    image = base.image_of(part)
     if image is None:
         return {"type": "input_text", "text": part.get("text") or ""}
     return {"type": "input_image", "image_url": image[0], "detail": image[1] or "auto"}
 
 
-def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
+def _assistant(message: base.Message, custom: frozenset[str]) -> list[base.JsonObject]:
     """The items of one answer: what it thought, then what it said, then what it called."""
-    opaque = opaque_items(message, API_MODE)
+    opaque = base.opaque_items(message, API_MODE)
     # Nothing is stored on the other side, so an item that does not carry its own content cannot be looked up there.
     items = [
         {key: value for key, value in data.items() if key != "status"}
         for kind, data in opaque
         if kind == "reasoning" and isinstance(data, dict) and (data.get("encrypted_content") or data.get("content"))
     ]
-    if text := text_of(message.get("content")):
+    if text := base.text_of(message.get("content")):
         phases = [data for kind, data in opaque if kind == "phase"]
         items.append({"role": "assistant", "content": text, **({"phase": phases[-1]} if phases else {})})
     for call in message.get("tool_calls") or []:
@@ -249,7 +206,7 @@ def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
 def _custom_input(arguments: str) -> str | None:
     """The text that a tool with a format was called with."""
     try:
-        given = as_dict(msgspec.json.decode(arguments)).get("input")
+        given = base.as_dict(msgspec.json.decode(arguments)).get("input")
     except msgspec.MsgspecError:
         return None
     return given if isinstance(given, str) else None
@@ -262,53 +219,53 @@ _CALLS = ("function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-def _text_delta(data: JsonObject) -> Sequence[Part]:
+def _text_delta(data: base.JsonObject) -> Sequence[Part]:
     text = data.get("delta")
     return (Text(text),) if type(text) is str and text else ()
 
 
-def _summary_delta(data: JsonObject) -> Sequence[Part]:
-    text = as_str(data.get("delta"))
+def _summary_delta(data: base.JsonObject) -> Sequence[Part]:
+    text = base.as_str(data.get("delta"))
     return (Reasoning(text, "summary"),) if text else ()
 
 
-def _reasoning_delta(data: JsonObject) -> Sequence[Part]:
-    text = as_str(data.get("delta"))
+def _reasoning_delta(data: base.JsonObject) -> Sequence[Part]:
+    text = base.as_str(data.get("delta"))
     return (Reasoning(text),) if text else ()
 
 
-def _summary_part(data: JsonObject) -> Sequence[Part]:
+def _summary_part(data: base.JsonObject) -> Sequence[Part]:
     index = data.get("summary_index")
     return (Reasoning("\n\n", "summary"),) if type(index) is int and index > 0 else ()
 
 
-def _arguments_delta(data: JsonObject) -> Sequence[Part]:
-    fragment = as_str(data.get("delta"))
-    return (ToolDelta(index=as_index(data.get("output_index")), arguments=fragment),) if fragment else ()
+def _arguments_delta(data: base.JsonObject) -> Sequence[Part]:
+    fragment = base.as_str(data.get("delta"))
+    return (ToolDelta(index=base.as_index(data.get("output_index")), arguments=fragment),) if fragment else ()
 
 
-def _item_added(data: JsonObject) -> Sequence[Part]:
-    item = as_dict(data.get("item"))
-    return (_call(item, as_index(data.get("output_index")), whole=False),) if item.get("type") in _CALLS else ()
+def _item_added(data: base.JsonObject) -> Sequence[Part]:
+    item = base.as_dict(data.get("item"))
+    return (_call(item, base.as_index(data.get("output_index")), whole=False),) if item.get("type") in _CALLS else ()
 
 
-def _item_done(data: JsonObject) -> Sequence[Part]:
-    return _finished_item(as_dict(data.get("item")), as_index(data.get("output_index")))
+def _item_done(data: base.JsonObject) -> Sequence[Part]:
+    return _finished_item(base.as_dict(data.get("item")), base.as_index(data.get("output_index")))
 
 
-def _created(data: JsonObject) -> Sequence[Part]:
-    name = as_str(as_dict(data.get("response")).get("model"))
+def _created(data: base.JsonObject) -> Sequence[Part]:
+    name = base.as_str(base.as_dict(data.get("response")).get("model"))
     return (Model(name),) if name else ()
 
 
-def _ended(data: JsonObject) -> Sequence[Part]:
+def _ended(data: base.JsonObject) -> Sequence[Part]:
     response = data.get("response")
     if type(response) is not dict:
-        return [server_error({})] if data.get("type") == "response.failed" else [Finish("stop")]
+        return [base.server_error({})] if data.get("type") == "response.failed" else [Finish("stop")]
     return _ending(response)
 
 
-_EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
+_EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
     "response.output_text.delta": _text_delta,
     "response.refusal.delta": _text_delta,
     "response.reasoning_summary_text.delta": _summary_delta,
@@ -321,36 +278,36 @@ _EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
     "response.completed": _ended,
     "response.incomplete": _ended,
     "response.failed": _ended,
-    "error": lambda data: [server_error(data)],
+    "error": lambda data: [base.server_error(data)],
 }
 
 
-def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
-    arguments = as_str(item.get("arguments"))
+def _call(item: base.JsonObject, index: int | None, whole: bool) -> ToolDelta:
+    arguments = base.as_str(item.get("arguments"))
     if whole and item.get("type") == "custom_tool_call":
-        arguments = spaced_json({"input": as_str(item.get("input"))})
+        arguments = spaced_json({"input": base.as_str(item.get("input"))})
     return ToolDelta(
         index=index,
-        id=as_str(item.get("call_id")) or as_str(item.get("id")),
-        name=as_str(item.get("name")),
+        id=base.as_str(item.get("call_id")) or base.as_str(item.get("id")),
+        name=base.as_str(item.get("name")),
         arguments=arguments,
         whole=whole,
     )
 
 
-def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
+def _finished_item(item: base.JsonObject, index: int | None) -> Sequence[Part]:
     """What only a finished item tells; its text has come in deltas."""
     kind = item.get("type")
     if kind in _CALLS:
         return (_call(item, index, whole=True),)
     if kind == "reasoning":
         return (Opaque("reasoning", {key: value for key, value in item.items() if key != "status"}),)
-    if kind == "message" and (phase := as_str(item.get("phase"))):
+    if kind == "message" and (phase := base.as_str(item.get("phase"))):
         return (Opaque("phase", phase),)
     return ()
 
 
-def _whole(response: JsonObject) -> list[Part]:
+def _whole(response: base.JsonObject) -> list[Part]:
     out: list[Part] = []
     items = response.get("output")
     for index, item in enumerate(items if type(items) is list else ()):
@@ -362,35 +319,39 @@ def _whole(response: JsonObject) -> list[Part]:
     return out
 
 
-def _item_text(item: JsonObject) -> list[Part]:
+def _item_text(item: base.JsonObject) -> list[Part]:
     """The text of a finished item, for an answer that was not streamed."""
     out: list[Part] = []
     if item.get("type") == "reasoning":
-        summaries = [as_str(as_dict(s).get("text")) for s in _list(item.get("summary"))]
+        summaries = [base.as_str(base.as_dict(s).get("text")) for s in _list(item.get("summary"))]
         if summary := "\n\n".join(text for text in summaries if text):
             out.append(Reasoning(summary, "summary"))
-        out.extend(Reasoning(text) for c in _list(item.get("content")) if (text := as_str(as_dict(c).get("text"))))
+        out.extend(
+            Reasoning(text) for c in _list(item.get("content")) if (text := base.as_str(base.as_dict(c).get("text")))
+        )
     elif item.get("type") == "message":
-        contents = [as_dict(content) for content in _list(item.get("content"))]
-        out.extend(Text(text) for c in contents if (text := as_str(c.get("text")) or as_str(c.get("refusal"))))
+        contents = [base.as_dict(content) for content in _list(item.get("content"))]
+        out.extend(
+            Text(text) for c in contents if (text := base.as_str(c.get("text")) or base.as_str(c.get("refusal")))
+        )
     return out
 
 
-def _ending(response: JsonObject) -> list[Part]:
+def _ending(response: base.JsonObject) -> list[Part]:
     """How a response ended: counts and model, then the error or the reason."""
     out: list[Part] = []
-    if usage := _usage(as_dict(response.get("usage"))):
+    if usage := _usage(base.as_dict(response.get("usage"))):
         out.append(usage)
-    if name := as_str(response.get("model")):
+    if name := base.as_str(response.get("model")):
         out.append(Model(name))
     status = response.get("status")
     if response.get("error") or status == "failed":
-        out.append(server_error(response if response.get("error") else {}))
+        out.append(base.server_error(response if response.get("error") else {}))
     elif status == "incomplete":
-        reason = as_str(as_dict(response.get("incomplete_details")).get("reason"))
+        reason = base.as_str(base.as_dict(response.get("incomplete_details")).get("reason"))
         out.append(Finish(_INCOMPLETE.get(reason, "unknown")))
     else:
-        calls = any(as_dict(item).get("type") in _CALLS for item in _list(response.get("output")))
+        calls = any(base.as_dict(item).get("type") in _CALLS for item in _list(response.get("output")))
         out.append(Finish("tool_calls" if calls else "stop"))
     return out
 
@@ -399,17 +360,17 @@ def _list(value: Any) -> list[Any]:
     return value if type(value) is list else []
 
 
-def _usage(usage: JsonObject) -> Usage | None:
+def _usage(usage: base.JsonObject) -> Usage | None:
     if not usage:
         return None
-    prompt = as_dict(usage.get("input_tokens_details"))
-    answer = as_dict(usage.get("output_tokens_details"))
+    prompt = base.as_dict(usage.get("input_tokens_details"))
+    answer = base.as_dict(usage.get("output_tokens_details"))
     return Usage(
-        input_tokens=token_count(usage.get("input_tokens")),
-        output_tokens=token_count(usage.get("output_tokens")),
-        total_tokens=token_count(usage.get("total_tokens")),
-        cache_read_tokens=token_count(prompt.get("cached_tokens")),
-        cache_write_tokens=token_count(prompt.get("cache_write_tokens")),
-        reasoning_tokens=token_count(answer.get("reasoning_tokens")),
-        cost_usd=money(usage.get("cost")),
+        input_tokens=base.token_count(usage.get("input_tokens")),
+        output_tokens=base.token_count(usage.get("output_tokens")),
+        total_tokens=base.token_count(usage.get("total_tokens")),
+        cache_read_tokens=base.token_count(prompt.get("cached_tokens")),
+        cache_write_tokens=base.token_count(prompt.get("cache_write_tokens")),
+        reasoning_tokens=base.token_count(answer.get("reasoning_tokens")),
+        cost_usd=base.money(usage.get("cost")),
     )

@@ -10,34 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hermes.core.failures import FailureFacts
 from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.core.stream_parts import Part
 from hermes.local import CHOOSES
-from hermes.providers import chat_completions
-from hermes.providers.base import (
-    Capabilities,
-    Credential,
-    JsonObject,
-    Message,
-    Prompt,
-    Provider,
-    Route,
-    ToolSchema,
-    WireEvent,
-    WireRequest,
-    call_arguments,
-    endpoint,
-    get,
-    left_out,
-    post,
-    refusal_facts,
-    sampling_sent,
-    text_of,
-)
+from hermes.providers import base, chat_completions
 
 OPTIONS = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"})
-_CAPABILITIES = Capabilities(
+_CAPABILITIES = base.Capabilities(
     window=8_192,
     max_output=LOCAL_OUTPUT_TOKENS_MAX,
     images=False,
@@ -47,65 +26,61 @@ _CAPABILITIES = Capabilities(
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
 _KEPT = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
-_ANY: JsonObject = {"type": "object"}
+_ANY: base.JsonObject = {"type": "object"}
 _DEEP = 6
 _NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_by", "path"})
 
 
 class Local:
-    """The translator for the local model."""
-
     api_mode = "local"
     ends: frozenset[str] = frozenset()
     strips_prefill = False
 
-    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
+    def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         """The request that asks this prompt. The answer always comes as a stream."""
         tools = _shown(
-            prompt.tools, " ".join(text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
+            prompt.tools, " ".join(base.text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
         )
         wanted = _wanted_schema(prompt.response_format)
-        body: JsonObject = {
+        body: base.JsonObject = {
             "messages": _messages(prompt, tools),
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": True,
             "temperature": 0,
             "max_tokens": prompt.max_output or route.max_output_tokens or LOCAL_OUTPUT_TOKENS_MAX,
-            **sampling_sent(prompt, _CAPABILITIES),
+            **base.sampling_sent(prompt, _CAPABILITIES),
         }
         if tools:
             body["json_schema"] = _choice(tools, wanted, prompt.tool_choice)
         elif wanted is not None:
             body["json_schema"] = wanted
         chooses = {CHOOSES: "1"} if tools else {}
-        return post(
-            route, endpoint(route.base_url, "/v1/chat/completions"), body, {}, chooses, left_out(prompt, body, {})
+        return base.post(
+            route,
+            base.endpoint(route.base_url, "/v1/chat/completions"),
+            body,
+            {},
+            chooses,
+            base.left_out(prompt, body, {}),
         )
 
-    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
-        """The request for the model there is."""
-        return get(endpoint(route.base_url, "/v1/models"), route)
+    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
+        return base.get(base.endpoint(route.base_url, "/v1/models"), route)
 
-    def parts(self, event: WireEvent) -> Sequence[Part]:
-        """The parts of one chunk."""
+    def parts(self, event: base.WireEvent) -> Sequence[Part]:
         return chat_completions.PROVIDER.parts(event)
 
     @property
     def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
-        """The texts of chunks that are nothing else."""
         return chat_completions.PROVIDER.texts
 
-    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-        """What a refused request says."""
-        return refusal_facts(status, headers, body)
-
-    def capabilities(self, model: str) -> Capabilities:
+    def capabilities(self, model: str) -> base.Capabilities:
         """What a small model can handle."""
         return _CAPABILITIES
 
 
-PROVIDER: Provider = Local()
+PROVIDER: base.Provider = Local()
 
 
 @cache
@@ -115,10 +90,10 @@ def forms() -> dict[str, Any]:
     return found
 
 
-def _shown(tools: Iterable[ToolSchema], said: str) -> dict[str, tuple[str, JsonObject]]:
+def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, base.JsonObject]]:
     """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
     how to use come first; some only when the user's words call for them, since they would mislead it."""
-    out: dict[str, tuple[str, JsonObject]] = {}
+    out: dict[str, tuple[str, base.JsonObject]] = {}
     order = {name: at for at, name in enumerate(forms()["tools"])}
     for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
         form = forms()["tools"].get(tool.name, {})
@@ -135,10 +110,10 @@ def _shown(tools: Iterable[ToolSchema], said: str) -> dict[str, tuple[str, JsonO
     return out
 
 
-def _plain(schema: Any, depth: int = 0) -> JsonObject:
+def _plain(schema: Any, depth: int = 0) -> base.JsonObject:
     if not isinstance(schema, dict) or depth > _DEEP:
         return dict(_ANY)
-    out: JsonObject = {key: schema[key] for key in _KEPT if key in schema}
+    out: base.JsonObject = {key: schema[key] for key in _KEPT if key in schema}
     if isinstance(out.get("properties"), dict):
         out["properties"] = {name: _plain(value, depth + 1) for name, value in out["properties"].items()}
     if "items" in out:
@@ -152,8 +127,10 @@ def _plain(schema: Any, depth: int = 0) -> JsonObject:
 
 
 def _choice(
-    tools: Mapping[str, tuple[str, JsonObject]], wanted: JsonObject | None, tool_choice: str | JsonObject | None
-) -> JsonObject:
+    tools: Mapping[str, tuple[str, base.JsonObject]],
+    wanted: base.JsonObject | None,
+    tool_choice: str | base.JsonObject | None,
+) -> base.JsonObject:
     """One of the calls, or an answer; a caller may ask for a call, or for this one."""
     named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, dict) else None
     calls = [
@@ -163,18 +140,18 @@ def _choice(
     return {"oneOf": [*calls, *answer]}
 
 
-def _object(**properties: Any) -> JsonObject:
+def _object(**properties: Any) -> base.JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _wanted_schema(response_format: JsonObject | None) -> JsonObject | None:
+def _wanted_schema(response_format: base.JsonObject | None) -> base.JsonObject | None:
     if response_format is None or response_format.get("type") == "text":
         return None
     schema = (response_format.get("json_schema") or {}).get("schema")
     return schema if isinstance(schema, dict) else dict(_ANY)
 
 
-def _messages(prompt: Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> list[Message]:
+def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, base.JsonObject]]) -> list[base.Message]:
     """System text, examples, then the conversation; neighbours of one role become one message."""
     system = list(prompt.system)
     if tools:
@@ -182,7 +159,7 @@ def _messages(prompt: Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> li
         system = [re.sub(r"^Tools: .*\n\n", "", text, flags=re.M) for text in system]
         listed = "\n".join(f"- {about}" for about, _ in tools.values())
         system.append(f"{forms()['form']}\nTools:\n{listed}")
-    out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    out: list[base.Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for role, text in [*_examples(tools), *_conversation(prompt.messages, bool(tools))]:
         if out and out[-1]["role"] == role:
             out[-1] = {"role": role, "content": f"{out[-1]['content']}\n{text}"}
@@ -209,22 +186,22 @@ def _examples(tools: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "user", forms()["begin"]
 
 
-def _conversation(messages: Iterable[Message], tools: bool) -> Iterable[tuple[str, str]]:
+def _conversation(messages: Iterable[base.Message], tools: bool) -> Iterable[tuple[str, str]]:
     for message in messages:
-        text = text_of(message.get("content"), "\n")
+        text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
             if text:
                 yield "assistant", _answer(text) if tools else text
             for call in message.get("tool_calls") or ():
                 function = call["function"]
-                yield "assistant", _call(function["name"], call_arguments(function["arguments"]))
+                yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
             yield "user", _result(text)
         else:
             yield "user", text
 
 
-def _call(name: str, arguments: JsonObject) -> str:
+def _call(name: str, arguments: base.JsonObject) -> str:
     return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
 
 

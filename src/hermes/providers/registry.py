@@ -51,7 +51,6 @@ _MODES_OF_ANY_ADDRESS = ("anthropic_messages", "local")
 
 @cache
 def provider_for(api_mode: str) -> Provider:
-    """The translator of a protocol."""
     if api_mode not in _MODULES:
         raise ValueError(f"unknown api_mode {api_mode!r}; one of {', '.join(API_MODES)}")
     return cast("Provider", import_module(_MODULES[api_mode]).PROVIDER)
@@ -64,8 +63,11 @@ def available(api_mode: str) -> bool:
 
 
 def capabilities_of(route: Route) -> Capabilities:
-    """What the model of a route takes and gives."""
     return provider_for(route.api_mode).capabilities(route.model) if available(route.api_mode) else Capabilities()
+
+
+def window_of(route: Route) -> int:
+    return route.window_tokens or capabilities_of(route).window
 
 
 def prefill_of(route: Route) -> Prefill | None:

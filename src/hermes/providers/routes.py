@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,17 @@ _NO_ENTRY = Provider()
 # The provider of a route that has an address and no other name.
 CUSTOM = "custom"
 LOCAL = Route("local", "local", "http://local.localhost", "local")
+
+
+@dataclass(slots=True)
+class _Wanted:
+    provider: str
+    model: str
+    base_url: str = ""
+    api_mode: str | None = None
+    api_key: str | None = None
+    window_tokens: int | None = None
+    max_output_tokens: int | None = None
 
 
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
@@ -86,12 +97,13 @@ def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteCh
 
 def listed(settings: Settings) -> dict[str, str]:
     """The models that the configuration names of its providers: as they are asked for, and their own names."""
-    found = {f"{provider}/{model}": model for provider, entry in settings.providers.items() for model in _models(entry)}
-    return found | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
+    models = {
+        f"{provider}/{model}": model for provider, entry in settings.providers.items() for model in _models(entry)
+    }
+    return models | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
 
 
 def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
-    """Provider and model of each fallback that has no address of its own."""
     entries = map(_fallback_entry, settings.fallback_providers)
     named = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
     return [(str(provider), str(model or "")) for provider, model in named if provider]
@@ -107,8 +119,8 @@ def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
 def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice:
     """The choice with its alias, or the `provider/model` in its place, resolved. An unknown one changes nothing."""
     entry = settings.api_server.model_routes.get(alias)
-    if entry is None and (found := named(settings, alias)) is not None:
-        return replace(choice, alias=None, provider=found.provider, model=found.model)
+    if entry is None and (target := named(settings, alias)) is not None:
+        return replace(choice, alias=None, provider=target.provider, model=target.model)
     fields = msgspec.structs.asdict(entry) if entry else {}
     return replace(choice, alias=None, **{name: value for name, value in fields.items() if value})
 
@@ -128,17 +140,11 @@ def primary(settings: Settings, choice: RouteChoice) -> Route:
     api_key = choice.api_key if choice.api_key is not None else None if own_address else configured.api_key
     if not (provider or model or base_url):
         return local(settings)
-    route = _route(
-        settings,
-        provider,
-        model,
-        base_url or "",
-        choice.api_mode or (None if own_address else configured.api_mode),
-        api_key,
-        configured.context_length if model == configured.default else None,
-        configured.max_tokens if model == configured.default else None,
-        where="model.provider",
-    )
+    wanted = _Wanted(provider, model, base_url or "", api_key=api_key)
+    wanted.api_mode = choice.api_mode or (None if own_address else configured.api_mode)
+    if model == configured.default:
+        wanted.window_tokens, wanted.max_output_tokens = configured.context_length, configured.max_tokens
+    route = _route(settings, wanted, "model.provider")
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
 
@@ -164,17 +170,10 @@ def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
     """One entry of `fallback_providers`: a provider, `provider/model`, or a mapping."""
     entry = _fallback_entry(entry)
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
-    return _route(
-        settings,
-        str(entry.get("provider") or ""),
-        str(entry.get("model") or ""),
-        str(entry.get("base_url") or ""),
-        entry.get("api_mode"),
-        key,
-        entry.get("context_length"),
-        entry.get("max_tokens"),
-        where="fallback_providers",
-    )
+    provider, model, base_url = (str(entry.get(name) or "") for name in ("provider", "model", "base_url"))
+    window, max_output = entry.get("context_length"), entry.get("max_tokens")
+    wanted = _Wanted(provider, model, base_url, entry.get("api_mode"), key, window, max_output)
+    return _route(settings, wanted, "fallback_providers")
 
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
@@ -182,47 +181,38 @@ def auxiliary(settings: Settings, task: str) -> Route | None:
     provider, model = settings.auxiliary[task].provider, settings.auxiliary[task].model
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
-    return _route(settings, provider, model or "", "", None, None, None, None, where=f"auxiliary.{task}.provider")
+    return _route(settings, _Wanted(provider, model or ""), f"auxiliary.{task}.provider")
 
 
-def _route(
-    settings: Settings,
-    provider: str,
-    model: str,
-    base_url: str,
-    api_mode: str | None,
-    api_key: str | None,
-    window: int | None,
-    max_output: int | None,
-    *,
-    where: str,
-) -> Route:
+def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
+    """The route that is wanted, completed by its provider's entry and what is known of it."""
+    provider, model = wanted.provider, wanted.model
     entries = settings.providers
     entry, known = entries.get(provider, _NO_ENTRY), KNOWN_PROVIDERS.get(provider)
-    address = base_url or entry.base_url or (known.base_url if known else "")
-    mode = api_mode_for(provider, address, api_mode or entry.api_mode)
-    if mode == "local":
+    address = wanted.base_url or entry.base_url or (known.base_url if known else "")
+    api_mode = api_mode_for(provider, address, wanted.api_mode or entry.api_mode)
+    if api_mode == "local":
         return local(settings)
     if not address:
         raise _unknown(provider, [*entries, *KNOWN_PROVIDERS], where)
-    model = model or next(iter(_models(entry)), "")
+    models = _models(entry)
+    model = model or next(iter(models), "")
     if not model:
         raise ConfigError(
             f"no model is named for the provider {provider or address}.",
             where=where,
             hint="hermes config set model.default NAME",
         )
-    facts = _models(entry).get(model, {})
+    facts = models.get(model, {})
+    has_own_address = bool(wanted.base_url) and wanted.base_url != entry.base_url
     return Route(
         provider=provider or CUSTOM,
         model=model,
         base_url=address,
-        api_mode=mode,
-        credentials=_credentials(
-            settings, provider, entry, api_key, own_address=bool(base_url) and base_url != entry.base_url
-        ),
-        window_tokens=window or facts.get("context_length"),
-        max_output_tokens=max_output or facts.get("max_tokens"),
+        api_mode=api_mode,
+        credentials=_credentials(settings, provider, entry, wanted.api_key, own_address=has_own_address),
+        window_tokens=wanted.window_tokens or facts.get("context_length"),
+        max_output_tokens=wanted.max_output_tokens or facts.get("max_tokens"),
         headers=entry.headers,
         extra_body=entry.extra_body,
         request_timeout_s=entry.request_timeout_seconds,

@@ -14,12 +14,13 @@ from hermes.bus.memory import Sink
 from hermes.bus.peers import Operation, Peers, PeerServer
 from hermes.core.events import Event
 from hermes.core.limits import CLOSE_S_MAX, COMING_S_MAX
+from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.admission import Admission, Admissions, Refused
 from hermes.runs.controller import Controller
 from hermes.runs.lifecycle import Execute, Lifecycle
-from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun, Result
+from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.log import RunLog
 from hermes.runs.recovery import Recovery
 from hermes.runs.remote_runs import Elsewhere

@@ -13,11 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.events import Event, RunState
+from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.admission import Admission, Refused, may_go_unrecorded
 from hermes.runs.control import RunControls
-from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun, Result
+from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import LeaseLost, SessionNotFound, StoreError
 
@@ -28,13 +29,13 @@ log = logging.getLogger(__name__)
 
 Execute = Callable[[LiveRun], Awaitable[Result]]
 # The last event of a run that failed for want of its store, and what one says that has nothing to tell.
-_STORE_FAILED: Result = {
+_STORE_FAILED: dict[str, Any] = {
     "failure": "store_unavailable",
     "code": "session_db_unavailable",
     "error": "The store cannot be written to.",
     "retryable": True,
 }
-_NOTHING: Result = {"partial_row": None, "text_length": 0, "usage": {}}
+_NOTHING: dict[str, Any] = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 class NotStarted(Exception):
@@ -275,7 +276,7 @@ class Lifecycle:
             return
         message = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, message)
-        end: Result = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
         if isinstance(sys.exception(), StoreError):
             end = _STORE_FAILED
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
+from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.control import RunControls
@@ -14,7 +14,6 @@ from hermes.runs.writer import RunWriter
 from hermes.store.base import OpenedSession
 from hermes.store.stores import AsyncStore
 
-Result = dict[str, Any]
 STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 
 

@@ -19,7 +19,7 @@ from aiohttp import web
 
 import hermes
 from hermes.core.events import Event
-from hermes.core.failures import code_of
+from hermes.core.failures import KINDS
 from hermes.core.limits import ROWS_COUNTED_S
 from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
@@ -102,7 +102,7 @@ class Metrics:
         elif kind == "run.started":
             self.seconds["session_wait_seconds"].add(live.waited_s)
         elif kind == "model.retrying":
-            self._provider_failed(code_of(data["failure"]))
+            self._provider_failed(KINDS[data["failure"]].code)
         elif (event.final or kind == "run.interrupted") and not live.spec.count_only:
             self.counts["turns"][live.spec.kind, state.status] += 1
             self._provider_failed(state.code)

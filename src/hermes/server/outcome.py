@@ -7,40 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hermes.core.failures import error_code
 from hermes.core.limits import OUTCOME_CHARS_MAX
 from hermes.runs.engine import Refused
 from hermes.server.errors import ApiError, error_body, refused
 from hermes.store.base import StoreError
 
-# code of a failed turn: status when there is no text to show
-STATUS = {
-    "provider_rate_limited": 503,
-    "server_restarted": 503,
-    "server_shutdown": 503,
-    "session_db_unavailable": 503,
-    "local_unavailable": 503,
-    "provider_timeout": 504,
-    "turn_timeout": 504,
-    "context_length_exceeded": 400,
-    "content_policy_violation": 400,
-    "turn_cancelled": 409,
-    "session_busy": 409,
-    "agent_error": 500,
-    "model_not_allowed": 403,
-}
-_FINISH = {
-    "output_truncated": "length",
-    "max_iterations": "length",
-    "content_filter": "content_filter",
-    "interrupted": "stop",
-}
-# What a code is called where it is all that the client gets.
-_ALONE = {
-    "output_truncated": "agent_incomplete",
-    "max_iterations": "agent_incomplete",
-    "content_filter": "content_policy_violation",
-    "interrupted": "turn_cancelled",
-}
 _ADMISSION = {
     "rate_limit_exceeded": 429,
     "gateway_draining": 503,
@@ -78,7 +50,7 @@ class Outcome:
         """As chat completions tell it."""
         if self.code is None:
             return "tool_calls" if self.calls else "stop"
-        return _FINISH.get(self.code, "error")
+        return error_code(self.code).finish_reason
 
     @property
     def is_success(self) -> bool:
@@ -112,12 +84,12 @@ class Outcome:
 
     def failure(self) -> ApiError:
         """The turn as an error: for answers that have nothing else to show."""
-        code = _ALONE.get(self.code or "", self.code or "agent_incomplete")
+        code = error_code(self.code or "").alone or self.code or "agent_incomplete"
         headers = {**self.headers(), "x-should-retry": "false"}
         if code == "provider_rate_limited":
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s or 1)))
         message = self.error or "The agent gave no answer."
-        return ApiError(STATUS.get(code, 502), message, code, headers=headers, hermes=self.flags())
+        return ApiError(error_code(code).status, message, code, headers=headers, hermes=self.flags())
 
     def error_object(self) -> dict[str, Any]:
         """The error as a stream tells it."""

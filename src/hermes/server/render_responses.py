@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from hermes.core.events import Event
+from hermes.core.failures import CODES, CUT_CODES, error_code
 from hermes.core.ids import random_hex
 from hermes.core.limits import RESUME_SEQ_STEP
 from hermes.core.text import spaced_json
 from hermes.server.errors import error_body
 from hermes.server.event_size import shorten_outputs
-from hermes.server.outcome import STATUS, Outcome, usage_object
+from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, HostedType, object_of
@@ -24,14 +25,6 @@ from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, H
 Json = dict[str, Any]
 # Events of the log that bring their message along.
 ROWS = frozenset({"tool.finished", "message.completed"})
-_REASONS = {
-    "output_truncated": "max_output_tokens",
-    "content_filter": "content_filter",
-    "max_iterations": "max_iterations",
-}
-_ERRORS = {"provider_rate_limited": "rate_limit_exceeded", "context_length_exceeded": "invalid_prompt"}
-_ERRORS |= {"content_policy_violation": "invalid_prompt", "provider_rejected_request": "invalid_prompt"}
-_ERRORS |= {"rate_limit_exceeded": "rate_limit_exceeded"}
 _DELTA = "response.output_text.delta"
 _encode = msgspec.json.Encoder().encode
 
@@ -410,8 +403,8 @@ class ResponseRenderer:
             self._end("completed", usage=counts, at=time.time())
             return
         self._close_all("incomplete")
-        if ended.code in _REASONS and ended.is_success:
-            self._end("incomplete", reason=_REASONS[ended.code], usage=counts)
+        if ended.code in CUT_CODES and ended.is_success:
+            self._end("incomplete", reason=CODES[ended.code].incomplete_reason, usage=counts)
         elif ended.code == "interrupted":
             self._end("cancelled", reason="cancelled", usage=counts)
         elif ended.code == "server_shutdown":
@@ -439,11 +432,11 @@ class ResponseRenderer:
         if ended is not None:
             failure = ended.failure()
             told["error"] = {
-                "code": _ERRORS.get(failure.code, "server_error"),
+                "code": error_code(failure.code).response_error,
                 "message": failure.message,
                 "type": failure.code,
             }
-            envelope = error_body(STATUS.get(failure.code, 502), failure.message, failure.code)["error"]
+            envelope = error_body(error_code(failure.code).status, failure.message, failure.code)["error"]
             self._emit("error", code=failure.code, message=failure.message, param=None, error=envelope)
         self._template |= told
         kind = {"completed": "response.completed", "failed": "response.failed"}.get(status, "response.incomplete")

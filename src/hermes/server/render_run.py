@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
+from hermes.core.failures import CUT_CODES
 from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.core.spec import RunKind
 from hermes.core.text import spaced_json, text_of
@@ -41,7 +42,6 @@ _CODES = {
     "deadline": "turn_timeout",
     "crash_loop": "server_restarted",
 }
-_CUT = ("output_truncated", "content_filter", "max_iterations")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -111,7 +111,7 @@ def code_of(code: str) -> str:
 
 def is_partial(status: str, output: str | None, code: str | None) -> bool:
     """Whether a run ended with less than it was asked for."""
-    return status in ("failed", "cancelled") and (bool(output) or code in _CUT)
+    return status in ("failed", "cancelled") and (bool(output) or code in CUT_CODES)
 
 
 def result_of(data: Json) -> str:

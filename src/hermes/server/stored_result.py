@@ -7,12 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 from hermes.core.limits import STORE_POLL_S
-from hermes.runs.engine import Result, RunEngine
+from hermes.core.result import Result
+from hermes.runs.engine import RunEngine
 from hermes.server.render_run import code_of, is_partial
 from hermes.store.base import StoreError
 
-_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-_DETAILS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd")
 _UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
 
 
@@ -68,6 +67,14 @@ async def stored_result(store: Any, run_id: str) -> Result:
         "pending_calls": list(last.get("pending_calls") or ()),
         "pending_steer": last.get("pending_steer"),
         "ignored_options": sorted({notice["message"].split("`")[1] for notice in notices}),
-        **{name: state.usage.get(name) or 0 for name in _COUNTS},
-        "usage_details": {name: state.usage.get(name) for name in _DETAILS},
+        "warnings": [],
+        "input_tokens": state.usage.get("input_tokens") or 0,
+        "output_tokens": state.usage.get("output_tokens") or 0,
+        "total_tokens": state.usage.get("total_tokens") or 0,
+        "usage_details": {
+            "cache_read_tokens": state.usage.get("cache_read_tokens"),
+            "cache_write_tokens": state.usage.get("cache_write_tokens"),
+            "reasoning_tokens": state.usage.get("reasoning_tokens"),
+            "cost_usd": state.usage.get("cost_usd"),
+        },
     }

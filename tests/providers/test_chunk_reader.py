@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
-from hermes.agent.chunk_template import LOOKS_MAX, ChunkTemplate
 from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import WireRequest
+from hermes.providers.chunk_reader import LOOKS_MAX, ChunkTemplate
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
 from support.cutting import any_cut
