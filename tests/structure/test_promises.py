@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -19,3 +20,11 @@ def test_documented_tests_exist(document: str) -> None:
         files = [ROOT / path] if "/" in path else list((ROOT / "tests").rglob(path))
         assert files and files[0].exists(), path
         assert not function or f"def {function}(" in files[0].read_text(), function
+
+
+def test_every_module_is_listed_in_the_documentation() -> None:
+    spec = importlib.util.spec_from_file_location("modules", ROOT / "scripts/modules.py")
+    assert spec is not None and spec.loader is not None
+    modules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(modules)
+    assert modules.TARGET.read_text("utf-8") == modules.document(), "run `python scripts/modules.py`"
