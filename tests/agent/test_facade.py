@@ -646,16 +646,6 @@ async def test_interrupt_reaches_turn_waiting_for_session(server: ModelServer) -
     assert len(server.requests) == 1
 
 
-async def test_admission_is_passed_to_run(server: ModelServer) -> None:
-    server.script = [Reply(text="Done.")]
-    app = await current()
-    admission = await app.engine.admit(RunSpec("hi", "bound-id", persist=False))
-    result = await agent_for(server, session_id="wished-id").arun_conversation("hi", admission=admission)
-    assert (result["run_id"], result["session_id"]) == (admission.run_id, "bound-id")
-    again = await app.engine.admit(RunSpec("hi", "bound-id", persist=False), wait_s=0.5)
-    await again.release()
-
-
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
 async def test_base_exception_in_blocking_call_ends_run(server: ModelServer, leaving: type[BaseException]) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]

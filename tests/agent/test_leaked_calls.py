@@ -22,6 +22,14 @@ def accept(name: str, args: dict[str, Any] | str) -> tuple[str, str] | None:
     return (name, args if isinstance(args, str) else json.dumps(args)) if name in ("f", "g") else None
 
 
+def parsed(arguments: str) -> Any:
+    """The arguments of a call; those that are no JSON are passed on as they are."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
 def read(pieces: list[str], *parts: ToolDelta, before: str = "") -> tuple[str, Calls, Assembler]:
     """Visible text and calls of an answer."""
     assembler = Assembler("run:1", before, accept=accept)
@@ -32,7 +40,7 @@ def read(pieces: list[str], *parts: ToolDelta, before: str = "") -> tuple[str, C
     text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     assert text == message.text
     assert len(text) == assembler.delivered
-    calls = [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
+    calls = [(call.name, parsed(call.arguments)) for call in message.tool_calls]
     assert message.finish_reason == ("tool_calls" if calls else "stop")
     return text, calls, assembler
 

@@ -202,7 +202,9 @@ class Witness:
 
     def _nothing_is_held(self) -> bool:
         with closing(sqlite3.connect(self.gateway.folder / "state.db", timeout=30)) as db:
-            held = [holder for (holder,) in db.execute("SELECT holder FROM leases") if not is_gone(holder)]
+            held = [
+                holder for (holder,) in db.execute("SELECT holder FROM leases WHERE name <> ''") if not is_gone(holder)
+            ]
             if not held:
                 assert db.execute("SELECT count(*) FROM run_partials").fetchone() == (0,), "open text without a run"
                 is_sound(db)

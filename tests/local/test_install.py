@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes.cli import install_model
 from hermes.core.home import Home
 from hermes.local import install, model_file
 from hermes.settings import config
@@ -123,7 +124,7 @@ def test_install_is_skipped_when_not_wanted(
     home.config_file.write_text(settings)
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     monkeypatch.setenv("HERMES_LOCAL_MODEL", variable)
-    assert install.main() == 0 and not home.models.exists() and capsys.readouterr().err == ""
+    assert install_model.main() == 0 and not home.models.exists() and capsys.readouterr().err == ""
 
 
 def test_install_reports_progress(
@@ -131,7 +132,7 @@ def test_install_reports_progress(
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     monkeypatch.delenv("HERMES_LOCAL_MODEL", raising=False)
-    assert install.main() == 0
+    assert install_model.main() == 0
     said = capsys.readouterr().err
     assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "3 of 3 parts" in said
     assert left(home) == [install.NAME]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hermes.agent import media
+from hermes.core import limits
 from hermes.core.limits import INLINE_IMAGE_BYTES_MAX
 from support.model_server import Call, Reply, Request, body_bytes
 
@@ -206,7 +206,7 @@ async def test_media_large_image_is_linked(house: Api, workspace: Path, more: in
 
 
 async def test_media_huge_file_stays_text(house: Api, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "OUTGOING_BYTES_MAX", 14)
+    monkeypatch.setattr(limits, "OUTGOING_BYTES_MAX", 14)
     assert LINK.fullmatch(await ask(house, "MEDIA:plan.pdf"))
     (workspace / "plan.pdf").write_bytes(b"%PDF-1.7 longer")
     assert await ask(house, "MEDIA:plan.pdf") == "MEDIA:plan.pdf"

@@ -121,6 +121,10 @@ class RunEngine:
     async def create(self, spec: RunSpec) -> None:
         """Put a run on record."""
         await self.store_for(spec).runs.create(spec)
+        self.mark_ephemeral(spec)
+
+    def mark_ephemeral(self, spec: RunSpec) -> None:
+        """A run that keeps nothing is read from the ephemeral store."""
         if not spec.persist:
             self._ephemeral_ids.add(spec.run_id)
 

@@ -153,6 +153,7 @@ class Lifecycle:
         spec = self._engine.limits.ceiling(spec)
         if at_once:
             await self._engine.create(spec)
+        self._engine.mark_ephemeral(spec)
         live = self.make_live(spec)
         live.log.creates = None if at_once else spec
         return live
