@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from evals.requests import FILES, KINDS, TARGETS, Check, Done
-from hermes.settings import config
 from hermes.app import App, new_loop
 from hermes.core.home import Home, resolve
-from hermes.local import model_file, status
 from hermes.core.spec import RouteChoice, RunSpec
+from hermes.local import model_file, status
+from hermes.settings import config
 
 COLD_S_MAX, WARM_S_MAX = 8.0, 1.5
 _VERDICT = {True: "  ok ", False: "WRONG"}
