@@ -198,7 +198,7 @@ def _likely_model(setup: _Setup, changes: Json) -> str:
 
 
 def _tools(setup: _Setup) -> None:
-    from hermes.tools.toolsets import DEFAULTS, builtin
+    from hermes.tools.framework.toolsets import DEFAULTS, builtin
 
     missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
     note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
