@@ -132,6 +132,8 @@ SECRET_HELD_CHARS_MIN = 6
 # The store
 BUSY_TIMEOUT_S = 10.0
 BUSY_S_MAX = 30.0
+BUSY_WAIT_S_MIN = 0.0005
+BUSY_WAIT_S_MAX = 0.01
 BATCH_JOBS_MAX = 256
 # A commit of at least so many is followed by one that waits a moment for more.
 COMMIT_SIBLINGS = 3
