@@ -13,7 +13,8 @@ from hermes.core import limits
 from hermes.core.errors import ServiceError
 from hermes.runs.schedule import GRAMMAR
 from hermes.services import jobs as jobs_service
-from hermes.tools import cronjob, terminal, toolsets
+from hermes.tools import cronjob, terminal
+from hermes.tools.framework import toolsets
 from support.model_server import Call, ModelServer, Reply
 
 RECORD = {

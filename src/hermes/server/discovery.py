@@ -20,7 +20,7 @@ from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
 from hermes.services.skills import find_skills
-from hermes.tools import toolsets as sets
+from hermes.tools.framework import toolsets as sets
 from hermes.tools.mcp import PREFIX
 
 if TYPE_CHECKING:

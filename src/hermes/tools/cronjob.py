@@ -26,8 +26,8 @@ from hermes.services.jobs import (
     resume_changes,
 )
 from hermes.settings.schema import EFFORTS
-from hermes.tools import approvals, toolsets
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.framework import approvals, toolsets
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 ACTIONS = ("create", "list", "update", "pause", "resume", "remove", "run")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.services.memory import FILES, memory_file
-from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef
 
 
 def _operations(args: Args) -> list[dict[str, Any]]:

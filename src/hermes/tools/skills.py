@@ -6,8 +6,8 @@ import difflib
 
 from hermes.guards.injection import fenced
 from hermes.services.skills import FILE, Skills, files_of, read_file
-from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef
 
 
 def _skills(ctx: ToolContext) -> Skills:
