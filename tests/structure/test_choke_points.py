@@ -71,13 +71,8 @@ MAY_OPEN = {
     "cli/main.py": (1, "/dev/null"),
     "cli/chat_command.py": (1, "/dev/null"),
     "cli/model_command.py": (2, "our own list of models, and the log of the worker"),
-<<<<<<< HEAD
-    "cli/skills_command.py": (4, _USER),
-=======
-    "cli/door.py": (1, _OWN),
     "cli/skills_command.py": (2, _USER),
     "services/skills.py": (2, "a folder that the user adds as a skill"),
->>>>>>> main
     "cli/config_command.py": (1, _USER),
     "cli/editor.py": (2, _USER),
     "cli/logs_command.py": (1, _OWN),
