@@ -147,8 +147,6 @@ class Tail:
 
 @dataclass(slots=True)
 class RunRecord:
-    """A run as it is stored: its spec, and the fold of its log."""
-
     spec: RunSpec
     state: RunState
     created_at: float

@@ -167,7 +167,6 @@ def held(tx: Tx, session_id: str, where: str = "") -> list[Row]:
 
 
 def recount(tx: Tx, session_id: str) -> None:
-    """Counter and hash of a session after rows were hidden."""
     digest = None
     for row in held(tx, session_id, "AND role = 'user'"):
         digest = continued(digest, digest_of_row(row))
@@ -179,13 +178,11 @@ def recount(tx: Tx, session_id: str) -> None:
 
 
 def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
-    """Rows by a condition, with an order of its own."""
     blob = functools.partial(_blob, tx)
     return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
 def model_place(row: Row | _Outline) -> int:
-    """The same as `MODEL_ORDER`, for rows at hand."""
     return row.position if row.position is not None else row.id or 0
 
 
@@ -271,7 +268,6 @@ def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
 
 
 def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
-    """Give a row words that stand for it before the model."""
     blobs: Blobs = {}
     tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (pack_content(content, blobs), row_id))
     keep_blobs(tx, row_id, blobs)
@@ -394,7 +390,6 @@ def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -
 
 
 def row_of_message(session_id: str, message: dict[str, Any]) -> Row:
-    """A row of what a model is sent."""
     row = Row(session_id, message["role"], message.get("content"), timestamp=time.time())
     for name in ("tool_calls", "tool_call_id", "tool_name", "opaque", "name"):
         setattr(row, name, message.get(name) or None)

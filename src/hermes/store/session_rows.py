@@ -50,18 +50,15 @@ _CALL_USED = f"""UPDATE sessions SET usage = ?, api_call_count = api_call_count 
 
 
 def exists(tx: Tx, session_id: str) -> bool:
-    """Whether there is such a session."""
     return tx.value("SELECT 1 FROM sessions WHERE id = ?", (session_id,)) is not None
 
 
 def require(tx: Tx, session_id: str) -> None:
-    """A `KeyError` unless there is such a session."""
     if not exists(tx, session_id):
         raise KeyError(f"There is no session '{session_id}'.")
 
 
 def owner_of(tx: Tx, session_id: str) -> str | None:
-    """Whose session it is; None when there is none."""
     owner: str | None = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
     return owner
 
@@ -150,12 +147,10 @@ def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, p
 
 
 def usage_of(packed: str | None) -> list[dict[str, Any]]:
-    """The column `usage`: what was used, by model, provider and task."""
     return sorted(unpack(packed) or (), key=itemgetter(*USAGE_FIELDS[:3]))
 
 
 def check_token(tx: Tx, session_id: str, token: int) -> None:
-    """A `LeaseLost` unless this token is the one that may write to the session."""
     if not is_current(tx, f"session:{session_id}", token):
         raise LeaseLost(f"The session '{session_id}' is held by somebody else now.")
 

@@ -37,8 +37,6 @@ _SHOWN = (
 
 
 class Transcripts(Repository):
-    """What was said."""
-
     @writes
     def append_message(
         self,
@@ -60,7 +58,6 @@ class Transcripts(Repository):
         synthetic: bool = False,
         lease_token: int | None = None,
     ) -> int:
-        """Put a message at the end of a session; its id."""
         require(tx, session_id)
         if lease_token is not None:
             check_token(tx, session_id, lease_token)

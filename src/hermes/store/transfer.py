@@ -97,8 +97,6 @@ _NOT_IMPORTED = frozenset(
 
 
 class Transfer(Repository):
-    """Out of one database and into another."""
-
     @reads_slowly
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
