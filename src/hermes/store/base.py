@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hermes.core.errors import HermesError
@@ -117,6 +117,10 @@ class Row:
             if value := getattr(self, name):
                 message[name] = value
         return message
+
+
+# The columns of a message, in the order of the fields above; `parts` and `search_text` are made of its content.
+MESSAGE_COLUMNS = tuple(item.name for item in fields(Row) if item.name not in ("id", "announced_in", "continues"))
 
 
 @dataclass(slots=True)

@@ -10,13 +10,11 @@ from typing import Any, TypedDict, Unpack
 from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, reads_slowly_with
-from hermes.store.session_rows import shown
+from hermes.store.session_rows import SessionRow, shown
 
-_SHOWN_IN_LISTS = (
-    "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
-    "cwd, workdir, toolsets, max_iterations, started_at, last_active, ended_at, end_reason, archived, pinned, message_count, tool_call_count, api_call_count, "
-    "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
-)
+# Texts that may be long are left out.
+_NOT_LISTED = ("model_config", "instructions", "system_prompt", "prompt_digest", "transcript_digest", "stateless")
+_SHOWN_IN_LISTS = ", ".join(name for name in SessionRow.__struct_fields__ if name not in _NOT_LISTED)
 _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
 _AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL AS has_system_prompt,
   s.model_config IS NOT NULL AS has_model_config, NULL AS active_run_id
