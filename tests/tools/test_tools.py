@@ -23,7 +23,14 @@ from hermes.tools.memory import MemoryFile, memory_dir
 
 
 def tool(name: str, toolset: str = "x", **fields: Any) -> ToolDef:
-    return ToolDef(name, "about", toolset, {"type": "object"}, lambda _ctx, _args: {}, **fields)
+    return ToolDef(
+        name=name,
+        description="about",
+        toolset=toolset,
+        parameters={"type": "object"},
+        run=lambda _ctx, _args: {},
+        **fields,
+    )
 
 
 def test_registry_offers_sorted_available_tools() -> None:
@@ -109,7 +116,7 @@ def plan(args: dict[str, Any], last: str | None = None) -> dict[str, Any]:
     ctx = cast("ToolContext", SimpleNamespace(last_answer=lambda name, field: last_answer(messages, name, field)))
     args, fault = check(args, todo.TOOL.parameters)
     assert not fault
-    return cast("dict[str, Any]", todo.TOOL.run(ctx, args))
+    return cast("dict[str, Any]", todo.TOOL.run(ctx, todo.TOOL.decode(args)))
 
 
 def test_todo_write_read_and_count() -> None:
@@ -157,7 +164,10 @@ def test_todo_duplicate_ids_are_rejected() -> None:
 
 def test_todo_is_idempotent_with_preview() -> None:
     assert todo.TOOL.effect_of({}) == "idempotent"
-    assert (todo.TOOL.preview({"todos": [item("1")]}), todo.TOOL.preview({})) == ("1 items", "show")
+    assert (todo.TOOL.preview(todo.TOOL.decode({"todos": [item("1")]})), todo.TOOL.preview(todo.Todo())) == (
+        "1 items",
+        "show",
+    )
 
 
 # ---- memory

@@ -13,21 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from hermes.core.limits import (
-    BACKGROUND_MAX,
-    BACKGROUND_OUTPUT_CHARS_MAX,
-    PREVIEW_CHARS_MAX,
-    PROCESS_SLICE_CHARS,
-    PROCESS_WAIT_S,
-    PROCESS_WAIT_S_MAX,
-)
+from msgspec import Meta
+
+from hermes.core import limits
 from hermes.core.spec import Control
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import why_no_commands
 from hermes.store.base import StoreError
-from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.output_buffer import OutputDecoder
 
 if TYPE_CHECKING:
@@ -76,7 +71,7 @@ class Background:
 
     def say(self, text: str) -> None:
         self.output += text
-        if (over := len(self.output) - BACKGROUND_OUTPUT_CHARS_MAX) > 0:
+        if (over := len(self.output) - limits.BACKGROUND_OUTPUT_CHARS_MAX) > 0:
             self.output, self.dropped = self.output[over:], self.dropped + over
 
 
@@ -97,10 +92,10 @@ class Processes:
         """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
         own = [found for found in self._known.values() if found.owner == owner]
         over = next((found.id for found in own if found.ended.is_set()), None)
-        if len(own) >= BACKGROUND_MAX and over is not None:
+        if len(own) >= limits.BACKGROUND_MAX and over is not None:
             del self._known[over]
             return True
-        return len(own) < BACKGROUND_MAX
+        return len(own) < limits.BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
         for found in [process for process in self._known.values() if process.session_id in session_ids]:
@@ -182,32 +177,42 @@ async def _tell(engine: RunEngine, session: SessionState, owner: str, session_id
 _LOST = "Nothing is known of it here: it ended when the server did, or was never started in this session."
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
-    processes, action = ctx.resources.processes, args["action"]
+class ProcessAction(ToolArguments):
+    action: Literal["list", "poll", "wait", "kill"]
+    session_id: Annotated[str, Meta(description="The id that terminal gave: proc_…")] = ""
+    timeout: Annotated[float, Meta(ge=0, le=limits.PROCESS_WAIT_S_MAX, description="seconds to wait")] = (
+        limits.PROCESS_WAIT_S
+    )
+    offset: Annotated[int, Meta(ge=0)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=5 * limits.PROCESS_SLICE_CHARS)] = limits.PROCESS_SLICE_CHARS
+
+
+async def _run(ctx: ToolContext, args: ProcessAction) -> Answer:
+    processes, action = ctx.resources.processes, args.action
     if action == "list":
         return {"processes": [_summary(found) for found in processes.of(ctx.owner, ctx.session_id)]}
-    if not args.get("session_id"):
+    if not args.session_id:
         raise ToolError(f"`{action}` needs a session_id.", "invalid_arguments", "The action list shows them.")
-    found = processes.get(ctx.owner, ctx.session_id, args["session_id"])
+    found = processes.get(ctx.owner, ctx.session_id, args.session_id)
     if found is None:
-        if not re.fullmatch(r"proc_[0-9a-f]{8}", args["session_id"]):
+        if not re.fullmatch(r"proc_[0-9a-f]{8}", args.session_id):
             raise ToolError("There is no such process.", "not_found", "The action list shows those of this session.")
-        return {"session_id": args["session_id"], "state": "lost", "exit_code": None, "note": _LOST}
+        return {"session_id": args.session_id, "state": "lost", "exit_code": None, "note": _LOST}
     if action == "kill":
         found.process.interrupt()
         await found.ended.wait()
     elif action == "wait":
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.resources.session.hosts.call(ctx):
+            async with asyncio.timeout(args.timeout), ctx.resources.session.hosts.call(ctx):
                 await found.ended.wait()
     ctx.foreign = found.foreign
-    return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}
+    return {**_summary(found), **_slice(found, args.offset, args.limit)}
 
 
 def _summary(found: Background) -> Answer:
     summary = {"session_id": found.id, "state": found.state, "exit_code": found.exit_code, "pid": found.process.pid}
     seconds = (found.ended_at or time.time()) - found.began_at
-    return {**summary, "command": found.command[:PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
+    return {**summary, "command": found.command[: limits.PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
 
 
 def _slice(found: Background, offset: int | None, limit: int) -> Answer:
@@ -226,25 +231,11 @@ TOOL = ToolDef(
         "end; kill it. Output comes from `offset` on (characters; give the last next_offset to read on), without one "
         "its end."
     ),
-    parameters=object_schema(
-        {
-            "action": {"type": "string", "enum": ["list", "poll", "wait", "kill"]},
-            "session_id": {"type": "string", "description": "The id that terminal gave: proc_…"},
-            "timeout": {
-                "type": "number",
-                "minimum": 0,
-                "maximum": PROCESS_WAIT_S_MAX,
-                "description": "seconds to wait",
-            },
-            "offset": {"type": "integer", "minimum": 0},
-            "limit": {"type": "integer", "minimum": 1, "maximum": 5 * PROCESS_SLICE_CHARS},
-        },
-        "action",
-    ),
+    arguments=ProcessAction,
     run=_run,
-    effect=lambda args: "effect" if args["action"] == "kill" else "read",
-    scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),
+    effect=lambda args: "effect" if args.action == "kill" else "read",
+    scope=lambda args: frozenset({f"process:{args.session_id}"}),
     timeout_s=None,
     available=why_no_commands,
-    preview=lambda args: f"{args['action']} {args.get('session_id', '')}".strip(),
+    preview=lambda args: f"{args.action} {args.session_id}".strip(),
 )

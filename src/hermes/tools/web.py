@@ -9,19 +9,20 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlencode
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.tools.framework import approvals
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
-_RESULTS = 5
 _HEAD_SHARE = 0.75
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _WHOLE = "Give the whole address, which begins with https:// or http://."
@@ -90,8 +91,13 @@ def _available(settings: Settings) -> str | None:
     return f"no search backend is configured: set {' or '.join(missing)}"
 
 
-async def _search(ctx: ToolContext, args: Args) -> Answer:
-    query, limit = args["query"].strip(), args.get("limit", _RESULTS)
+class WebSearch(ToolArguments):
+    query: Annotated[str, Meta(min_length=1, max_length=limits.WEB_QUERY_CHARS_MAX)]
+    limit: Annotated[int, Meta(ge=1, le=limits.WEB_RESULTS_MAX, description="5 if not given.")] = 5
+
+
+async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
+    query, limit = args.query.strip(), args.limit
     if not query:
         raise ToolError("The query is empty.", "invalid_arguments", "Say in a few words what is looked for.")
     if ctx.secrets.mask(query) != query:
@@ -152,23 +158,12 @@ SEARCH = ToolDef(
     name="web_search",
     toolset="web",
     description="Search the web. Answers with titles, addresses and snippets; read what matters with web_extract.",
-    parameters=object_schema(
-        {
-            "query": {"type": "string", "minLength": 1, "maxLength": limits.WEB_QUERY_CHARS_MAX},
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": limits.WEB_RESULTS_MAX,
-                "description": "5 if not given.",
-            },
-        },
-        "query",
-    ),
+    arguments=WebSearch,
     run=_search,
     effect="read",
     scope=lambda _: frozenset(),
     available=_available,
-    preview=lambda args: str(args["query"]),
+    preview=lambda args: args.query,
     foreign=True,
 )
 
@@ -176,14 +171,29 @@ SEARCH = ToolDef(
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    await approvals.hosts(ctx, args["urls"])
+_CharLimit = Annotated[
+    int,
+    Meta(
+        ge=limits.EXTRACTED_CHARS_MIN,
+        le=limits.EXTRACTED_CHARS_MAX,
+        description="Characters per page; 15000 if not given.",
+    ),
+]
+
+
+class WebExtract(ToolArguments):
+    urls: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=limits.EXTRACTED_PAGES_MAX)]
+    char_limit: _CharLimit | None = None
+
+
+async def _prepare(ctx: ToolContext, args: WebExtract) -> Prepared:
+    await approvals.hosts(ctx, args.urls)
     return Prepared()
 
 
-async def _extract(ctx: ToolContext, args: Args) -> Answer:
-    limit = args.get("char_limit") or min(ctx.settings.web.extract_char_limit, limits.EXTRACTED_CHARS_MAX)
-    return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
+async def _extract(ctx: ToolContext, args: WebExtract) -> Answer:
+    limit = args.char_limit or min(ctx.settings.web.extract_char_limit, limits.EXTRACTED_CHARS_MAX)
+    return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args.urls))}
 
 
 async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
@@ -241,27 +251,11 @@ EXTRACT = ToolDef(
         "Read pages of the web: HTML as Markdown, PDF and other text as text. Long pages keep their head and tail; "
         "`spill` is the file with all of it, for read_file and search_files."
     ),
-    parameters=object_schema(
-        {
-            "urls": {
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "minItems": 1,
-                "maxItems": limits.EXTRACTED_PAGES_MAX,
-            },
-            "char_limit": {
-                "type": "integer",
-                "minimum": limits.EXTRACTED_CHARS_MIN,
-                "maximum": limits.EXTRACTED_CHARS_MAX,
-                "description": "Characters per page; 15000 if not given.",
-            },
-        },
-        "urls",
-    ),
+    arguments=WebExtract,
     run=_extract,
     prepare=_prepare,
     effect="read",
     scope=lambda _: frozenset(),
-    preview=lambda args: ", ".join(args["urls"]),
+    preview=lambda args: ", ".join(args.urls),
     foreign=True,
 )

@@ -29,6 +29,7 @@ from hermes.tools.framework.registry import (
     Answer,
     Args,
     Effect,
+    Json,
     Prepared,
     Reconciled,
     ToolContext,
@@ -58,7 +59,8 @@ class Outcome:
 class PendingCall:
     call: ToolCall
     tool: ToolDef | None = None
-    args: Args = field(default_factory=dict)
+    args: Json = field(default_factory=dict)
+    decoded: Args = None  # the arguments as the tool is given them
     refusal: Answer | None = None
     same_as: PendingCall | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,7 +88,7 @@ class LoopGuard:
         self._failed_tools: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
+    def hint(self, name: str, args: Json, status: Status, effect: str, content: str) -> str:
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
@@ -226,9 +228,9 @@ class ToolRound:
         ctx = self.context(work.call.id, tool)
         try:
             if inspect.iscoroutinefunction(tool.reconcile):
-                return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
+                return await tool.reconcile(ctx, work.decoded, started)  # type: ignore[no-any-return]
             look = tool.reconcile
-            return await self.threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.decoded, started))  # type: ignore[no-any-return]
         except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
             self._crash(tool, error)
             return "unclear"
@@ -260,7 +262,7 @@ class ToolRound:
         args, fault = arguments.check(parsed.value, tool.parameters)
         if fault:
             return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
-        return PendingCall(call, tool, args)
+        return PendingCall(call, tool, args, tool.decode(args))
 
     def _mark_duplicates(self, works: list[PendingCall]) -> None:
         first: dict[str, PendingCall] = {}
@@ -296,7 +298,7 @@ class ToolRound:
     async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
-            effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
+            effect, _ = tool.effect_of(work.decoded), tool.scope_of(work.decoded)
             work.reads = effect == "read"
             ctx = self.context(work.call.id, tool)
             ctx.tools, ctx.call = self.tools, self.nested
@@ -329,19 +331,19 @@ class ToolRound:
         look = tool.prepare
         try:
             if inspect.iscoroutinefunction(look):
-                return await look(ctx, work.args)  # type: ignore[no-any-return]
-            return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
+                return await look(ctx, work.decoded)  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.decoded))  # type: ignore[no-any-return]
         except ToolError as refusal:
             return _refusal(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
-        effect = tool.effect_of(work.args)
+        effect = tool.effect_of(work.decoded)
         event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
         event.data |= known
         event.data["args"] = redact_tree(work.args, self.redact)
-        event.data["preview"] = self.redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
+        event.data["preview"] = self.redact(tool.preview(work.decoded))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
         await self.log.append(event, sync=effect == "effect")
 
@@ -350,9 +352,9 @@ class ToolRound:
         try:
             async with limit:
                 if inspect.iscoroutinefunction(tool.run):
-                    answer = await tool.run(ctx, work.args)
+                    answer = await tool.run(ctx, work.decoded)
                 else:
-                    answer = await self._in_thread(tool, ctx, work.args)
+                    answer = await self._in_thread(tool, ctx, work.decoded)
             render(answer)
             work.images = ctx.images
             return "ok", answer
@@ -455,7 +457,7 @@ def _dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
     for work in works:
         found = [work.same_as] if work.same_as is not None else []
         if work.tool is not None and not work.refusal:
-            found += keys.take(work, *_scope_of(work.tool, work.args))
+            found += keys.take(work, *_scope_of(work.tool, work.decoded))
         waits.append(found)
     return waits
 
