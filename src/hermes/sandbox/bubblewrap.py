@@ -30,7 +30,8 @@ from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, tri
 from hermes.sandbox.namespace import Namespace, RemoteProcess
 from hermes.sandbox.proxy import PROXY_PORT, proxy_env
 from hermes.sandbox.quota import quota_of
-from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
+from hermes.sandbox.watching import Watching
+from hermes.sandbox.workspace_watch import WorkspaceWatch
 
 if TYPE_CHECKING:
     from hermes.sandbox.proxy import EgressProxy

@@ -32,7 +32,7 @@ from hermes.sandbox.base import (
 )
 from hermes.sandbox.mounts import Mode, Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
 from hermes.sandbox.quota import quota_of
-from hermes.sandbox.workspace_watch import Watching
+from hermes.sandbox.watching import Watching
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
