@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
@@ -19,7 +18,16 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.framework.registry import Answer, Reconciled, ToolArguments, ToolContext, ToolDef, ToolError
+from hermes.tools.framework.registry import (
+    Answer,
+    Data,
+    Json,
+    Reconciled,
+    ToolArguments,
+    ToolContext,
+    ToolDef,
+    ToolError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +65,7 @@ class Child:
         self.run_id = f"run_{self._id}"
         self._begun = False
         self._seen = 0
-        self._asked: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, Json] = {}
         self._open: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
@@ -168,7 +176,7 @@ class Child:
         self._open[approval_id] = asyncio.create_task(self._pass_on(approval_id, answered))
         await self._parent.log.append(event)
 
-    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Mapping[str, Any]]) -> None:
+    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Data]) -> None:
         answer = dict(await answered)
         by, surface = str(answer.pop("by", "user")), str(answer.pop("surface", ""))
         who = (by, surface, str(answer.pop("credential", "")))
@@ -242,7 +250,7 @@ async def _run(ctx: ToolContext, args: DelegateTask) -> Answer:
     return {"results": [work.result() for work in works]}
 
 
-async def _reconcile(ctx: ToolContext, args: DelegateTask, _: Mapping[str, Any]) -> Reconciled:
+async def _reconcile(ctx: ToolContext, args: DelegateTask, _: Data) -> Reconciled:
     """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
     parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":

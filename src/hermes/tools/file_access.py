@@ -9,7 +9,7 @@ import mimetypes
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +19,7 @@ from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
-from hermes.tools.framework.registry import Args, Prepared, Reconciled, ToolContext, ToolError
+from hermes.tools.framework.registry import Args, Data, Prepared, Reconciled, ToolContext, ToolError
 
 if TYPE_CHECKING:
     from hermes.tools.framework.resources import RunResources
@@ -338,7 +338,7 @@ def stale_refusal(path: str, why: str) -> ToolError:
     return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
 
 
-async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Reconciled:
+async def reconcile(ctx: ToolContext, _: Args, started: Data) -> Reconciled:
     before, after = started.get("before"), started.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict) or not after:
         return "unclear"

@@ -7,15 +7,14 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
 from hermes.tools.framework.arguments import schema_problem
-from hermes.tools.framework.registry import Effect
+from hermes.tools.framework.registry import Effect, Json
 
-Json = dict[str, Any]
 # At the top of a schema some providers refuse these; the server checks what it is sent in any case.
 _NOT_ON_TOP = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref"})
 _DROPPED = frozenset({"$schema", "$id", "$comment", "$vocabulary", "title"})
@@ -99,13 +98,13 @@ def _clean(value: Any, deep: int) -> Any:
     return made
 
 
-def effect(hints: Mapping[str, Any]) -> Effect:
+def effect(hints: Json) -> Effect:
     if hints.get("readOnlyHint") is True:
         return "read"
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
-def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
+def needs_approval(mode: str, hints: Json) -> bool:
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False

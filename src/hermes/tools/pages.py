@@ -7,7 +7,7 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -204,7 +204,7 @@ class _Writer:
 
     # ---- what the parser meets
 
-    def start(self, tag: str, attrs: Any) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str | None]) -> None:
         if time.monotonic() > self._until:
             raise TimeUp
         if self._skipped:
@@ -233,7 +233,7 @@ class _Writer:
     def close(self) -> None:
         pass
 
-    def _begin(self, tag: str, attrs: Any) -> None:
+    def _begin(self, tag: str, attrs: Mapping[str, str | None]) -> None:
         self._in_title = tag == "title"
         if tag in _BLOCKS:
             self._end_block(ends_row=tag in ("table", "tr"))
@@ -330,7 +330,7 @@ class _Writer:
         self._blocks.append(_Block(kind, "\n".join(lines), parts))
 
 
-def _is_hidden(attrs: Any) -> bool:
+def _is_hidden(attrs: Mapping[str, str | None]) -> bool:
     return "hidden" in attrs or attrs.get("aria-hidden") == "true" or bool(_HIDDEN.search(attrs.get("style") or ""))
 
 

@@ -7,10 +7,11 @@ import inspect
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -216,7 +217,7 @@ async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
     names = [search.name] if search.name else []
     listed = await search.listed("count" if content else "files", names)
     found = await ctx.blocking(partial(search.let_through, listed, content=content))
-    matches: list[Any] = []
+    matches: Sequence[Answer | str] = []
     if content and args.output_mode == "content":
         total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)
         if wanted:
@@ -242,7 +243,7 @@ def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int
     return wanted
 
 
-def _answer(search: Search, matches: list[Any], total: int, offset: int) -> Answer:
+def _answer(search: Search, matches: Sequence[Answer | str], total: int, offset: int) -> Answer:
     more = offset + len(matches) < total and bool(matches)
     answer: Answer = {"matches": matches, "total": total, "truncated": more or not search.complete}
     answer |= {"next_offset": offset + len(matches) if more else None, "withheld": search.withheld}

@@ -149,7 +149,7 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
     return [entry for entry in results if str(entry["url"]).startswith(("http://", "https://"))]
 
 
-def _snippet(value: Any) -> str:
+def _snippet(value: object) -> str:
     text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * limits.WEB_SNIPPET_CHARS_MAX])).split())
     return text if len(text) <= limits.WEB_SNIPPET_CHARS_MAX else f"{text[: limits.WEB_SNIPPET_CHARS_MAX]}…"
 

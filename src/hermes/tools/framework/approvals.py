@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core.errors import HermesError
 from hermes.core.limits import REVIEW_TOKENS_MAX
@@ -26,7 +26,7 @@ from hermes.guards.url_text import FetchFailed
 from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.framework.questions import ApprovalRequest
-from hermes.tools.framework.registry import ToolContext, ToolError
+from hermes.tools.framework.registry import Json, ToolContext, ToolError
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import Sandbox
@@ -169,7 +169,7 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
         ctx.resources.granted_reserved(entry, session=choice == "session")
 
 
-async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[str, Any]:
+async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> Json:
     """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
     allows them, they are put back and there is nothing to add."""
     watching = sandbox.watching

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 from hermes.core import limits
 from hermes.core.text import whole_text
+from hermes.tools.framework.registry import Json
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError, Validator
+
 Schema = Mapping[str, Any]
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
@@ -187,7 +190,7 @@ def schema_faults(value: object, schema: Schema) -> list[str]:
     return faults
 
 
-def _describe_error(error: Any) -> str:
+def _describe_error(error: ValidationError) -> str:
     """What is wrong, with all that could be there instead, but not with all of what is."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
@@ -196,7 +199,7 @@ def _describe_error(error: Any) -> str:
 
 
 @lru_cache(maxsize=512)
-def _validator(schema: str) -> Any:
+def _validator(schema: str) -> Validator:
     import jsonschema_rs
 
     steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=limits.SCHEMA_PATTERN_STEPS_MAX)

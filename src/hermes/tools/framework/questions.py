@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hermes.core.events import Event
 from hermes.core.ids import random_hex
 from hermes.runs.control import Questions, RunControls
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import RunWriter
+from hermes.tools.framework.registry import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Asking:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     _granted: set[str] = field(default_factory=set)
     _asked: dict[str, str] = field(default_factory=dict)
-    _answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _answers: dict[str, Data] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (before := self.before) is not None:
@@ -103,7 +103,7 @@ class Asking:
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
         return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
-    async def spent(self, usage: Mapping[str, Any]) -> None:
+    async def spent(self, usage: Data) -> None:
         await self.log.emit("usage", **usage)
 
     async def clarify(self, call_id: str, question: str, choices: Sequence[str]) -> str | None:
@@ -136,7 +136,7 @@ class Asking:
         for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
             await self.log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
-    async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Mapping[str, Any] | None, str]:
+    async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Data | None, str]:
         future, expires_at = questions.ask(question_id), event.data["expires_at"]
         try:
             if expires_at > time.time():
@@ -168,6 +168,6 @@ class Asking:
         return Decision(choice, by, comment, credential or surface)
 
 
-def _expiry(asked: Mapping[str, Any] | None, seconds: float) -> float:
+def _expiry(asked: Data | None, seconds: float) -> float:
     """When a question expires; one that was asked before a restart keeps its time."""
     return float(asked["expires_at"]) if asked is not None else time.time() + seconds

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]
 Json = dict[str, Any]
+Data = Mapping[str, Any]  # a JSON object that is only read
 Answer = Json
 # What a tool is called with: an instance of its `ToolDef.arguments`, or a JSON object where it has none.
 Args: TypeAlias = Any
@@ -78,7 +79,7 @@ class ToolContext:
 class Prepared:
     """What a call has found out before it begins: for the record of its start, and for itself."""
 
-    started: Mapping[str, Any] = field(default_factory=dict)
+    started: Data = field(default_factory=dict)
     value: Any = None
 
 
@@ -146,7 +147,7 @@ class ToolDef:
     foreign: bool = False
     resumable: bool = False
     prepare: Callable[[ToolContext, Args], Prepared | Awaitable[Prepared]] | None = None
-    reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
+    reconcile: Callable[[ToolContext, Args, Data], Reconciled | Awaitable[Reconciled]] | None = None
 
     def __post_init__(self) -> None:
         if self.arguments is not None:
@@ -194,7 +195,7 @@ def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
     return secrets.redact if settings.security.redact_secrets else secrets.mask
 
 
-def render(answer: Mapping[str, Any]) -> str:
+def render(answer: Data) -> str:
     """An answer as the model reads it; anything but an object of JSON is a defect of the tool."""
     if not isinstance(answer, dict):
         raise TypeError(f"a tool answers with an object, not with {type(answer).__name__}")

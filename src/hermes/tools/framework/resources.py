@@ -15,6 +15,7 @@ from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.choose import Sandboxes, workspace_of
 from hermes.sandbox.local import NoSandbox
+from hermes.tools.framework.registry import Json
 from hermes.tools.process import Processes
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class RunResources:
     window_tokens: int
     ask_model: Callable[..., Awaitable[Any]]
     toolsets: frozenset[str] = frozenset()
-    spend: Callable[[dict[str, Any]], None] = lambda _: None
+    spend: Callable[[Json], None] = lambda _: None
     has_foreign: Callable[[], bool] = lambda: False
     named_hosts: Callable[[], frozenset[str]] = frozenset
     hosts: set[str] = field(default_factory=set)

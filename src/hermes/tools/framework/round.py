@@ -28,6 +28,7 @@ from hermes.tools.framework.calls import Outcome, PendingCall, PriorOutcome, Sta
 from hermes.tools.framework.registry import (
     Answer,
     Args,
+    Data,
     Effect,
     Json,
     Prepared,
@@ -185,7 +186,7 @@ class ToolRound:
             self._before[call.id] = PriorOutcome(known, found.output_of(call.id))
         return self._before
 
-    async def _reconciled(self, work: PendingCall, started: Mapping[str, Any]) -> Reconciled | None:
+    async def _reconciled(self, work: PendingCall, started: Data) -> Reconciled | None:
         tool = work.tool
         if tool is None or tool.reconcile is None:
             return None
@@ -293,7 +294,7 @@ class ToolRound:
         except ToolError as refusal:
             return _refusal(refusal, work)
 
-    async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
+    async def _start(self, tool: ToolDef, work: PendingCall, known: Data) -> None:
         effect = tool.effect_of(work.decoded)
         event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
@@ -402,7 +403,7 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def last_answer(messages: Sequence[dict[str, Any]], name: str, field: str) -> dict[str, Any] | None:
+def last_answer(messages: Sequence[Json], name: str, field: str) -> Json | None:
     """The last answer of a tool in a conversation that has this field: one that was not an error."""
     for message in reversed(messages):
         content = message.get("content")
