@@ -237,12 +237,8 @@ def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
     with open(listed, "wb", closefd=False) as file:
         for name, value in env.items():
             line = os.fsencode(f"{name}={value}")
-            if not (
-                b"\n" in line
-                or b"\r" in line
-                or len(line) > limits.CONTAINER_VARIABLE_BYTES_MAX
-                or not line[:1].isalpha()
-            ):
+            fits = len(line) <= limits.CONTAINER_VARIABLE_BYTES_MAX and b"\n" not in line and b"\r" not in line
+            if fits and line[:1].isalpha():
                 file.write(line + b"\n")
             elif _NAME.fullmatch(name):
                 others += os.fsencode(f"export {name}={shlex.quote(value)}\n")
@@ -269,13 +265,8 @@ async def _run_docker(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_
 
 
 async def sweep(home: Home) -> None:
-    wanted = (
-        "--filter",
-        f"label=hermes.home={_home_label(home)}",
-        "--format",
-        '{{.Names}} {{.Label "hermes.holder"}}',
-    )
-    code, output = await _run_docker("ps", "--all", *wanted)
+    own, names = f"label=hermes.home={_home_label(home)}", '{{.Names}} {{.Label "hermes.holder"}}'
+    code, output = await _run_docker("ps", "--all", "--filter", own, "--format", names)
     for name, _, holder in (line.partition(" ") for line in output.splitlines() if not code):
         if is_gone(holder):
             await _run_docker("rm", "--force", name)

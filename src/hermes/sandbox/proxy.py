@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hermes.core import limits
@@ -36,14 +37,6 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Meter = Callable[[int], None]
 
 _AUTHORITY = re.compile(r"[^/?#\\@\[\]:]+:[0-9]{1,5}")
-_REASONS = {
-    400: "Bad Request",
-    403: "Forbidden",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-    504: "Gateway Timeout",
-}
 # accept() fails with these for a moment; any other error means that the listener is of no use any more.
 _TRANSIENT = frozenset({errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINTR})
 _ACCEPT_RETRY_S = 1.0
@@ -312,7 +305,7 @@ async def _respond(reader: asyncio.StreamReader, client: _Client, meter: _Meter)
 async def _refuse(refusal: Refused, client: _Client) -> None:
     """Answer with the reason in the body, and in the status line: of a refused CONNECT most clients show only that."""
     reason, text, writer = str(refusal), f"{refusal}\n".encode(), client.writer
-    phrase = reason if refusal.status == 403 else _REASONS[refusal.status]
+    phrase = reason if refusal.status == 403 else HTTPStatus(refusal.status).phrase
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]
     writer.write(format_head(f"HTTP/1.1 {refusal.status} {phrase}", headers) + text)
     await writer.drain()

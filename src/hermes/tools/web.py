@@ -47,34 +47,42 @@ class SearchRequest(NamedTuple):
 
 
 class Backend(NamedTuple):
+    """A kind of search server: the variable with its key or address, its request, and where its answer has what."""
+
     variable: str
-    ask: Callable[[str, str, int], SearchRequest]
+    request: Callable[[str, str, int], SearchRequest]
     results: tuple[str, ...]
     snippet: str
     published: str
 
 
-def _searxng(address: str, query: str, limit: int) -> SearchRequest:
-    return SearchRequest(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
-
-
-def _brave(key: str, query: str, limit: int) -> SearchRequest:
-    query_string = urlencode({"q": query, "count": limit, "text_decorations": "false"})
-    return SearchRequest(
-        f"https://api.search.brave.com/res/v1/web/search?{query_string}", {"X-Subscription-Token": key}
-    )
-
-
-def _tavily(key: str, query: str, limit: int) -> SearchRequest:
-    body = {"query": query, "max_results": limit}
-    return SearchRequest("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
-
-
 BACKENDS = {
-    "searxng": Backend("SEARXNG_URL", _searxng, ("results",), "content", "publishedDate"),
-    "brave": Backend("BRAVE_SEARCH_API_KEY", _brave, ("web", "results"), "description", "page_age"),
-    "tavily": Backend("TAVILY_API_KEY", _tavily, ("results",), "content", "published_date"),
-}
+    "searxng": Backend(
+        "SEARXNG_URL",
+        lambda address, query, _: SearchRequest(
+            f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}"
+        ),
+        ("results",), "content", "publishedDate",
+    ),
+    "brave": Backend(
+        "BRAVE_SEARCH_API_KEY",
+        lambda key, query, limit: SearchRequest(
+            "https://api.search.brave.com/res/v1/web/search?"
+            + urlencode({"q": query, "count": limit, "text_decorations": "false"}),
+            {"X-Subscription-Token": key},
+        ),
+        ("web", "results"), "description", "page_age",
+    ),
+    "tavily": Backend(
+        "TAVILY_API_KEY",
+        lambda key, query, limit: SearchRequest(
+            "https://api.tavily.com/search",
+            {"Authorization": f"Bearer {key}"},
+            {"query": query, "max_results": limit},
+        ),
+        ("results",), "content", "published_date",
+    ),
+}  # fmt: skip
 
 
 def backend_of(settings: Settings) -> str | None:
@@ -108,14 +116,14 @@ async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
             "There is no search backend.", "tool_unavailable", f"Tell the user: {_available(ctx.settings)}."
         )
     backend = BACKENDS[name]
-    asked = backend.ask((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
-    headers = {"Accept": "application/json", **asked.headers}
+    request = backend.request((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
+    headers = {"Accept": "application/json", **request.headers}
     body = b""
-    if asked.body is not None:
+    if request.body is not None:
         headers["Content-Type"] = "application/json"
-        body = json.dumps(asked.body).encode()
+        body = json.dumps(request.body).encode()
     try:
-        fetched = await ctx.resources.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
+        fetched = await ctx.resources.urls.fetch(request.url, trusted=True, headers=headers, body=body)
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None

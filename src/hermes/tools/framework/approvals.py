@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,7 @@ _SET_ASIDE_HINT = (
     "repository's config, reduced to what runs nothing. Tell the user; do not try another way."
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
+_FOREIGN = "Text from outside has been read in this conversation and may be behind it."
 HOST_KEY = "network "
 _HOST_HINT = "The user can name the host in a message, or list it in web.allowed_hosts."
 _FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.S)
@@ -74,37 +75,15 @@ class Blocked(ToolError):
         self.answer = {**answer, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionRequest:
-    """Something that needs leave. `keys` name it in the grants of a session, `patterns` are what `always` writes, and
-    to the list `setting`; `allowed` says that such patterns allow it. A reviewer is told `cwd`, and is asked only where
-    there is one."""
-
-    kind: str
-    subject: str
-    reason: str
-    rules: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()
-    patterns: tuple[str, ...] = ()
-    setting: str = "command_allowlist"
-    allowed: bool = False
-    cwd: str = ""
-    hint: str = ""
-
-
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     """Leave to run a command there."""
     sandbox = await ctx.resources.sandbox()
     hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
     await _refuse_forbidden(ctx, [command, *forms], hits)
-    hits_to_approve = rules_to_approve(
-        command,
-        hits,
-        forms,
-        isolated=sandbox.isolated,
-        network=online(ctx, sandbox),
-        usual=_has_usual_path(ctx, sandbox),
-    )
+    shell, network = ctx.resources.session.shell, online(ctx, sandbox)
+    # Whether no command has changed where the names of commands are looked up.
+    usual = shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
+    hits_to_approve = rules_to_approve(command, hits, forms, isolated=sandbox.isolated, network=network, usual=usual)
     if hits and not hits_to_approve:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
     if not hits_to_approve or (_mode(ctx) == "off" and not hits):
@@ -115,7 +94,8 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         hit.detail if found and not moves else command for hit, found in zip(hits_to_approve, pieces, strict=True)
     ]
     rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
-    request = PermissionRequest(
+    request = ApprovalRequest(
+        ctx.call_id,
         "command",
         command,
         _explain(rules),
@@ -139,18 +119,14 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
     reason = "A script runs without a sandbox." + (f" {_explain(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-    await _request_permission(
-        ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd)
-    )
+    keys = frozenset({f"code {cwd} {key}"})
+    await _request_permission(ctx, ApprovalRequest(ctx.call_id, "code", code, reason, rules, keys=keys, cwd=cwd))
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.resources.paths()
-    reason = "It lies outside the workspace."
-    choice = await _request_permission(
-        ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"}))
-    )
+    choice = await permission(ctx, "write", str(folder), "It lies outside the workspace.", key=str(folder))
     paths.grant(folder)
     if choice == "session":
         ctx.resources.granted(folder)
@@ -159,11 +135,9 @@ async def folder(ctx: ToolContext, folder: Path) -> None:
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
     """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
     paths = await ctx.resources.paths()
-    subject = "\n".join(map(str, entries))
-    reason = f"The user's own tools may run what is written there.{details}"
-    choice = await _request_permission(
-        ctx, PermissionRequest("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries))
-    )
+    reason, keys = f"The user's own tools may run what is written there.{details}", {f"write {e}" for e in entries}
+    request = ApprovalRequest(ctx.call_id, "write", "\n".join(map(str, entries)), reason, keys=frozenset(keys))
+    choice = await _request_permission(ctx, request)
     for entry in entries:
         paths.grant_reserved(entry)
         ctx.resources.granted_reserved(entry, session=choice == "session")
@@ -186,15 +160,12 @@ async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> Json:
     return {"set_aside": found, "hint": _SET_ASIDE_HINT}
 
 
-async def host(ctx: ToolContext, host: str, key: str) -> None:
+async def host(ctx: ToolContext, host: str) -> None:
     """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
-    await _request_permission(
-        ctx,
-        PermissionRequest(
-            "network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts"
-        ),
-    )
+    keys, setting = frozenset({HOST_KEY + host}), "terminal.allowed_hosts"
+    request = ApprovalRequest(ctx.call_id, "network", host, reason, keys=keys, patterns=(host,), setting=setting)
+    await _request_permission(ctx, request)
 
 
 async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
@@ -211,7 +182,8 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
         if ctx.resources.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
-        request = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        keys = frozenset({f"host {host}"})
+        request = ApprovalRequest(ctx.call_id, "host", "\n".join(named), reason, keys=keys, hint=_HOST_HINT)
         try:
             await _request_permission(ctx, request)
             ctx.resources.hosts.add(host)
@@ -224,20 +196,16 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
 async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reason: str) -> None:
     """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
     has read text from outside."""
-    if wanted:
-        await permission(ctx, kind, subject, reason)
-    elif ctx.resources.has_foreign():
-        await permission(
-            ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it."
-        )
+    if wanted or ctx.resources.has_foreign():
+        await permission(ctx, kind, subject, reason if wanted else _FOREIGN)
 
 
 async def permission(
     ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
-) -> None:
-    """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
+) -> str:
+    """Leave for something else: the choice. With a `key` it can be given for the session, to all with the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    await _request_permission(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
+    return await _request_permission(ctx, ApprovalRequest(ctx.call_id, kind, subject, reason, tuple(rules), keys=keys))
 
 
 def rules_to_approve(
@@ -258,12 +226,6 @@ def rules_to_approve(
     return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
 
 
-def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
-    """Whether no command has changed where the names of commands are looked up."""
-    shell = ctx.resources.session.shell
-    return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
-
-
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
     """Whether commands reach the network, or may yet be granted a host of it."""
     if not sandbox.isolated or sandbox.place.network:
@@ -280,7 +242,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 # ---- the order
 
 
-async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> str:
+async def _request_permission(ctx: ToolContext, request: ApprovalRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
@@ -298,12 +260,11 @@ async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> s
     if review is not None:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
-        choices[1:1] = [*(["session"] if request.keys else []), *(["always"] if _may_write(ctx, request) else [])]
+        may_configure = ctx.resources.spec.source == "cli" or ctx.owner == "default"
+        choices[1:1] = ["session"] * bool(request.keys) + ["always"] * (may_configure and bool(request.patterns))
     # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
     subject = visible(ctx.secrets.mask(request.subject))
-    question = ApprovalRequest(
-        ctx.call_id, request.kind, subject, visible(reason), request.rules, tuple(choices), review, request.keys
-    )
+    question = replace(request, subject=subject, reason=visible(reason), choices=tuple(choices), reviewer=review)
     decision = await asking.approve(question, granted)
     if not decision.allowed:
         sentences = (_REFUSED.get(decision.by, ""), decision.comment, reason)
@@ -315,11 +276,6 @@ async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> s
 
 def _mode(ctx: ToolContext) -> str:
     return "off" if ctx.resources.yolo else ctx.asking.mode
-
-
-def _may_write(ctx: ToolContext, request: PermissionRequest) -> bool:
-    """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
-    return bool(request.patterns) and (ctx.resources.spec.source == "cli" or ctx.owner == "default")
 
 
 def _explain(rules: Iterable[str]) -> str:
@@ -393,7 +349,7 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 # ---- the reviewer
 
 
-async def _review(ctx: ToolContext, request: PermissionRequest) -> dict[str, str] | None:
+async def _review(ctx: ToolContext, request: ApprovalRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
     action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}

@@ -17,8 +17,11 @@ from hermes.tools.framework.registry import Data
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What is to be allowed, and why it needs leave. `reviewer` is what a model has said about it, `keys` name it among
-    what a session has leave for."""
+    """What is to be allowed, and why it needs leave.
+
+    `keys` name it in the grants of a session. `patterns` are what `always` writes, to the list `setting`; `allowed` says
+    that such patterns allow it. A reviewer is told `cwd`, and asked only where there is one; `reviewer` is its verdict.
+    """
 
     call_id: str
     kind: str
@@ -28,6 +31,11 @@ class ApprovalRequest:
     choices: tuple[str, ...] = ("once", "deny")
     reviewer: Mapping[str, str] | None = None
     keys: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    setting: str = "command_allowlist"
+    allowed: bool = False
+    cwd: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
