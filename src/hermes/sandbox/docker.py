@@ -112,10 +112,10 @@ class Docker(Sandbox):
         return parts, Exec(container, record, self._watching)
 
     async def _container(self, arguments: tuple[str, ...]) -> Container:
-        for other in [key for key, found in self._containers.items() if key != arguments and not found.active]:
+        for other in [key for key, container in self._containers.items() if key != arguments and not container.active]:
             await self._containers.pop(other).remove()
-        if (found := self._containers.get(arguments)) and not found.doomed and await found.runs():
-            return found
+        if (container := self._containers.get(arguments)) and not container.doomed and await container.runs():
+            return container
         labels = {"home": _home_label(self.place.home), "holder": this_process(), "session": self._session_id}
         options = [part for name, value in labels.items() for part in ("--label", f"hermes.{name}={value}")]
         made = Container(self)

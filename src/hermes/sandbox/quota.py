@@ -139,10 +139,10 @@ def disk_use(folders: Sequence[Path]) -> int | None:
 
 def _free_bytes(folder: Path) -> float:
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return float("inf")
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 # ---- spill files

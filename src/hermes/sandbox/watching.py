@@ -54,8 +54,8 @@ class Watching:
                 await self._close()
 
     def take_set_aside(self) -> dict[str, str]:
-        found, self._set_aside = self._set_aside, {}
-        return found
+        reasons, self._set_aside = self._set_aside, {}
+        return reasons
 
     def restore(self, path: str) -> None:
         if self._watch is not None:

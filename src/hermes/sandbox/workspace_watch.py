@@ -296,8 +296,8 @@ class WorkspaceWatch:
     def _walk(self, fd: int, here: str, depth: int, *, baseline: bool) -> None:
         self._budget -= 1
         self._inotify.watch(fd, here)
-        with os.scandir(fd) as found:
-            entries = list(found)
+        with os.scandir(fd) as listing:
+            entries = list(listing)
         names = {entry.name for entry in entries}
         if "HEAD" in names and names & {"objects", "commondir"}:
             self._cover_repository(here) if baseline else self._enter_repository(here)

@@ -238,9 +238,9 @@ class LineRedactor:
 
 def refuse_redaction_marks(*texts: str) -> None:
     """Refuse to write what stands for a secret: the secret itself would be lost."""
-    if found := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
+    if mark := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
-        raise ToolError(f"The text holds {found}, which only stands for a secret.", "redacted_marker", hint)
+        raise ToolError(f"The text holds {mark}, which only stands for a secret.", "redacted_marker", hint)
 
 
 def type_of(head: bytes, name: str) -> str | None:

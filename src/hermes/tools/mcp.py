@@ -141,15 +141,15 @@ class Servers:
         until = settings.mcp_discovery_timeout
         if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
-        found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
+        offered = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
         room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
-        fitting, left_out = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
-        notices = _new_notices(servers, {name: found[name] for name in fitting}, known)
+        fitting, left_out = names.fit_into_window(((name, _size(offered[name])) for name in sorted(offered)), room)
+        notices = _new_notices(servers, {name: offered[name] for name in fitting}, known)
         if left_out:
             notices.append(
                 ("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left_out)}.")
             )
-        every = {**tools, **{name: found[name] for name in fitting}}
+        every = {**tools, **{name: offered[name] for name in fitting}}
         return dict(sorted(every.items())), notices
 
     async def close(self) -> None:
@@ -163,9 +163,9 @@ def _size(tool: ToolDef) -> int:
     return estimate({"n": tool.name, "d": tool.description, "p": tool.parameters})
 
 
-def _shorten_list(found: list[str]) -> str:
-    more = len(found) - _NAMED_MAX
-    return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+def _shorten_list(texts: list[str]) -> str:
+    more = len(texts) - _NAMED_MAX
+    return ", ".join(texts[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], known: dict[str, str]) -> list[Notice]:

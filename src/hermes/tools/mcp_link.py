@@ -77,15 +77,15 @@ async def connected(streams: Streams, changed: Callable[[], None], gone: Callabl
 
 
 async def tools(client: Client) -> list[Json]:
-    found: list[Json] = []
+    listed: list[Json] = []
     cursor: str | None = None
     for _ in range(MCP_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)
-        found += (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools)
+        listed += (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools)
         cursor = page.next_cursor
-        if not cursor or len(found) >= MCP_TOOLS_MAX:
+        if not cursor or len(listed) >= MCP_TOOLS_MAX:
             break
-    return found[:MCP_TOOLS_MAX]
+    return listed[:MCP_TOOLS_MAX]
 
 
 async def watch(client: Client) -> None:

@@ -42,7 +42,7 @@ class Fit(NamedTuple):
 
 
 def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
-    found: dict[str, Fit] = {}
+    fitting: dict[str, Fit] = {}
     unfit: dict[str, str] = {}
     for tool in listing:
         name, hints = str(tool.get("name")), tool.get("annotations")
@@ -51,8 +51,8 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
         except Unfit as why:
             unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
         else:
-            found.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
-    return list(found.values()), unfit
+            fitting.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
+    return list(fitting.values()), unfit
 
 
 def description(server: str, tool: str, text: object) -> str:

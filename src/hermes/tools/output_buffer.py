@@ -41,8 +41,8 @@ class OutputDecoder:
         self._begun = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
-            if (found := _UNFINISHED.search(text)) and not end and len(text) - found.start() < _UNFINISHED_CHARS_MAX:
-                text, self._begun = text[: found.start()], found[0]
+            if (match := _UNFINISHED.search(text)) and not end and len(text) - match.start() < _UNFINISHED_CHARS_MAX:
+                text, self._begun = text[: match.start()], match[0]
             text = text.replace("\x1b", "")
         if text.endswith("\r") and not end:
             text, self._begun = text[:-1], f"\r{self._begun}"

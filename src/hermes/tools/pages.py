@@ -338,10 +338,10 @@ def _absolute_url(base: str, href: str) -> str:
     if not href or href.startswith("#"):
         return ""
     try:
-        found = urljoin(base, href.strip())
+        address = urljoin(base, href.strip())
     except ValueError:
         return ""
-    return found if found.startswith(("http://", "https://")) and not re.search(r"[\s()<>]", found) else ""
+    return address if address.startswith(("http://", "https://")) and not re.search(r"[\s()<>]", address) else ""
 
 
 def _join_blocks(blocks: Sequence[_Block]) -> str:

@@ -57,10 +57,10 @@ def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str])
     return starts
 
 
-def reindent(new: list[str], old: list[str], found: list[str]) -> list[str]:
+def reindent(new: list[str], old: list[str], block: list[str]) -> list[str]:
     """New lines, moved in or out as far as what was found is moved against what was looked for."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
-    was, now = _indent(old[first]), _indent(found[first])
+    was, now = _indent(old[first]), _indent(block[first])
     if was == now:
         return new
     out = []
@@ -86,12 +86,12 @@ def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
         return text.replace(old, new), "exact"
     lines, wanted, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
-        if found := find_blocks(lines, wanted, form):
-            if len(found) > 1 and not every:
-                raise ambiguous_match([at + 1 for at in found], len(found))
+        if places := find_blocks(lines, wanted, form):
+            if len(places) > 1 and not every:
+                raise ambiguous_match([at + 1 for at in places], len(places))
             pieces: list[list[str]] = []
             free = len(lines)
-            for at in reversed(found):
+            for at in reversed(places):
                 end = at + len(wanted)
                 if end <= free:  # places may overlap
                     here = reindent(instead, wanted, lines[at:end]) if by == "indentation" else instead
@@ -166,10 +166,10 @@ def parse_patch(patch: str) -> list[Section]:
     sections: list[Section] = []
     for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
         section = sections[-1] if sections else None
-        if found := re.fullmatch(r"\*\*\* (Add|Update|Delete) File: (.*\S)\s*", line):
-            sections.append(Section(found[1], found[2]))
-        elif (found := re.fullmatch(r"\*\*\* Move to: (.*\S)\s*", line)) and section and section.kind == "Update":
-            section.move = found[1]
+        if match := re.fullmatch(r"\*\*\* (Add|Update|Delete) File: (.*\S)\s*", line):
+            sections.append(Section(match[1], match[2]))
+        elif (match := re.fullmatch(r"\*\*\* Move to: (.*\S)\s*", line)) and section and section.kind == "Update":
+            section.move = match[1]
         elif re.fullmatch(r"\*\*\* (Begin|End) Patch\s*", line) or (section is None and not line.strip()):
             continue
         elif section is None or (section.kind == "Delete" and line.strip()):
@@ -266,15 +266,15 @@ def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tup
             return (above if named else len(lines)), 0
         raise no_match("A hunk that only adds lines needs a line of context or one behind @@", lines, [])
     for level in range(len(LEVELS)):
-        found = places.blocks(old, level, above) if any(map(str.strip, old)) or not level else []
-        if len(found) > 1 and hunk.at_end and found[-1] + len(old) == len(lines):
-            found = found[-1:]
-        if len(found) > 1 and numbered is not None:
-            found = [i for i in found if i == numbered - 1] or found
-        if len(found) == 1 or (found and named):
-            return found[0], level
-        if found:
-            raise ambiguous_match([i + 1 for i in found], len(found))
+        starts = places.blocks(old, level, above) if any(map(str.strip, old)) or not level else []
+        if len(starts) > 1 and hunk.at_end and starts[-1] + len(old) == len(lines):
+            starts = starts[-1:]
+        if len(starts) > 1 and numbered is not None:
+            starts = [i for i in starts if i == numbered - 1] or starts
+        if len(starts) == 1 or (starts and named):
+            return starts[0], level
+        if starts:
+            raise ambiguous_match([i + 1 for i in starts], len(starts))
     raise no_match("The lines of a hunk do not occur in the file", lines, old)
 
 
@@ -327,12 +327,12 @@ def _bytes(text: str, before: bytes) -> bytes:
 
 
 def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
-    if (found := access.content_of(paths, real)) is None:
+    if (content := access.content_of(paths, real)) is None:
         hint = "A command in the terminal can change it."
         raise ToolError(f"{path} has more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
-    if (kind := access.type_of(found[0][:8192], real)) is not None:
-        raise access.binary_refusal(path, kind, len(found[0]))
-    return found
+    if (kind := access.type_of(content[0][:8192], real)) is not None:
+        raise access.binary_refusal(path, kind, len(content[0]))
+    return content
 
 
 class Patch(ToolArguments):

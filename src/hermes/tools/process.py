@@ -82,40 +82,37 @@ class Processes:
         self._known: dict[str, Background] = {}
 
     def of(self, owner: str, session_id: str) -> list[Background]:
-        return [found for found in self._known.values() if found.is_of(owner, session_id)]
+        return [background for background in self._known.values() if background.is_of(owner, session_id)]
 
     def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
-        found = self._known.get(process_id)
-        return found if found is not None and found.is_of(owner, session_id) else None
+        background = self._known.get(process_id)
+        return background if background is not None and background.is_of(owner, session_id) else None
 
     def make_room(self, owner: str) -> bool:
         """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
-        own = [found for found in self._known.values() if found.owner == owner]
-        over = next((found.id for found in own if found.ended.is_set()), None)
+        own = [background for background in self._known.values() if background.owner == owner]
+        over = next((background.id for background in own if background.ended.is_set()), None)
         if len(own) >= limits.BACKGROUND_MAX and over is not None:
             del self._known[over]
             return True
         return len(own) < limits.BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
-        for found in [process for process in self._known.values() if process.session_id in session_ids]:
-            found.forgotten = True
-            found.process.kill()
-            if found.task is not None:
-                found.task.add_done_callback(partial(self._known.pop, found.id))  # with the task as default
+        for background in [each for each in self._known.values() if each.session_id in session_ids]:
+            background.forgotten = True
+            background.process.kill()
+            if background.task is not None:
+                background.task.add_done_callback(partial(self._known.pop, background.id))  # with the task as default
 
     async def end_run(self, run_id: str) -> None:
         """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
-        found = [
-            process
-            for process in self._known.values()
-            if run_id in process.run_ids and not process.keep and not process.ended.is_set()
-        ]
-        for process in found:
-            process.stopped = True
-            process.process.interrupt()
-        for process in found:
-            await process.ended.wait()
+        own = [each for each in self._known.values() if run_id in each.run_ids and not each.keep]
+        running = [background for background in own if not background.ended.is_set()]
+        for background in running:
+            background.stopped = True
+            background.process.interrupt()
+        for background in running:
+            await background.ended.wait()
 
     def add(
         self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
@@ -135,9 +132,13 @@ class Processes:
         return made
 
     async def close(self) -> None:
-        tasks = [found.task for found in self._known.values() if found.task is not None and not found.ended.is_set()]
-        for found in self._known.values():
-            found.process.kill()
+        tasks = [
+            background.task
+            for background in self._known.values()
+            if background.task is not None and not background.ended.is_set()
+        ]
+        for background in self._known.values():
+            background.process.kill()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -190,37 +191,42 @@ class ProcessAction(ToolArguments):
 async def _run(ctx: ToolContext, args: ProcessAction) -> Answer:
     processes, action = ctx.resources.processes, args.action
     if action == "list":
-        return {"processes": [_summary(found) for found in processes.of(ctx.owner, ctx.session_id)]}
+        return {"processes": [_summary(background) for background in processes.of(ctx.owner, ctx.session_id)]}
     if not args.session_id:
         raise ToolError(f"`{action}` needs a session_id.", "invalid_arguments", "The action list shows them.")
-    found = processes.get(ctx.owner, ctx.session_id, args.session_id)
-    if found is None:
+    background = processes.get(ctx.owner, ctx.session_id, args.session_id)
+    if background is None:
         if not re.fullmatch(r"proc_[0-9a-f]{8}", args.session_id):
             raise ToolError("There is no such process.", "not_found", "The action list shows those of this session.")
         return {"session_id": args.session_id, "state": "lost", "exit_code": None, "note": _LOST}
     if action == "kill":
-        found.process.interrupt()
-        await found.ended.wait()
+        background.process.interrupt()
+        await background.ended.wait()
     elif action == "wait":
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(args.timeout), ctx.resources.session.hosts.call(ctx):
-                await found.ended.wait()
-    ctx.foreign = found.foreign
-    return {**_summary(found), **_slice(found, args.offset, args.limit)}
+                await background.ended.wait()
+    ctx.foreign = background.foreign
+    return {**_summary(background), **_slice(background, args.offset, args.limit)}
 
 
-def _summary(found: Background) -> Answer:
-    summary = {"session_id": found.id, "state": found.state, "exit_code": found.exit_code, "pid": found.process.pid}
-    seconds = (found.ended_at or time.time()) - found.began_at
-    return {**summary, "command": found.command[: limits.PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
+def _summary(background: Background) -> Answer:
+    summary = {
+        "session_id": background.id,
+        "state": background.state,
+        "exit_code": background.exit_code,
+        "pid": background.process.pid,
+    }
+    seconds = (background.ended_at or time.time()) - background.began_at
+    return {**summary, "command": background.command[: limits.PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
 
 
-def _slice(found: Background, offset: int | None, limit: int) -> Answer:
-    wanted = max(0, found.total - limit) if offset is None else min(offset, found.total)
-    begin = max(wanted, found.dropped)
-    text = found.output[begin - found.dropped :][:limit]
+def _slice(background: Background, offset: int | None, limit: int) -> Answer:
+    wanted = max(0, background.total - limit) if offset is None else min(offset, background.total)
+    begin = max(wanted, background.dropped)
+    text = background.output[begin - background.dropped :][:limit]
     lost = {"dropped": begin - wanted} if begin > wanted else {}
-    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": found.total, **lost}
+    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": background.total, **lost}
 
 
 TOOL = ToolDef(

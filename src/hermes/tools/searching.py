@@ -188,7 +188,7 @@ def _source() -> str:
 
 
 def _parse_listing(output: bytes) -> Listed:
-    return [(os.fsdecode(found[1]), int(found[2] or 0)) for found in _LISTED.finditer(output)]
+    return [(os.fsdecode(match[1]), int(match[2] or 0)) for match in _LISTED.finditer(output)]
 
 
 _Pattern = Annotated[str, Meta(min_length=1, max_length=limits.SEARCH_PATTERN_CHARS_MAX)]
@@ -216,10 +216,10 @@ async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
     await ctx.blocking(partial(search.begin, args.path))
     names = [search.name] if search.name else []
     listed = await search.listed("count" if content else "files", names)
-    found = await ctx.blocking(partial(search.let_through, listed, content=content))
+    files = await ctx.blocking(partial(search.let_through, listed, content=content))
     matches: Sequence[Answer | str] = []
     if content and args.output_mode == "content":
-        total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)
+        total, wanted = sum(count for _, count in files), _hits_on_page(files, offset, limit)
         if wanted:
             numbers: dict[str, list[int]] = {}
             for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
@@ -227,15 +227,15 @@ async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
             some = {path: numbers.get(path, [])[first:end] for path, (first, end) in wanted.items()}
             matches = await ctx.blocking(partial(search.hits, some, args.context))
     else:
-        total, page = len(found), found[offset : offset + limit]
+        total, page = len(files), files[offset : offset + limit]
         counted = content and args.output_mode == "count"
         matches = [{"path": search.display_path(p), "count": n} if counted else search.display_path(p) for p, n in page]
     return _answer(search, matches, total, offset)
 
 
-def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
+def _hits_on_page(files: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
     wanted, before = {}, 0
-    for path, count in found:
+    for path, count in files:
         first, end = max(0, offset - before), min(count, offset + limit - before)
         if first < end:
             wanted[path] = (first, end)

@@ -127,8 +127,8 @@ async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
-    found = await ctx.blocking(partial(_results, name, fetched))
-    return {"results": found[:limit], "backend": name}
+    results = await ctx.blocking(partial(_results, name, fetched))
+    return {"results": results[:limit], "backend": name}
 
 
 def _results(name: str, fetched: Fetched) -> list[Answer]:
@@ -138,10 +138,10 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
         hint = hint or f"Tell the user to check {backend.variable} and the search server."
         raise ToolError(f"{name} answered with the status {fetched.status}.", "backend_failed", hint)
     try:
-        found = json.loads(fetched.data)
+        listing = json.loads(fetched.data)
         for step in backend.results:
-            found = found.get(step) or {}
-        entries = [entry for entry in found if isinstance(entry, dict)]
+            listing = listing.get(step) or {}
+        entries = [entry for entry in listing if isinstance(entry, dict)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         hint = "Tell the user to check the search server; it has to answer in JSON."
         raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None

@@ -91,7 +91,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     pieces = [_pieces(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
     details = [
-        hit.detail if found and not moves else command for hit, found in zip(hits_to_approve, pieces, strict=True)
+        hit.detail if parts and not moves else command for hit, parts in zip(hits_to_approve, pieces, strict=True)
     ]
     rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
     request = ApprovalRequest(
@@ -103,7 +103,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_is_allowed(found, ctx.settings.command_allowlist) for found in pieces),
+        allowed=all(_is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
         cwd=cwd,
     )
     await _request_permission(ctx, request)
@@ -147,17 +147,17 @@ async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> Json:
     """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
     allows them, they are put back and there is nothing to add."""
     watching = sandbox.watching
-    found = watching.take_set_aside() if watching is not None else {}
-    if watching is None or not found:
+    reasons = watching.take_set_aside() if watching is not None else {}
+    if watching is None or not reasons:
         return {}
-    details = "".join(f" {path}: {reason}." for path, reason in found.items())
+    details = "".join(f" {path}: {reason}." for path, reason in reasons.items())
     if ask and ctx.asking.answerable and _mode(ctx) != "off":
         with contextlib.suppress(Blocked):
-            await reserved(ctx, [Path(path) for path in found], details)
-            for path in found:
+            await reserved(ctx, [Path(path) for path in reasons], details)
+            for path in reasons:
                 await ctx.blocking(partial(watching.restore, path))
             return {}
-    return {"set_aside": found, "hint": _SET_ASIDE_HINT}
+    return {"set_aside": reasons, "hint": _SET_ASIDE_HINT}
 
 
 async def host(ctx: ToolContext, host: str) -> None:
@@ -300,9 +300,9 @@ def _mentions(text: str, pattern: str) -> bool:
     parts[-1] = rf"{parts[-1]}(?![\w-])"
     at = 0
     for part in parts:
-        if (found := re.compile(part).search(text, at)) is None:
+        if (match := re.compile(part).search(text, at)) is None:
             return False
-        at = found.end()
+        at = match.end()
     return True
 
 
@@ -328,7 +328,7 @@ def _pieces(hit: Hit, forms: Sequence[str]) -> list[str]:
 
 def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Patterns that allow these and nothing else; none where that cannot be said, or should not be written down."""
-    texts = tuple(dict.fromkeys(piece for found in pieces for piece in found))
+    texts = tuple(dict.fromkeys(piece for parts in pieces for piece in parts))
     fits = all(not set(text) & set("*?[\n") and "${" not in text and ctx.secrets.redact(text) == text for text in texts)
     return texts if all(pieces) and fits else ()
 

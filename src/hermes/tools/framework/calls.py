@@ -63,10 +63,10 @@ def dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
     waits: list[list[PendingCall]] = []
     keys = _Conflicts()
     for work in works:
-        found = [work.same_as] if work.same_as is not None else []
+        earlier = [work.same_as] if work.same_as is not None else []
         if work.tool is not None and not work.refusal:
-            found += keys.take(work, *_scope_of(work.tool, work.decoded))
-        waits.append(found)
+            earlier += keys.take(work, *_scope_of(work.tool, work.decoded))
+        waits.append(earlier)
     return waits
 
 
@@ -116,12 +116,12 @@ class _Conflicts:
 
     def _near(self, key: str) -> list[str]:
         """The key itself, the trees that a file is in, and the files in a tree."""
-        found = [key] if key in self._last else []
+        keys = [key] if key in self._last else []
         if key.startswith("file:"):
             path = key[5:]
             trees = {f"tree:{path[:at]}{end}" for at in range(len(path)) if path[at] == "/" for end in ("", "/")}
-            found += trees & self._last.keys()
+            keys += trees & self._last.keys()
         elif key.startswith("tree:"):
             root = f"file:{key[5:].rstrip('/')}/"
-            found += (other for other in self._last if other.startswith(root))
-        return found
+            keys += (other for other in self._last if other.startswith(root))
+        return keys

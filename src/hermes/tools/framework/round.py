@@ -172,18 +172,18 @@ class ToolRound:
             raise
         return work
 
-    async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, PriorOutcome]:
+    async def judge(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
         for call in calls:
-            started = found.started.get(call.id)
-            if started is None or call.id in found.finished:
+            started = resumption.started.get(call.id)
+            if started is None or call.id in resumption.finished:
                 continue
             work = self._settle(call)
             known = await self._reconciled(work, started.data) if work.tool is not None else "unclear"
             if known is None:
                 harmless = started.data["effect"] in ("read", "idempotent")
                 known = "not_done" if harmless else "unclear"
-            self._before[call.id] = PriorOutcome(known, found.output_of(call.id))
+            self._before[call.id] = PriorOutcome(known, resumption.output_of(call.id))
         return self._before
 
     async def _reconciled(self, work: PendingCall, started: Data) -> Reconciled | None:
