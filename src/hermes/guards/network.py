@@ -18,11 +18,7 @@ CONNECT_S_MAX = 10.0
 
 class Network:
     def __init__(
-        self,
-        lookup: Callable[[Callable[[], Any]], Pending],
-        *,
-        ca_bundle: str | None = None,
-        proxy: str | None = None,
+        self, lookup: Callable[[Callable[[], Any]], Pending], *, ca_bundle: str | None = None, proxy: str | None = None
     ) -> None:
         self._lookup, self._ca_bundle, self._proxy = lookup, ca_bundle, proxy
         self._tls: ssl.SSLContext | None = None

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import idna
 
-if TYPE_CHECKING:
-    from hermes.guards.secrets import Secrets
+from hermes.guards.secrets import Secrets
 
 URL_CHARS_MAX = 8192
 ESCAPES_DEEP_MAX = 5

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urljoin
 
 from hermes.guards.network import CONNECT_S_MAX, Network
@@ -15,9 +15,7 @@ from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, domain_suffix, has_secret, parse
 from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 __all__ = ["DOCUMENTS", "IMAGES", "FetchFailed", "Fetched", "Opened", "UrlGuard", "UrlRefused"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hermes.core.limits import (
     SANDBOX_FILE_BYTES_MAX,
@@ -28,13 +28,10 @@ from hermes.sandbox import cgroup
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError, hide_text
 from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
 from hermes.sandbox.namespace import Data, Namespace, RemoteProcess
-from hermes.sandbox.proxy import PROXY_PORT, proxy_env
+from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
 from hermes.sandbox.quota import quota_of
 from hermes.sandbox.watching import Watching
 from hermes.sandbox.workspace_watch import WorkspaceWatch
-
-if TYPE_CHECKING:
-    from hermes.sandbox.proxy import EgressProxy
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -56,10 +53,7 @@ class Bubblewrap(Sandbox):
     python = os.path.realpath(sys.executable)
 
     def __init__(
-        self,
-        place: Place,
-        is_granted: Callable[[str], bool] | None = None,
-        idle: dict[Bubblewrap, None] | None = None,
+        self, place: Place, is_granted: Callable[[str], bool] | None = None, idle: dict[Bubblewrap, None] | None = None
     ) -> None:
         """`idle` holds the idle sandboxes of a process, the longest idle one first."""
         super().__init__(place)

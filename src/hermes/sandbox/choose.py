@@ -8,7 +8,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, make_private_folder
@@ -21,9 +21,7 @@ from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
 from hermes.sandbox.mounts import Place, resolve_root
 from hermes.sandbox.shell import Shell
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "TERM", "TMPDIR", "TZ")
 _STANDARD = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/", "LANG": "C.UTF-8", "TERM": "dumb"}

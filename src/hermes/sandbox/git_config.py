@@ -25,11 +25,7 @@ lfs.repositoryformatversion commit.verbose commit.status tag.sort versionsort.su
 """
 _HARMLESS = frozenset(_HARMLESS_TEXT.split())
 # Only with these values.
-_WITH_VALUE = {
-    "core.fsmonitor": {"false"},
-    "commit.gpgsign": {"false"},
-    "tag.gpgsign": {"false"},
-}
+_WITH_VALUE = {"core.fsmonitor": {"false"}, "commit.gpgsign": {"false"}, "tag.gpgsign": {"false"}}
 _REFERENCES = frozenset({"core.hookspath", "include.path", "includeif.path"})
 _ADDRESSES_TEXT = """
 remote.*.url remote.*.pushurl submodule.*.url branch.*.remote branch.*.pushremote

@@ -13,13 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core.limits import CHATTER_LINE_BYTES, CHATTER_LINES_MAX, CHATTER_LINES_PER_S, CHUNK_BYTES_MAX
 from hermes.sandbox.base import Group
-
-if TYPE_CHECKING:
-    from hermes.sandbox.bubblewrap import Bubblewrap
+from hermes.sandbox.bubblewrap import Bubblewrap
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _HAS_REAPER = sys.platform == "linux"

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hermes.core import limits
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused
@@ -25,9 +25,7 @@ from hermes.sandbox.proxy_messages import (
     read_body,
     read_request,
 )
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +87,7 @@ class EgressProxy:
     """
 
     def __init__(
-        self,
-        guard: Callable[[], UrlGuard],
-        authorize: Authorize,
-        refused: Callable[[str], None] = lambda _: None,
+        self, guard: Callable[[], UrlGuard], authorize: Authorize, refused: Callable[[str], None] = lambda _: None
     ) -> None:
         self._guard, self._authorize, self._refused = guard, authorize, refused
         self._slots = asyncio.Semaphore(limits.EGRESS_CONNECTIONS_MAX)

@@ -14,14 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.home import write_private
 from hermes.sandbox.base import SandboxError
-
-if TYPE_CHECKING:
-    from hermes.sandbox.mounts import Place
+from hermes.sandbox.mounts import Place
 
 log = logging.getLogger(__name__)
 _MB = 1024**2

@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
 from hermes.tools.framework.registry import Args, Data, Prepared, Reconciled, ToolContext, ToolError
-
-if TYPE_CHECKING:
-    from hermes.tools.framework.resources import RunResources
+from hermes.tools.framework.resources import RunResources
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})

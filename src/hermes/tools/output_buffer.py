@@ -8,15 +8,12 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
+from hermes.core.threads import RunBlocking
+from hermes.guards.secrets import Secrets
 from hermes.sandbox.quota import note_spill
-
-if TYPE_CHECKING:
-    from hermes.core.threads import RunBlocking
-    from hermes.guards.secrets import Secrets
 
 # A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
 _ESCAPES = re.compile(

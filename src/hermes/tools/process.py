@@ -13,22 +13,19 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from hermes.core import limits
 from hermes.core.spec import Control
-from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.runs.engine import RunEngine
+from hermes.sandbox.base import CHUNK_BYTES_MAX, Process, Sandbox
 from hermes.sandbox.choose import why_no_commands
 from hermes.store.base import StoreError
 from hermes.tools.framework.registry import Answer, ToolArguments, ToolContext, ToolDef, ToolError
+from hermes.tools.framework.session_state import SessionState
 from hermes.tools.output_buffer import OutputDecoder
-
-if TYPE_CHECKING:
-    from hermes.runs.engine import RunEngine
-    from hermes.sandbox.base import Process, Sandbox
-    from hermes.tools.framework.session_state import SessionState
 
 State = Literal["running", "exited", "timeout", "killed"]
 _STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -20,17 +20,15 @@ from hermes.core.ids import folder_name
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
+from hermes.sandbox.base import Ended, Process, Sandbox
 from hermes.sandbox.choose import shell_in, why_no_commands
 from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy import PROXIED
+from hermes.sandbox.shell import Shell
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.framework.result_limits import answer_chars_max
 from hermes.tools.output_buffer import CapturedOutput, Spill
-
-if TYPE_CHECKING:
-    from hermes.sandbox.base import Ended, Process, Sandbox
-    from hermes.sandbox.shell import Shell
 
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
 # What would make a later command run more than can be seen of it.

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from msgspec import Meta
@@ -17,11 +17,9 @@ from msgspec import Meta
 from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
+from hermes.settings.config import Settings
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
 
 _HEAD_SHARE = 0.75
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")

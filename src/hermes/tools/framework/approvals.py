@@ -15,7 +15,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core.errors import HermesError
 from hermes.core.limits import REVIEW_TOKENS_MAX
@@ -23,13 +22,11 @@ from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
+from hermes.sandbox.base import Sandbox
 from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import Json, ToolContext, ToolError
-
-if TYPE_CHECKING:
-    from hermes.sandbox.base import Sandbox
 
 log = logging.getLogger(__name__)
 

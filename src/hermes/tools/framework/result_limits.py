@@ -30,13 +30,7 @@ def with_images(content: str, images: Sequence[str]) -> Content:
 
 
 class ResultLimiter:
-    def __init__(
-        self,
-        folder: Path,
-        chars_max: int,
-        window_tokens: int,
-        blocking: RunBlocking,
-    ) -> None:
+    def __init__(self, folder: Path, chars_max: int, window_tokens: int, blocking: RunBlocking) -> None:
         self._max = answer_chars_max(chars_max, window_tokens)
         self._folder, self._blocking = folder, blocking
         self._mark = random_hex(8)
