@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hermes.core import limits
+from hermes.core.errors import ServiceError
 from hermes.core.message_marks import without_steer
 from hermes.core.stream_parts import ToolCall
 from hermes.core.text import text_of
@@ -35,7 +36,6 @@ from hermes.tools.framework.registry import (
     Reconciled,
     ToolContext,
     ToolDef,
-    ToolError,
     render,
 )
 from hermes.tools.framework.result_limits import ResultLimiter, with_images
@@ -291,7 +291,7 @@ class ToolRound:
             return Prepared()
         try:
             return await self._invoke(tool.prepare, ctx, work.decoded)
-        except ToolError as refusal:
+        except ServiceError as refusal:
             return _refusal(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Data) -> None:
@@ -316,7 +316,7 @@ class ToolRound:
             render(answer)
             work.images = ctx.images
             return "ok", answer
-        except ToolError as refusal:
+        except ServiceError as refusal:
             return _refusal(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
@@ -388,7 +388,7 @@ def _ignore_outcome(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _refusal(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
+def _refusal(refusal: ServiceError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
