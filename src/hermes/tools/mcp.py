@@ -117,6 +117,9 @@ class Servers:
         await asyncio.wait([server.tried])
         return next(state for state in self.states() if state["name"] == name)
 
+    def tools_of(self, name: str) -> list[ToolDef]:
+        return list(self._servers[name].tools.values())
+
     def states(self) -> list[Json]:
         return [
             {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}

@@ -207,9 +207,10 @@ class _Writer:
     def start(self, tag: str, attrs: Mapping[str, str | None]) -> None:
         if time.monotonic() > self._until:
             raise TimeUp
+        hidden = "hidden" in attrs or attrs.get("aria-hidden") == "true" or _HIDDEN.search(attrs.get("style") or "")
         if self._skipped:
             self._depth += tag == self._skipped
-        elif tag in _SKIPPED or (tag not in _LEFT_OPEN and _is_hidden(attrs)):
+        elif tag in _SKIPPED or (hidden and tag not in _LEFT_OPEN):
             if tag not in _VOID:
                 self._skipped, self._depth = tag, 1
         else:
@@ -328,10 +329,6 @@ class _Writer:
         lines = [quotes + (rest if n else first) + line for n, line in enumerate(text.split("\n"))]
         parts = frozenset(name for name in _MAIN if self._open[name])
         self._blocks.append(_Block(kind, "\n".join(lines), parts))
-
-
-def _is_hidden(attrs: Mapping[str, str | None]) -> bool:
-    return "hidden" in attrs or attrs.get("aria-hidden") == "true" or bool(_HIDDEN.search(attrs.get("style") or ""))
 
 
 def _absolute_url(base: str, href: str) -> str:

@@ -89,7 +89,7 @@ def backend_of(settings: Settings) -> str | None:
     return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
 
 
-def _available(settings: Settings) -> str | None:
+def why_no_search(settings: Settings) -> str | None:
     if backend_of(settings) is not None:
         return None
     chosen = settings.web.search_backend
@@ -111,7 +111,7 @@ async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
     name = backend_of(ctx.settings)
     if name is None:
         raise ToolError(
-            "There is no search backend.", "tool_unavailable", f"Tell the user: {_available(ctx.settings)}."
+            "There is no search backend.", "tool_unavailable", f"Tell the user: {why_no_search(ctx.settings)}."
         )
     backend = BACKENDS[name]
     request = backend.request((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
@@ -168,7 +168,7 @@ SEARCH = ToolDef(
     run=_search,
     effect="read",
     scope=lambda _: frozenset(),
-    available=_available,
+    available=why_no_search,
     preview=lambda args: args.query,
     foreign=True,
 )

@@ -85,7 +85,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
     if not hits_to_approve or (_mode(ctx) == "off" and not hits):
         return
-    pieces = [_pieces(hit, forms) for hit in hits_to_approve]
+    pieces = [pieces_of(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
     details = [
         hit.detail if parts and not moves else command for hit, parts in zip(hits_to_approve, pieces, strict=True)
@@ -95,12 +95,12 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         ctx.call_id,
         "command",
         command,
-        _explain(rules),
+        explain(rules),
         rules,
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
+        allowed=all(is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
         cwd=cwd,
     )
     await _request_permission(ctx, request)
@@ -114,7 +114,7 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     if sandbox.isolated:
         return
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
-    reason = "A script runs without a sandbox." + (f" {_explain(rules)}" if rules else "")
+    reason = "A script runs without a sandbox." + (f" {explain(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
     keys = frozenset({f"code {cwd} {key}"})
     await _request_permission(ctx, ApprovalRequest(ctx.call_id, "code", code, reason, rules, keys=keys, cwd=cwd))
@@ -216,7 +216,7 @@ def rules_to_approve(
         return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
     if usual and is_read_only(command):
         return list(hits)
-    known = {piece for hit in hits for piece in _pieces(hit, forms)}
+    known = {piece for hit in hits for piece in pieces_of(hit, forms)}
     rest = [form for form in forms if form not in known and not (usual and is_read_only(form))]
     # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
     rest = rest if rest or hits else [command]
@@ -275,15 +275,19 @@ def _mode(ctx: ToolContext) -> str:
     return "off" if ctx.resources.yolo else ctx.asking.mode
 
 
-def _explain(rules: Iterable[str]) -> str:
+def explain(rules: Iterable[str]) -> str:
     text = "; ".join(_WHY.get(rule, rule) for rule in rules)
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def forbidden_rules(deny: Sequence[str], texts: Sequence[str], hits: Sequence[Hit]) -> list[str]:
+    """The rules by which a command is never run, whoever would allow it."""
+    denied = any(_mentions(text, pattern) for pattern in deny for text in texts)
+    return ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
+
+
 async def _refuse_forbidden(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
-    denied = any(_mentions(text, pattern) for pattern in ctx.settings.approvals.deny for text in texts)
-    rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
-    if rules:
+    if rules := forbidden_rules(ctx.settings.approvals.deny, texts, hits):
         reason = f"This is never done: {'; '.join(_WHY[rule] for rule in rules)}."
         await ctx.asking.decide(ctx.call_id, "deny", "rule", reason)
         raise Blocked("rule", reason, rules)
@@ -315,7 +319,7 @@ def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -
     return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 
 
-def _pieces(hit: Hit, forms: Sequence[str]) -> list[str]:
+def pieces_of(hit: Hit, forms: Sequence[str]) -> list[str]:
     """The simple command that a hit is about, and the files it writes; none where it is about more than one, or where
     something of it is not known."""
     first, *files = hit.detail.split(" > ")
@@ -330,7 +334,7 @@ def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, .
     return texts if all(pieces) and fits else ()
 
 
-def _is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
+def is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
@@ -349,7 +353,7 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 async def _review(ctx: ToolContext, request: ApprovalRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
-    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
+    action |= {"rules": explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):
