@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from hermes.core import limits
 from hermes.core.errors import ServiceError
 from hermes.core.message_marks import without_steer
@@ -220,7 +222,10 @@ class ToolRound:
         args, fault = arguments.check(parsed.value, tool.parameters)
         if fault:
             return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
-        return PendingCall(call, tool, args, tool.decode(args))
+        try:
+            return PendingCall(call, tool, args, tool.decode(args))
+        except msgspec.ValidationError as error:  # a number too large for any type: its schema has no bound
+            return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {error}."))
 
     def _mark_duplicates(self, works: list[PendingCall]) -> None:
         first: dict[str, PendingCall] = {}
