@@ -191,7 +191,7 @@ class APIServerAdapter(ReplaceableMethods):
         """What other workers may ask besides runs."""
         return {"claimed": self._once.claimed, "metrics": self._metrics_for_peer}
 
-    async def _metrics_for_peer(self) -> dict[str, Any]:
+    async def _metrics_for_peer(self) -> list[metrics.Dump]:
         return self.metrics.dump((await self.app()).engine)
 
     def share(self, numbers: SharedNumbers) -> None:

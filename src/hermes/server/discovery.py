@@ -13,12 +13,12 @@ from msgspec import Struct
 import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
-from hermes.providers.routes import listed
 from hermes.sandbox.choose import choose_backend
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
+from hermes.services.models import listed as listed_models
 from hermes.services.skills import find_skills
 from hermes.tools.framework import toolsets as sets
 from hermes.tools.mcp import PREFIX
@@ -143,7 +143,7 @@ def _models(adapter: APIServerAdapter) -> dict[str, Model]:
     for alias, target in adapter.option("model_routes").items():
         root = target.get("model") if isinstance(target, dict) else None
         roots.setdefault(str(alias), (root or own, own))
-    for name, root in listed(adapter.settings).items():
+    for name, root in listed_models(adapter.settings).items():
         roots.setdefault(name, (root, None))
     allowed, created = CALLER.get().models, int(adapter.started_at)
     return {

@@ -538,7 +538,7 @@ class Turn:
         goes_on = self.spec.on_detach == "continue"
         followed = not goes_on and await self._is_joined()
         if not run.done:
-            self.adapter.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
+            self.adapter.metrics.count("disconnects", "detach" if goes_on or followed else "interrupt")
         if not followed:
             await run.stop()
 
