@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PARTS = {
     "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
     "blobs": ("blobs", "message_blobs"),
-    "logs": ("runs", "run_events", "run_partials", "run_controls"),
+    "logs": ("runs", "run_log", "run_partials", "run_controls"),
 }
 _PART_OF = {table: part for part, tables in _PARTS.items() for table in tables}
 COUNTED = {
