@@ -14,7 +14,6 @@ from hermes.cli.session_format import note_sessions
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, size
 from hermes.core.home import Home, is_served
-from hermes.services import sessions
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB
@@ -87,6 +86,8 @@ def _unknown(text: str) -> NotFound:
 
 
 def stats(args: argparse.Namespace, home: Home) -> None:
+    from hermes.services import sessions
+
     document: Json = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
     if database_file(home).exists():
         with opened(home) as db:
