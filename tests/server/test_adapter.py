@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from hermes.server.adapter import (
+from hermes.server.compat import (
     APIServerAdapter,
     _derive_chat_session_id,
     _IdempotencyCache,

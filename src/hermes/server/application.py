@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -18,7 +19,7 @@ from hermes.server.errors import ApiError, error_response
 from hermes.server.gate import gate_middleware
 from hermes.server.metrics import counting_middleware
 from hermes.server.middleware import (
-    ADAPTER,
+    CONTEXT,
     SECURITY_HEADERS,
     envelope_middleware,
     head_middleware,
@@ -28,30 +29,30 @@ from hermes.server.peers import is_same_user
 from hermes.server.routes import ROUTES
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _SLASHES = re.compile("/+")
 _PROFILE_ROOT = re.compile("/p/[^/]+/")
 _MIDDLEWARES = (counting_middleware, head_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
-def build(adapter: APIServerAdapter, profiles: Mapping[str, APIServerAdapter] | None = None) -> web.Application:
-    """The application of an adapter, and those of other profiles below it."""
-    app = _routed(adapter, _MIDDLEWARES)
+def build(context: ServerContext, profiles: Mapping[str, ServerContext] | None = None) -> web.Application:
+    """The application of an context, and those of other profiles below it."""
+    app = _routed(context, _MIDDLEWARES)
     for name, other in (profiles or {}).items():
         app.add_subapp(f"/p/{name}", _routed(other, []))
     return app
 
 
-def _routed(adapter: APIServerAdapter, middlewares: Sequence[Any]) -> web.Application:
+def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Application:
     app = web.Application(
         middlewares=middlewares,
         client_max_size=0,  # bodies are read by hand, within the configured limit
     )
-    app[ADAPTER] = adapter
+    app[CONTEXT] = context
     for route in ROUTES:
         path = route.path.replace("{model_id}", "{model_id:.+}")
-        handler = getattr(adapter, route.adapter_method)
+        handler = partial(route.endpoint(), context)
         # A GET route answers HEAD as well.
         app.router.add_route(route.method, path, handler)
         if route.method == "GET":
@@ -77,7 +78,7 @@ class Runner(web.AppRunner):
         server = await super()._make_server()
         server.__class__ = _Server
         assert isinstance(server, _Server)
-        server.is_open = self.app[ADAPTER].is_open
+        server.is_open = self.app[CONTEXT].is_open
         make = server.request_factory
         server.request_factory = lambda message, *parts: make(_plain_path(message), *parts)
         return server
@@ -165,7 +166,7 @@ class _Connection(RequestHandler):
         """Send an answer. What the HTTP library refuses by itself, like a bad handshake, gets the envelope."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400 and isinstance(request, web.Request):
             error = ApiError(resp.status, f"The request was refused: {resp.text}.", "bad_request")
-            error.redact(request.app[ADAPTER].redact)
+            error.redact(request.app[CONTEXT].redact)
             resp = error.response()
             resp.headers.update(_parser_headers())
             resp.force_close()

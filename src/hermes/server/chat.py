@@ -13,6 +13,7 @@ from hermes.providers.chat_completions import reasoning_of
 from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import request_created_at
+from hermes.server.middleware import caller_of
 from hermes.server.models import ChatMessage, ChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
@@ -26,7 +27,7 @@ from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import schema_problem
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 
 @dataclass(slots=True)
@@ -75,13 +76,13 @@ class ParsedMessages:
     idempotent=True,
     begins_turns=True,
 )
-async def chat_completions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, ChatRequest)
-    turn = await _turn(adapter, request, body)
+async def chat_completions(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, ChatRequest)
+    turn = await _turn(context, request, body)
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at(request))
-        model = body.model.model or adapter.model_name
+        model = body.model.model or context.model_name
         if not body.model.stream:
             return _completion(body, turn, await turn.finish(), completion_id, created, model)
         options = turn.options
@@ -96,11 +97,6 @@ async def chat_completions(adapter: APIServerAdapter, request: web.Request) -> w
         )
         headers = {**turn.headers(), **body.headers()}
         del body  # a stream may take long, and needs nothing more of it
-        if (replaced := adapter.replaced_run(turn, streamed=True)) is not None:
-            turn.run, who = replaced, (completion_id, model, created)
-            return await adapter._write_sse_chat_completion(
-                request, *who, replaced.queue, replaced.task, replaced.agent_ref, turn, renderer, headers
-            )
         return await turn.stream(renderer, headers)
     finally:
         await turn.release()
@@ -136,16 +132,17 @@ def _shows_reasoning(asked: ChatRequest, options: RequestOptions) -> bool:
     return options.reasoning if asked.include_reasoning is None else asked.include_reasoning
 
 
-async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
+async def _turn(context: ServerContext, request: web.Request, body: Body[ChatRequest]) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
     _check_supported(asked)
-    chars_max, files = adapter.option("max_text_chars"), (await adapter.app()).services.files
+    chars_max, files = context.options.max_text_chars, context.app.services.files
     parsed = await files.call_for(len(asked.messages), lambda: split_messages(asked.messages, chars_max))
     tools = client_tools(asked.tools, asked.tool_choice)
-    options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    options = parse_options(context, request, client_tools=bool(tools.schemas), user=asked.user)
     announces = asked.stream and options.tool_progress != "off"
-    owner = adapter.owner_of(request)
+    caller = caller_of(request)
+    owner = caller.owner
     form = asked.response_format
     persist = asked.store or options.session_id is not None
     session_id = options.session_id or (
@@ -169,16 +166,16 @@ async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[Chat
         stateless=options.session_id is None,
         continues=parsed.continues,
         verbatim=options.session_id is None,
-        **options.fields(adapter, announces=announces),
-        **parameters(adapter, body),
+        **options.fields(context, caller, announces=announces),
+        **parameters(context, caller, body),
     )
     if not persist and spec.results:
-        spec = spec.replace(history=await with_unseen(adapter, spec, parsed.history))
+        spec = spec.replace(history=await with_unseen(context, spec, parsed.history))
     if not options.session_id:
-        return Turn(adapter, request, spec, options, bind=persist)
+        return Turn(context, request, spec, options, bind=persist)
     if not (parsed.history and (options.seed or parsed.continues)):
         spec = spec.replace(history=None, base_id=None)
-    return Turn(adapter, request, spec, options, ignored_messages=len(parsed.history))
+    return Turn(context, request, spec, options, ignored_messages=len(parsed.history))
 
 
 def structure(kind: str, schema: Any) -> Message:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from hermes.server.errors import ApiError
-from hermes.server.middleware import ADAPTER, Handler, common_headers, with_headers
+from hermes.server.middleware import CONTEXT, Handler, common_headers, with_headers
 from hermes.server.routes import PASSED, route_at
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 PREFLIGHT_KEPT_S = "600"
 _PORT = re.compile(r":\d+$")
@@ -23,24 +23,24 @@ _PORT = re.compile(r":\d+$")
 @web.middleware
 async def gate_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let in whom the profile that the request was routed to lets in. What the router refuses passes here as well."""
-    app = request.match_info.apps[-1]
-    adapter: APIServerAdapter | None = app.get(ADAPTER) or app.get("api_server_adapter")
-    if adapter is None:
-        return await handler(request)
-    refusal = _foreign_host(adapter, request)
+    return await pass_gate(request.match_info.apps[-1][CONTEXT], request, handler)
+
+
+async def pass_gate(context: ServerContext, request: web.Request, handler: Handler) -> web.StreamResponse:
+    refusal = _foreign_host(context, request)
     headers: dict[str, str] = {}
     origin = request.headers.get("Origin", "")
-    if refusal is None and origin and not is_same_origin(adapter, request, origin):
-        headers = adapter._cors_headers_for_origin(origin) or {}
+    if refusal is None and origin and not is_same_origin(context, request, origin):
+        headers = context.cors_headers(origin) or {}
         refusal = None if headers else _foreign_origin()
     if refusal is not None:
         return _refused(request, refusal.response(), headers)
     if request.method == "OPTIONS" and headers:
         preflight = {**headers, **common_headers(request), "Access-Control-Max-Age": PREFLIGHT_KEPT_S}
         return web.Response(status=200, headers=preflight)
-    if _needs_key(adapter, request) and (response := adapter._check_auth(request)) is not None:
-        return _refused(request, response, headers)
-    request[PASSED] = adapter
+    if _needs_key(context, request) and (refusal := context.check_auth(request)) is not None:
+        return _refused(request, refusal.response(), headers)
+    request[PASSED] = context
     return await (with_headers(request, handler, headers) if headers else handler(request))
 
 
@@ -51,18 +51,18 @@ def _refused(request: web.Request, response: web.Response, headers: dict[str, st
     return response
 
 
-def _needs_key(adapter: APIServerAdapter, request: web.Request) -> bool:
+def _needs_key(context: ServerContext, request: web.Request) -> bool:
     route = route_at(request)
     if route is None or route.scope is None:
         return False
-    return not (route.name == "metrics" and adapter.option("metrics_public"))
+    return not (route.name == "metrics" and context.options.metrics_public)
 
 
-def _foreign_host(adapter: APIServerAdapter, request: web.Request) -> ApiError | None:
-    if not adapter.is_open:
+def _foreign_host(context: ServerContext, request: web.Request) -> ApiError | None:
+    if not context.is_open:
         return None
-    _, host = seen_as(adapter, request)
-    if is_own_host(adapter, host):
+    _, host = seen_as(context, request)
+    if is_own_host(context, host):
         return None
     message = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
     return ApiError(403, message, "host_not_allowed")
@@ -73,15 +73,15 @@ def _foreign_origin() -> ApiError:
     return ApiError(403, message, "origin_not_allowed")
 
 
-def is_same_origin(adapter: APIServerAdapter, request: web.Request, origin: str) -> bool:
+def is_same_origin(context: ServerContext, request: web.Request, origin: str) -> bool:
     """Whether a page of the server's own is asking."""
-    scheme, host = seen_as(adapter, request)
-    return origin == f"{scheme}://{host}" and (not adapter.is_open or is_own_host(adapter, host))
+    scheme, host = seen_as(context, request)
+    return origin == f"{scheme}://{host}" and (not context.is_open or is_own_host(context, host))
 
 
-def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
+def seen_as(context: ServerContext, request: web.Request) -> tuple[str, str]:
     """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
-    if request.remote not in adapter.option("trusted_proxies"):
+    if request.remote not in context.options.trusted_proxies:
         return request.scheme, request.host
     forwarded = [
         request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")
@@ -89,12 +89,12 @@ def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
     return forwarded[0] or request.scheme, forwarded[1] or request.host
 
 
-def is_own_host(adapter: APIServerAdapter, host: str) -> bool:
+def is_own_host(context: ServerContext, host: str) -> bool:
     """Whether a Host header is allowed: unknown ones are refused, which prevents DNS rebinding."""
     name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
-    if name in ("localhost", adapter._host.lower()) or name.endswith(".localhost"):
+    if name in ("localhost", context.options.host.lower()) or name.endswith(".localhost"):
         return True
-    allowed = adapter.option("allowed_hosts")
+    allowed = context.options.allowed_hosts
     return name in allowed or host in allowed or _is_loopback(name)
 
 

@@ -24,7 +24,7 @@ from hermes.core.limits import ROWS_COUNTED_S
 from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
-from hermes.server.middleware import ADAPTER, Handler
+from hermes.server.middleware import CONTEXT, Handler
 from hermes.server.routes import route, route_at
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
@@ -33,7 +33,7 @@ from hermes.tools.toolsets import builtin
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.server.sse import EventStream
 
 Labels = tuple[str, ...]
@@ -129,14 +129,14 @@ class Metrics:
 
     # --- telling --------------------------------------------------------------------------------------------------
 
-    async def text(self, adapter: APIServerAdapter) -> bytes:
+    async def text(self, context: ServerContext) -> bytes:
         """All of it in the format of Prometheus, with what the other workers of the server have counted."""
-        app = await adapter.app()
+        app = context.app
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
             with contextlib.suppress(StoreError):
                 self._rows |= await app.store.blocking.engine.read_soon(partial(_rows, _TABLES), slow=True)
-                self._rows |= await adapter.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
+                self._rows |= await context.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
         together = Metrics()
         together._gauges |= {"build_info": {(hermes.__version__,): 1.0}, "store_rows": self._rows}
         for dumped in (self.dump(app.engine), *(await app.engine.peers.ask_all("metrics")).values()):
@@ -214,7 +214,7 @@ def _resident_bytes() -> dict[Labels, float]:
 @web.middleware
 async def counting_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count the request, however it ends, and the turn that it was refused."""
-    counted = request.match_info.apps[-1][ADAPTER].metrics  # of a profile, where it is one's
+    counted = request.match_info.apps[-1][CONTEXT].metrics  # of a profile, where it is one's
     began, status = time.perf_counter(), 500
     try:
         response = await handler(request)
@@ -235,6 +235,6 @@ async def counting_middleware(request: web.Request, handler: Handler) -> web.Str
 
 
 @route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
-async def metrics(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "metrics", request)
-    return web.Response(body=await adapter.metrics.text(adapter), headers={"Content-Type": _TYPE})
+async def metrics(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "metrics", request)
+    return web.Response(body=await context.metrics.text(context), headers={"Content-Type": _TYPE})

@@ -13,11 +13,15 @@ from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.errors import ApiError
+from hermes.server.keys import Key
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
-ADAPTER: web.AppKey[APIServerAdapter] = web.AppKey("adapter")
+CONTEXT: web.AppKey[ServerContext] = web.AppKey("context")
+# The key of a request that has shown one.
+CALLER: web.RequestKey[Key] = web.RequestKey("caller", Key)
+_ANYBODY = Key()
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SECURITY_HEADERS = {
@@ -73,6 +77,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _KNOWN_ID = web.RequestKey("request_id", str)
 
 
+def caller_of(request: web.Request) -> Key:
+    """Whose request it is: that of the key it has shown, else that of whoever may come in without."""
+    caller: Key = request.get(CALLER, _ANYBODY)
+    return caller
+
+
 def request_id(request: web.Request) -> str:
     """The id under which the request is known: the client's own where it can be used."""
     known = request.get(_KNOWN_ID)
@@ -95,7 +105,7 @@ async def head_middleware(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    error.redact(request.app[ADAPTER].redact)
+    error.redact(request.app[CONTEXT].redact)
     return error.response()
 
 
@@ -128,12 +138,12 @@ async def security_headers_middleware(request: web.Request, handler: Handler) ->
 @web.middleware
 async def envelope_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What the router refuses is told like every other error."""
-    adapter = request.app[ADAPTER]
+    context = request.app[CONTEXT]
     try:
         return await handler(request)
     except web.HTTPNotFound:
         profile = request.path.split("/")[2] if request.path.startswith("/p/") else None
-        known = profile is None or profile in adapter.option("profiles")
+        known = profile is None or profile in context.options.profiles
         code = "not_found" if known else "profile_not_found"
         refusal = ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
     except web.HTTPMethodNotAllowed as error:
@@ -143,10 +153,10 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
     return _refusal(request, refusal)
 
 
-def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, str]:
+def own_headers(context: ServerContext, request: web.Request) -> dict[str, str]:
     """What a stream carries of all this: its head is sent before any middleware sees it again."""
     if origin := request.headers.get("Origin"):
-        return {**common_headers(request), **(adapter._cors_headers_for_origin(origin) or {})}
+        return {**common_headers(request), **(context.cors_headers(origin) or {})}
     return common_headers(request)
 
 

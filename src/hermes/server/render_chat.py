@@ -34,7 +34,7 @@ class ChatRenderer:
         strict: bool = False,
     ) -> None:
         head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
-        self._head = head
+        self.head = head
         self._tail: dict[str, Any] = {"usage": None} if usage else {}
         self._usage, self._reasoning, self._progress, self._strict = usage, reasoning, progress, strict
         self._text = _around(self._chunk({"content": "\0"}))
@@ -83,13 +83,13 @@ class ChatRenderer:
             last["usage"] = ended.chat_usage()
         out.append(_frame(last))
         if self._usage:
-            out.append(_frame({**self._head, "choices": [], "usage": ended.chat_usage()}))
+            out.append(_frame({**self.head, "choices": [], "usage": ended.chat_usage()}))
         out.append(DONE)
         return b"".join(out)
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._head, "choices": [choice], **self._tail}
+        return {**self.head, "choices": [choice], **self._tail}
 
     def _say(self, text: str, message_id: str | None, out: list[bytes]) -> None:
         if message_id != self._message:

@@ -22,7 +22,7 @@ from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _SPOOL = web.RequestKey("body", Spool)
 _ROOM = web.RequestKey("room", int)
@@ -58,37 +58,37 @@ class Body(Generic[M]):
         return {"X-Hermes-Ignored": listed} if listed else {}
 
 
-async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
-    raw, strict = await read_object(adapter, request), adapter.option("strict_parameters")
+async def read(context: ServerContext, request: web.Request, kind: type[M]) -> Body[M]:
+    raw, strict = await read_object(context, request), context.options.strict_parameters
     if request[_SPOOL].size <= limits.BODY_AT_ONCE_BYTES_MAX:
         return parse(raw, kind, strict=strict)
-    body: Body[M] = await (await adapter.app()).services.files.call(functools.partial(parse, raw, kind, strict=strict))
+    body: Body[M] = await context.app.services.files.call(functools.partial(parse, raw, kind, strict=strict))
     return body
 
 
-async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[str, Any]:
+async def read_object(context: ServerContext, request: web.Request) -> dict[str, Any]:
     """The JSON object that a request brings. It may be read again."""
-    limit = adapter.option("max_body_bytes")
+    limit = context.options.max_body_bytes
     try:
         if _SPOOL not in request:
-            request[_SPOOL] = await _received(request, limit, adapter.spool_folder)
+            request[_SPOOL] = await _received(request, limit, context.spool_folder)
         spool = request[_SPOOL]
         if spool.size > limits.BODY_MEMORY_BYTES_MAX and _ROOM not in request:
-            await _make_room(adapter, request, spool.size)
+            await _make_room(context, request, spool.size)
         data = await spool.whole()
         if spool.size <= limits.BODY_AT_ONCE_BYTES_MAX:
             return as_object(data)
-        value: dict[str, Any] = await (await adapter.app()).services.files.call(functools.partial(as_object, data))
+        value: dict[str, Any] = await context.app.services.files.call(functools.partial(as_object, data))
         return value
     except OSError as error:
         message = f"The body cannot be kept on disk while it is read: {error.strerror}."
         raise ApiError(503, message, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
 
 
-async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
+async def _make_room(context: ServerContext, request: web.Request, size: int) -> None:
     """Wait until a large body may be in memory; it has its room until the request is answered."""
     try:
-        await adapter.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
+        await context.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:
         message = "Too many large requests are being answered; try again, or send smaller images and files."
         headers = {"Retry-After": "5", "x-should-retry": "true"}
@@ -96,9 +96,9 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
     request[_ROOM] = size
 
 
-def give_back_room(adapter: APIServerAdapter, request: web.Request) -> None:
+def give_back_room(context: ServerContext, request: web.Request) -> None:
     """The request is answered: others may have the room of its body. Work that goes on without it needs none."""
-    adapter.body_memory.give_back(request.get(_ROOM, 0))
+    context.body_memory.give_back(request.get(_ROOM, 0))
     request[_ROOM] = 0
 
 

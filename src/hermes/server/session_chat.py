@@ -9,6 +9,7 @@ from aiohttp import web
 from hermes.core.spec import RunSpec
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.middleware import caller_of
 from hermes.server.models import SessionChatRequest, SessionCompactRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
@@ -21,7 +22,7 @@ from hermes.server.shapes import SessionCompacted, SessionTurn
 from hermes.server.turns import Turn, parameters
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 
 @route(
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     idempotent=True,
     begins_turns=True,
 )
-async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, SessionChatRequest)
-    turn = await _turn(adapter, request, body, streamed=False)
+async def session_chat(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, SessionChatRequest)
+    turn = await _turn(context, request, body, streamed=False)
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -65,13 +66,13 @@ async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.S
     idempotent=True,
     begins_turns=True,
 )
-async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, SessionChatRequest)
-    turn = await _turn(adapter, request, body, streamed=True)
+async def session_chat_stream(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, SessionChatRequest)
+    turn = await _turn(context, request, body, streamed=True)
     try:
         await turn.admit()
         spec = turn.spec
-        renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
+        renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, context.redact)
         rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
         return await turn.stream(renderer, {**turn.headers(), **body.headers()}, rows)
     finally:
@@ -93,24 +94,24 @@ async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -
     idempotent=True,
     begins_turns=True,
 )
-async def compact_session(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+async def compact_session(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """A turn that asks nothing. It does not wait for another one to end."""
-    body = await read(adapter, request, SessionCompactRequest)
-    asked, longest = body.model, adapter.option("max_text_chars")
+    body = await read(context, request, SessionCompactRequest)
+    asked, longest = body.model, context.options.max_text_chars
     for name in ("focus", "instructions"):
         if len(getattr(asked, name) or "") > longest:
             raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
-    options = parse_options(adapter, request)
-    session = await session_of(adapter, request)
+    options = parse_options(context, request)
+    session = await session_of(context, request)
     spec = RunSpec(
         user_message="",
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
         compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
-        **{**options.fields(adapter, announces=False), "on_detach": "continue"},
+        **{**options.fields(context, caller_of(request), announces=False), "on_detach": "continue"},
     )
-    turn = Turn(adapter, request, spec, options, wait_s=0)
+    turn = Turn(context, request, spec, options, wait_s=0)
     try:
         await turn.acquire_session()
         ended = await turn.finish()
@@ -119,7 +120,7 @@ async def compact_session(adapter: APIServerAdapter, request: web.Request) -> we
     if ended.code is not None:
         raise ended.failure()
     run_id = turn.spec.run_id
-    done = [e.data for e in await (await adapter.app()).engine.durable(run_id) if e.type == "context.compacted"]
+    done = [e.data for e in await context.app.engine.durable(run_id) if e.type == "context.compacted"]
     told = {
         "object": "hermes.session.compaction",
         "session_id": session["id"],
@@ -160,22 +161,22 @@ def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
 
 
 async def _turn(
-    adapter: APIServerAdapter, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
+    context: ServerContext, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    options = parse_options(adapter, request, user=asked.user)
-    session = await session_of(adapter, request)
+    options = parse_options(context, request, user=asked.user)
+    session = await session_of(context, request)
     spec = RunSpec(
-        user_message=_message(asked, adapter.option("max_text_chars")),
+        user_message=_message(asked, context.options.max_text_chars),
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
-        instructions=_instructions(asked, adapter.option("max_text_chars")),
-        **{**options.fields(adapter, announces=streamed), "on_detach": "continue"},
-        **parameters(adapter, body),
+        instructions=_instructions(asked, context.options.max_text_chars),
+        **{**options.fields(context, caller_of(request), announces=streamed), "on_detach": "continue"},
+        **parameters(context, caller_of(request), body),
     )
-    return Turn(adapter, request, spec, options)
+    return Turn(context, request, spec, options)
 
 
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:

@@ -21,7 +21,8 @@ from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused, Result
 from hermes.server import outcome
 from hermes.server.errors import ApiError, invalid
-from hermes.server.keys import CALLER
+from hermes.server.keys import Key
+from hermes.server.middleware import caller_of
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import Body
@@ -33,7 +34,7 @@ from hermes.store.history_match import match
 from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
 Message = dict[str, Any]
@@ -60,7 +61,7 @@ class Tools:
     hosted: tuple[str, ...] = ()
 
 
-def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
+def parameters(context: ServerContext, caller: Key, body: Body[Any]) -> dict[str, Any]:
     """The fields of a spec that a request's common parameters give."""
     given: Parameters = body.model
     if isinstance(given.provider, dict):
@@ -75,45 +76,44 @@ def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
         "max_output_tokens": next(iter(limits.values()), None),
         "reasoning": {"enabled": effort != "none", "effort": effort} if effort else None,
         "metadata": dict(given.metadata or {}),
-        "route": route_of(adapter, given.model, given.provider if isinstance(given.provider, str) else None),
+        "route": route_of(context, caller, given.model, given.provider if isinstance(given.provider, str) else None),
     }
 
 
-def route_of(adapter: APIServerAdapter, model: str | None, provider: str | None = None) -> RouteChoice | None:
+def route_of(context: ServerContext, caller: Key, model: str | None, provider: str | None = None) -> RouteChoice | None:
     """The route that a request names; None where it names none: the session's, else the configured one."""
-    aliases = adapter.option("model_routes")
-    is_default = not model or (model == adapter.model_name and model not in aliases)
+    aliases = context.options.model_routes
+    is_default = not model or (model == context.model_name and model not in aliases)
     if provider:
-        found = routes.of_provider(adapter.settings, provider, None if is_default else model)
+        found = routes.of_provider(context.settings, provider, None if is_default else model)
         model = f"{provider}/{(found.model if found else model) or ''}"
-        _check_allowed(adapter, model)
+        _check_allowed(caller, model)
         if found is None:
             message = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
             raise invalid("provider", f"{message} GET /v1/models lists what can be asked for.")
         return found
     if not model or is_default:
         return None
-    _check_allowed(adapter, model)
-    found = RouteChoice(alias=model) if model in aliases else routes.named(adapter.settings, model)
+    _check_allowed(caller, model)
+    found = RouteChoice(alias=model) if model in aliases else routes.named(context.settings, model)
     # A key that may use certain models only is never given another one in the place of one that is gone.
-    if found is None and (adapter.option("strict_models") or CALLER.get().models is not None):
+    if found is None and (context.options.strict_models or caller.models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
     return found or RouteChoice()
 
 
-async def check_model(adapter: APIServerAdapter, spec: RunSpec) -> None:
+async def check_model(context: ServerContext, caller: Key, spec: RunSpec) -> None:
     """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
-    if spec.route is None and CALLER.get().models is not None:
-        session = await adapter.session(spec.session_id) if spec.persist else None
+    if spec.route is None and caller.models is not None:
+        session = await context.session(spec.session_id) if spec.persist else None
         own = session["model"] if session and session["owner"] == spec.owner else None
-        _check_allowed(adapter, own or adapter.model_name)
+        _check_allowed(caller, own or context.model_name)
 
 
-def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
+def _check_allowed(caller: Key, name: str) -> None:
     """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
-    allowed = CALLER.get().models
-    if allowed is not None and name not in allowed:
-        message = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
+    if caller.models is not None and name not in caller.models:
+        message = f"This key may not use the model {name!r}; it may use {', '.join(sorted(caller.models))}."
         raise ApiError(403, message, "model_not_allowed", "model")
 
 
@@ -225,6 +225,19 @@ class Run(Protocol):
         ...
 
 
+class ReplacedRun(Run, Protocol):
+    """A turn that something else than the engine carries out, and may stream in its own way."""
+
+    async def stream(
+        self,
+        turn: Turn,
+        renderer: TurnRenderer,
+        headers: Mapping[str, str],
+        rows: frozenset[str],
+        recorder: Recorder | None,
+    ) -> web.StreamResponse: ...
+
+
 class EngineRun:
     """A run of the engine: followed in its log, ended by its task."""
 
@@ -292,7 +305,7 @@ async def _no_events() -> AsyncGenerator[list[Item], None]:
 class Turn:
     """One turn of a request, from its admission to its end."""
 
-    adapter: APIServerAdapter
+    context: ServerContext
     request: web.Request
     spec: RunSpec
     options: RequestOptions
@@ -318,10 +331,10 @@ class Turn:
     async def acquire_session(self, after_run: str | None = None) -> None:
         """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
         an earlier server has begun has both, and only follows."""
-        app = await self.adapter.app()
-        if self.adapter.visible_owner(self.request) is None and not self.bind:
+        app = self.context.app
+        if caller_of(self.request).visible_owner is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
-            session = await self.adapter.session(self.spec.session_id)
+            session = await self.context.session(self.spec.session_id)
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
@@ -334,7 +347,7 @@ class Turn:
         self.admission.read_by_client = True
         if self.options.resumed is None:
             try:
-                await check_model(self.adapter, self.spec)
+                await check_model(self.context, caller_of(self.request), self.spec)
             except BaseException:
                 await self.release()
                 raise
@@ -351,18 +364,18 @@ class Turn:
         spec = self.spec
         held = self.admission.lease.begun if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
-            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
+            await self.context.database().hide_last_notes(spec.session_id, lease_token=held.token)
         if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
-            begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.stores_runs else None
+            begun = self.admission.lease.begun if self.admission and spec.persist and self.context.stores_runs else None
             if begun is not None:
                 session = begun.session
             else:
-                session = await self.adapter.session(spec.session_id) if spec.persist else None
-            if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
+                session = await self.context.session(spec.session_id) if spec.persist else None
+            if session is not None and not caller_of(self.request).may_see(session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id, self.options.resumed)
+            stored = await self.context.stored_history(spec.session_id, self.options.resumed)
             if begun is not None and stored:
                 begun.said = [*stored]
             seeded = not stored and bool(spec.history)
@@ -384,7 +397,7 @@ class Turn:
         asked = open_calls(self.history)
         if self.spec.results and self.spec.user_message and not self.spec.verbatim:
             # Who sends all messages along may repeat what a session holds already.
-            files = (await self.adapter.app()).services.files
+            files = self.context.app.services.files
             known = await files.call_for(len(self.history), lambda: _answered_calls(self.history))
             known -= {*asked}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
@@ -399,7 +412,7 @@ class Turn:
             )
             raise ApiError(400, message, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
-        if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
+        if missing and (given or self.spec.verbatim or await self.context.waits(missing, self.spec.owner)):
             message = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
             raise ApiError(400, message, "tool_output_missing", "tool_call_id")
         if missing:
@@ -417,7 +430,7 @@ class Turn:
         self.history, results = found
         self.spec = spec.replace(results=results)
         call_ids = [result["tool_call_id"] for result in results]
-        await self.adapter.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
+        await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
         begun.said = [*self.history]
         return True
 
@@ -425,8 +438,8 @@ class Turn:
 
     async def start(self, *, streamed: bool) -> Run:
         """Begin the turn. Whatever keeps it from beginning is its result."""
-        if self.run is None:
-            self.run = self.adapter.replaced_run(self, streamed=streamed)
+        if self.run is None and self.context.replaced_run is not None:
+            self.run = self.context.replaced_run(self, streamed=streamed)
         if self.run is None:
             assert self.admission is not None
             self.admission.start_may_wait = self.bind and not streamed and self.options.recording is None
@@ -451,7 +464,11 @@ class Turn:
         recorder: Recorder | None = None,
     ) -> web.StreamResponse:
         """Stream the turn through a renderer, to its end or to that of the client."""
-        stream = self.adapter.stream(self.request, headers)
+        if self.run is None and self.context.replaced_run is not None:
+            self.run = replaced = self.context.replaced_run(self, streamed=True)
+            if replaced is not None:
+                return await replaced.stream(self, renderer, headers, rows, recorder)
+        stream = self.context.stream(self.request, headers)
         try:
             run = await self.start(streamed=True)
             if run.recorded:  # the head names the run, so it waits until that can be found after a crash
@@ -509,10 +526,10 @@ class Turn:
             raise outcome.refusal(error) from None
         except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
             if not isinstance(error, StoreError):
-                log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
-            return outcome.raised(error, self.adapter.redact)
+                log.warning("%s: the agent failed: %s", self.spec.run_id, self.context.redact(repr(error)))
+            return outcome.raised(error, self.context.redact)
         limited = self.spec.max_output_tokens is not None
-        ended = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        ended = outcome.outcome_of(result, usage, self.context.redact, own_limit=limited)
         if ended.calls and not self.spec.persist:  # no session holds what the client's results belong to
             await self._suspend([call["id"] for call in ended.calls], ended.messages or [])
         return ended
@@ -523,7 +540,7 @@ class Turn:
             spec = self.spec
             scope = scope_name(spec.owner, spec.session_key)
             try:
-                await self.adapter.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
+                await self.context.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
             except StoreError as error:  # a client that sends all messages again needs none of it
                 log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
 
@@ -538,13 +555,13 @@ class Turn:
         goes_on = self.spec.on_detach == "continue"
         followed = not goes_on and await self._is_joined()
         if not run.done:
-            self.adapter.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
+            self.context.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
         if not followed:
             await run.stop()
 
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""
-        grace_s = self.adapter.option("disconnect_grace_seconds")
+        grace_s = self.context.options.disconnect_grace_seconds
         if not grace_s or self.admission is None or not self.admission.begun:
             return False
         until = asyncio.get_running_loop().time() + grace_s
@@ -601,12 +618,12 @@ async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+async def with_unseen(context: ServerContext, spec: RunSpec, history: list[Message]) -> list[Message]:
     """The history with the server's own calls, where exactly one turn that waits for these results can be meant."""
     if not spec.results:
         return history
     call_id, scope = str(spec.results[0]["tool_call_id"]), scope_name(spec.owner, spec.session_key)
-    kept = await adapter.stored_responses.suspended(call_id, scope)
+    kept = await context.stored_responses.suspended(call_id, scope)
     matches = [match(history, [row_of_message("", message) for message in one]) for one in kept]
     same = [found for found in matches if found is not None and not found.left]
     return same[0].with_unseen() if len(same) == 1 else history
