@@ -18,7 +18,7 @@ from hermes.providers.base import Message
 from hermes.runs.control import Stopped
 from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
-from hermes.tools.round import last_answer
+from hermes.tools.framework.round import last_answer
 
 # Why a conversation is made shorter when the user wants that, and how much of the window its end may then take.
 ASKED = "asked"

@@ -41,7 +41,7 @@ from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item
 from hermes.server.turns import Message, Recorder, Turn, TurnRenderer
 from hermes.store.responses import ResponseStore
-from hermes.tools import toolsets
+from hermes.tools.framework import toolsets
 
 __all__ = [
     "AIOHTTP_AVAILABLE",

@@ -42,7 +42,7 @@ from hermes.store.base import StoreError
 from hermes.store.repository import Repository
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import Async
-from hermes.tools import toolsets
+from hermes.tools.framework import toolsets
 
 if TYPE_CHECKING:
     from hermes.server.turns import ReplacedRun, Turn

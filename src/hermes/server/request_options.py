@@ -21,8 +21,8 @@ from hermes.server.keys import Key
 from hermes.server.middleware import caller_of
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
+from hermes.tools.framework.toolsets import DEFAULTS
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.toolsets import DEFAULTS
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
