@@ -27,9 +27,10 @@ from hermes.core.spec import RunSpec
 from hermes.server import handlers as _handlers  # noqa: F401  (it declares the routes)
 from hermes.server import runner
 from hermes.server.context import ServerContext, resolve_model_name
-from hermes.server.gate import pass_gate
+from hermes.server.errors import ApiError
+from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import _IdempotencyCache
-from hermes.server.middleware import CORS_HEADERS, Handler, security_headers_middleware
+from hermes.server.middleware import Handler, check_gate
 from hermes.server.prepared_response import PreparedResponse
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body
@@ -39,7 +40,8 @@ from hermes.server.routes import ROUTES, Endpoint
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item
-from hermes.server.turns import Message, Recorder, Turn, TurnRenderer
+from hermes.server.turn_spec import Message
+from hermes.server.turns import Recorder, Turn, TurnRenderer
 from hermes.store.responses import ResponseStore
 from hermes.tools.framework import toolsets
 
@@ -68,7 +70,27 @@ def check_api_server_requirements() -> bool:
 async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The gate of an application that names its adapter by this key."""
     adapter = request.match_info.apps[-1].get("api_server_adapter")
-    return await (handler(request) if adapter is None else pass_gate(adapter.context, request, handler))
+    if adapter is None:
+        return await handler(request)
+    refusal = check_gate(adapter.context, request, common_headers(request))
+    if refusal is None:
+        return await security_headers_middleware(request, handler)
+    response = refusal.response() if isinstance(refusal, ApiError) else refusal
+    response.headers.update(common_headers(request))
+    return response
+
+
+@web.middleware
+async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(common_headers(request))
+        raise
+    if not response.prepared:
+        for name, value in common_headers(request).items():
+            response.headers.setdefault(name, value)
+    return response
 
 
 @dataclass(frozen=True, slots=True)

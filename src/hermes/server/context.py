@@ -22,12 +22,12 @@ from hermes.core.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Admission, LiveRun, Refused
-from hermes.server import metrics, middleware
+from hermes.server import metrics
 from hermes.server.body_memory import Budget
 from hermes.server.errors import ApiError
-from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording, Work
-from hermes.server.keys import Key, Keyring
-from hermes.server.middleware import CALLER, CORS_HEADERS, caller_of
+from hermes.server.headers import CORS_HEADERS, common_headers
+from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording
+from hermes.server.keys import CALLER, Key, Keyring, caller_of
 from hermes.server.readiness import Probes
 from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
@@ -104,13 +104,13 @@ class ServerContext:
         self.replaced_run: ReplaceRun | None = None
         self._secrets = Secrets([options.key] if options.key else [])
         self._app: apps.App | None = None
-        self._attached = False
+        self.is_attached = False
 
     # --- what it works with -----------------------------------------------------------------------------------------
 
     def attach(self, app: apps.App) -> None:
         """Work with this app, its database and its file of responses, from now on."""
-        self._app, self._attached = app, True
+        self._app, self.is_attached = app, True
         self.spool_folder = app.home.path
         self.session_db = app.store.blocking.sessions
         path = app.store.blocking.responses_file
@@ -119,7 +119,9 @@ class ServerContext:
             self.response_store = self._make_response_store(path)
             app.also_closed.append(self.response_store)
         self._limit(app)
-        app.engine.listeners += (self._charge_tokens, self.metrics.hear)
+        app.engine.listeners += (self.metrics.hear,)
+        if self.keyring.limited:
+            app.engine.listeners += (self._charge_tokens,)
         app.engine.revival_listeners.append(self._revived)
         app.services.background(level(self))
 
@@ -128,11 +130,10 @@ class ServerContext:
         return ResponseStore(limits.max_stored, path, max_age_days=limits.max_age_days)
 
     async def open(self) -> None:
-        """Have an app: without one that is attached, that of the running loop."""
-        if not self._attached:
-            engine = self.session_db.engine if isinstance(self.session_db, Repository) else None
-            self._app = await apps.current(engine=engine)
-            self._limit(self._app)
+        """Work with the app of the running loop, where none is attached."""
+        engine = self.session_db.engine if isinstance(self.session_db, Repository) else None
+        self._app = await apps.current(engine=engine)
+        self._limit(self._app)
 
     @property
     def app(self) -> apps.App:
@@ -142,7 +143,7 @@ class ServerContext:
 
     @property
     def attached_app(self) -> apps.App | None:
-        return self._app if self._attached else None
+        return self._app if self.is_attached else None
 
     @property
     def settings(self) -> Settings:
@@ -151,7 +152,7 @@ class ServerContext:
     @property
     def secrets(self) -> Secrets:
         """Every credential that is known here."""
-        return self._app.secrets if self._app is not None and self._attached else self._secrets
+        return self._app.secrets if self._app is not None and self.is_attached else self._secrets
 
     def redact(self, text: str) -> str:
         """The text without anything that is, or looks like, a credential."""
@@ -193,7 +194,7 @@ class ServerContext:
     @property
     def stores_runs(self) -> bool:
         """Whether the database of conversations is the one that runs are kept in."""
-        return self._app is not None and self._attached and self.session_db is self._app.store.blocking.sessions
+        return self._app is not None and self.is_attached and self.session_db is self._app.store.blocking.sessions
 
     def open_session_db(self) -> Any:
         """The database of conversations, opened when first needed; None when it cannot be."""
@@ -244,13 +245,6 @@ class ServerContext:
         has_database = isinstance(self.session_db, Repository)
         return has_database and bool(await Async(self.session_db).pending_calls(call_ids, owner))
 
-    async def once(self, request: web.Request, work: Work) -> web.StreamResponse:
-        """The answer to a request: what the work comes to, or came to when it was asked for under the same key."""
-        key = request.headers.get("Idempotency-Key")
-        if key is None or not self._attached:
-            return await work(self, request)
-        return await self.idempotency.answer(request, key, work)
-
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream: to a client, or to all who ask for it under the same key."""
         if isinstance(recording := request.get(RECORDING), Recording):
@@ -259,7 +253,9 @@ class ServerContext:
 
     def socket_stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream to a client."""
-        all_headers = {**middleware.own_headers(self, request), **self.rate_headers(request), **headers}
+        all_headers = {**common_headers(request), **headers}
+        if self.keyring.limited:
+            all_headers |= self.rate_headers(request)
         return EventStream(
             request,
             all_headers,

@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from hermes.server.errors import ApiError, answer
-from hermes.server.middleware import caller_of
+from hermes.server.keys import caller_of
 from hermes.server.models import ConversationItems, ConversationRequest, ConversationUpdate
 from hermes.server.prepared_response import reader
 from hermes.server.query_params import ItemQuery

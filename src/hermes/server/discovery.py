@@ -17,8 +17,7 @@ from hermes.core.errors import ConfigError
 from hermes.providers.routes import listed
 from hermes.sandbox.choose import choose_backend
 from hermes.server.errors import ApiError, Error, answer, error_object
-from hermes.server.keys import SCOPES
-from hermes.server.middleware import caller_of
+from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
 from hermes.tools.framework import toolsets as sets

@@ -22,7 +22,8 @@ from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.core.spec import new_run_id
 from hermes.runs.engine import Admission, Refused
 from hermes.server.errors import ApiError, invalid
-from hermes.server.middleware import caller_of, request_id
+from hermes.server.headers import request_id
+from hermes.server.keys import caller_of
 from hermes.server.outcome import refusal
 from hermes.server.render_run import code_of
 from hermes.server.request_bodies import read_object
@@ -110,7 +111,7 @@ def resumed_admission(request: web.Request) -> Admission | None:
 
 
 def idempotent_run_id(request: web.Request) -> str:
-    """The number of the run that is to answer this request."""
+    """The id of the run that is to answer this request."""
     return recording.run_id if (recording := request.get(RECORDING)) is not None else new_run_id()
 
 

@@ -20,14 +20,14 @@ from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, request_created_at, resumed_admission
-from hermes.server.middleware import caller_of
+from hermes.server.keys import caller_of
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.query_params import Cursor, Page, paging
 from hermes.server.request_options import session_id_of, toolsets_of
 from hermes.server.routes import route
 from hermes.server.runs import RunList, run_page
 from hermes.server.session_routes import unknown_session
-from hermes.server.turns import check_model, route_of
+from hermes.server.turn_spec import check_model, route_of
 from hermes.tools import cronjob
 from hermes.tools.framework.registry import ToolError
 

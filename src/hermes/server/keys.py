@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from hermes.core.spec import RunKind, RunSpec
@@ -79,6 +80,17 @@ class Key:
 
     def opens(self, scope: str | None) -> bool:
         return not self.lacks(scope)
+
+
+# The key that a request has shown.
+CALLER: web.RequestKey[Key] = web.RequestKey("caller", Key)
+_ANYBODY = Key()
+
+
+def caller_of(request: web.Request) -> Key:
+    """Whose request it is: that of the key it has shown, else that of whoever may come in without."""
+    caller: Key = request.get(CALLER, _ANYBODY)
+    return caller
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:
@@ -174,6 +186,8 @@ class Keyring:
         if entries:
             self.keys = [replace(key, sees_all=key.is_admin) for key in self.keys]
         self.by_owner = {key.owner: key for key in self.keys}
+        # Whether any key has a rate.
+        self.limited = any(key.requests_per_minute or key.tokens_per_minute for key in self.keys)
         self._clock = clock
         self._fill(lambda *_: None)
 

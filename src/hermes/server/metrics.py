@@ -14,7 +14,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import msgspec
 from aiohttp import web
 
 import hermes
@@ -24,8 +23,7 @@ from hermes.core.limits import ROWS_COUNTED_S
 from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
-from hermes.server.middleware import CONTEXT, Handler
-from hermes.server.routes import route, route_at
+from hermes.server.routes import route
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
 from hermes.tools.framework.toolsets import builtin
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 Labels = tuple[str, ...]
 OTHER = "other"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TABLES = ("sessions", "messages", "runs", "run_events", "jobs", "idempotency")
@@ -120,10 +117,10 @@ class Metrics:
         if status < 500 or status == 503:
             self.counts["refused"][code,] += 1
 
-    def answered(self, request: web.Request, status: int, seconds: float) -> None:
-        route = route_at(request)
-        method = request.method if request.method in _METHODS else OTHER
-        self.counts["http_requests"][route.path if route else OTHER, method, str(status)] += 1
+    def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
+        """Count a response; `path` is that of its route."""
+        labels = (path or OTHER, method if method in _METHODS else OTHER, str(status))
+        self.counts["http_requests"][labels] += 1
         if status != 101:  # a WebSocket lasts as long as its client likes
             self.seconds["http_request_seconds"].add(seconds)
 
@@ -209,29 +206,6 @@ def _resident_bytes() -> dict[Labels, float]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {(): float(pages * os.sysconf("SC_PAGE_SIZE"))}
     return {}
-
-
-@web.middleware
-async def counting_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request, however it ends, and the turn that it was refused."""
-    counted = request.match_info.apps[-1][CONTEXT].metrics  # of a profile, where it is one's
-    began, status = time.perf_counter(), 500
-    try:
-        response = await handler(request)
-        status = response.status
-    except web.HTTPException as error:
-        status = error.status
-        raise
-    except asyncio.CancelledError:
-        status = _GONE
-        raise
-    finally:
-        counted.answered(request, status, time.perf_counter() - began)
-    if status >= 400 and "X-Hermes-Completed" not in response.headers:  # which says that a turn had begun
-        route = route_at(request)
-        if route is not None and route.begins_turns and isinstance(response, web.Response):
-            counted.refused(status, msgspec.json.decode(response.body)["error"]["code"])  # type: ignore[arg-type]
-    return response
 
 
 @route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))

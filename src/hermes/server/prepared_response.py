@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.core.limits import TRUNCATED_MESSAGES
-from hermes.core.spec import RunSpec, new_run_id
+from hermes.core.spec import RunSpec
 from hermes.core.text import spaced_json
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import request_created_at
-from hermes.server.middleware import caller_of
+from hermes.server.idempotency import idempotent_run_id, request_created_at
+from hermes.server.keys import caller_of
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
@@ -26,17 +25,9 @@ from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.sse import ClientGone, Writer
-from hermes.server.turns import (
-    Message,
-    Turn,
-    answered_again,
-    open_calls,
-    parameters,
-    run_uncancellable,
-    with_unseen,
-)
-from hermes.store.base import StoreError
+from hermes.server.sse import Writer
+from hermes.server.turn_spec import Message, answered_again, build_spec, open_calls, with_unseen
+from hermes.server.turns import Turn, run_uncancellable
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -140,16 +131,8 @@ class PreparedResponse:
 
     async def run(self, stream: Writer | None = None, **how: Any) -> ResponseRenderer:
         """Carry out the turn and keep its response; its events are written as they come."""
-        turn, renderer = self.turn, await self.kept.renderer(self.turn.context, **how)
-        try:
-            await turn.start(streamed=stream is not None)
-            await self.begin(renderer)
-            last = await turn.render(renderer, stream, ROWS, self)
-            if last and stream is not None:
-                await stream.write(last)
-        except (asyncio.CancelledError, ClientGone, StoreError):
-            await self.lose(renderer)
-            raise
+        renderer = await self.kept.renderer(self.turn.context, **how)
+        await self.turn.render(renderer, stream, ROWS, self)
         return renderer
 
     # --- keeping what it comes to ------------------------------------------------------------------------------------
@@ -233,16 +216,15 @@ async def prepare(
     said_to_system = [*((chain or {}).get("system") or ()), *given.system]
     system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
-    announces = asked.stream and not options.strict
-    fields = {"run_id": new_run_id(), **options.fields(context, caller, announces=announces)}
-    fields |= {"on_detach": "continue"} if asked.background else {}
-    response_id = f"resp_{fields['run_id'].removeprefix('run_')}"
+    run_id = idempotent_run_id(request)
+    response_id = f"resp_{run_id.removeprefix('run_')}"
     session_id = options.session_id or (chain or {}).get("session_id")
     if options.session_id and chain and chain.get("session_id") not in (None, options.session_id):
         raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id or new_session_id(),
+        run_id=run_id,
         kind="response",
         owner=owner,
         instructions=system,
@@ -256,9 +238,10 @@ async def prepare(
         stateless=not options.session_id,
         compress=asked.truncation != "disabled",
         response_id=response_id,
-        **fields,
-        **_verbosity(asked, parameters(context, caller, body)),
+        on_detach="continue" if asked.background else "cancel",
+        sampling={"verbosity": asked.text.verbosity} if asked.text and asked.text.verbosity else {},
     )
+    spec = build_spec(context, caller, options, body, spec, announces=asked.stream and not options.strict)
     turn = await _placed(
         context,
         request,
@@ -411,12 +394,6 @@ def _schema(form: Any) -> JsonSchema | None:
     if form.type != "json_schema":
         return None
     return JsonSchema(name=form.name, schema=form.schema, description=form.description, strict=form.strict)
-
-
-def _verbosity(asked: ResponseRequest, fields: dict[str, Any]) -> dict[str, Any]:
-    if asked.text is not None and asked.text.verbosity is not None:
-        fields["sampling"] = {**fields["sampling"], "verbosity": asked.text.verbosity}
-    return fields
 
 
 def _template(

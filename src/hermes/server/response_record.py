@@ -17,7 +17,7 @@ from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
 from hermes.server.sse import run_events
-from hermes.server.turns import Message
+from hermes.server.turn_spec import Message
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:

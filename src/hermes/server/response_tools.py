@@ -11,7 +11,7 @@ from hermes.server.keys import Key
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
 from hermes.server.request_bodies import parse
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_TYPES, flat_name, is_hosted
-from hermes.server.turns import Message, Tools, choice_of
+from hermes.server.turn_spec import Message, Tools, choice_of
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

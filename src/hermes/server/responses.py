@@ -15,7 +15,7 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.middleware import caller_of
+from hermes.server.keys import caller_of
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
 from hermes.server.query_params import ID_MAX, ItemQuery
@@ -29,7 +29,8 @@ from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import replay
-from hermes.server.turns import Turn, check_model, route_of, run_uncancellable
+from hermes.server.turn_spec import check_model, route_of
+from hermes.server.turns import Turn, run_uncancellable
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ SUMMARIZE = (
 async def responses(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, ResponseRequest)
     work = await prepare(context, request, body)
-    if body.model.background:
-        return await _in_background(context, request, work)
     turn, kept = work.turn, work.kept
     try:
+        if body.model.background:
+            return await _in_background(context, request, work)
         await work.admit()
         if not body.model.stream:
             renderer = await work.run()

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.errors import ApiError, answer
-from hermes.server.middleware import request_id
+from hermes.server.headers import request_id
 from hermes.server.query_params import parse_query
 from hermes.server.request_bodies import give_back_room, read
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
@@ -95,10 +95,10 @@ class Route:
         return part if part in GROUPS else GROUPS[0]
 
     def endpoint(self) -> Endpoint:
-        """The handler as a method of the context, with authentication, idempotency and error responses around it."""
+        """The handler with authentication, idempotency and error responses around it."""
         names = inspect.signature(self.handler).parameters
         query_type, body_type = self.query if "query" in names else None, self.body if "body" in names else None
-        handler, public, status = self.handler, self.scope is None, self.status
+        handler, status, public, idempotent = self.handler, self.status, self.scope is None, self.idempotent
 
         async def work(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
@@ -123,9 +123,14 @@ class Route:
                 refusal = None if public or request.get(PASSED) is context else context.check_auth(request)
                 if refusal is not None:
                     return refusal.response()
-                await context.open()
-                response = await (context.once(request, work) if self.idempotent else work(context, request))
-                if not public and not response.prepared:
+                if not context.is_attached:
+                    await context.open()
+                key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
+                if key is None:
+                    response = await work(context, request)
+                else:
+                    response = await context.idempotency.answer(request, key, work)
+                if context.keyring.limited and not public and not response.prepared:
                     response.headers.update(context.rate_headers(request))
                 return response
             except ApiError as error:

@@ -19,8 +19,7 @@ from hermes.server import outcome
 from hermes.server.chat import message_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, resumed_admission
-from hermes.server.keys import RUN_SCOPES
-from hermes.server.middleware import caller_of
+from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
 from hermes.server.query_params import (
@@ -47,7 +46,7 @@ from hermes.server.request_options import (
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, replay
-from hermes.server.turns import Message, check_model, open_calls, parameters
+from hermes.server.turn_spec import Message, build_spec, check_model, open_calls
 from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
@@ -133,27 +132,22 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
         raise unknown_session(named)
     stored = await context.stored_history(named, resumed_admission(request)) if named and session is not None else []
     await _check_answered(context, stored, owner)
-    fields = parameters(context, caller_of(request), body)
     run_id = idempotent_run_id(request)
     session_id = named or run_id
-    if history and not stored:
-        fields |= {"history": history, "base_id": session_id}
+    seeds = bool(history) and not stored
     instructions = asked.instructions if asked.instructions is not None or chain is None else chain.get("instructions")
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id,
+        run_id=run_id,
         kind="run",
+        history=history if seeds else None,
+        base_id=session_id if seeds else None,
         owner=owner,
         instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
-        **{
-            **replace(request_options, toolsets=_toolsets(asked, request_options)).fields(
-                context, caller_of(request), announces=True
-            ),
-            "on_detach": "continue",
-            "run_id": run_id,
-        },
-        **fields,
     )
+    request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
+    spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
     spec = await _placed(context, request, asked, spec)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from hermes.core.spec import RunSpec
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.middleware import caller_of
+from hermes.server.keys import caller_of
 from hermes.server.models import SessionChatRequest, SessionCompactRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
@@ -18,8 +19,9 @@ from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
 from hermes.server.routes import TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.session_routes import session_of
-from hermes.server.shapes import SessionCompacted, SessionTurn
-from hermes.server.turns import Turn, parameters
+from hermes.server.shapes import SessionCompacted, SessionTurn, Usage
+from hermes.server.turn_spec import build_spec
+from hermes.server.turns import Turn
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -109,8 +111,8 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
         kind="session",
         owner=session["owner"],
         compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
-        **{**options.fields(context, caller_of(request), announces=False), "on_detach": "continue"},
     )
+    spec = build_spec(context, caller_of(request), options, body, spec)
     turn = Turn(context, request, spec, options, wait_s=0)
     try:
         await turn.acquire_session()
@@ -121,17 +123,17 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
         raise ended.failure()
     run_id = turn.spec.run_id
     done = [e.data for e in await context.app.engine.durable(run_id) if e.type == "context.compacted"]
-    told = {
-        "object": "hermes.session.compaction",
-        "session_id": session["id"],
-        "run_id": run_id,
-        "compacted": bool(done),
-        "messages_archived": sum(data["messages_archived"] for data in done),
-        "tokens_before": done[0]["tokens_before"] if done else None,
-        "tokens_after": done[-1]["tokens_after"] if done else None,
-        "usage": ended.response_usage(),
-    }
-    return answer(told, 200, {**turn.headers(ended), **body.headers()})
+    compacted = SessionCompacted(
+        object="hermes.session.compaction",
+        session_id=session["id"],
+        run_id=run_id,
+        compacted=bool(done),
+        messages_archived=sum(data["messages_archived"] for data in done),
+        tokens_before=done[0]["tokens_before"] if done else None,
+        tokens_after=done[-1]["tokens_after"] if done else None,
+        usage=ended.response_usage(),
+    )
+    return answer(compacted, 200, {**turn.headers(ended), **body.headers()})
 
 
 def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
@@ -140,19 +142,18 @@ def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> w
     message = {"role": "assistant", "content": ended.text}
     if ended.reasoning and _shows_reasoning(body, turn):
         message["reasoning_content"] = ended.reasoning
-    told: dict[str, Any] = {
-        "object": "hermes.session.chat.completion",
-        "session_id": turn.session_id,
-        "run_id": turn.spec.run_id,
-        "message": message,
-        "usage": ended.response_usage(),
-        "completed": ended.code is None,
-        "partial": ended.partial,
-        "interrupted": ended.interrupted,
-    }
-    if (flags := ended.flags()) is not None:
-        told["hermes"] = flags
-    return answer(told, 200, headers)
+    result = SessionTurn(
+        object="hermes.session.chat.completion",
+        session_id=turn.session_id,
+        run_id=turn.spec.run_id,
+        message=message,
+        usage=Usage(**ended.response_usage()),
+        completed=ended.code is None,
+        partial=ended.partial,
+        interrupted=ended.interrupted,
+        hermes=ended.flags() or UNSET,
+    )
+    return answer(result, 200, headers)
 
 
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
@@ -173,9 +174,8 @@ async def _turn(
         kind="session",
         owner=session["owner"],
         instructions=_instructions(asked, context.options.max_text_chars),
-        **{**options.fields(context, caller_of(request), announces=streamed), "on_detach": "continue"},
-        **parameters(context, caller_of(request), body),
     )
+    spec = build_spec(context, caller_of(request), options, body, spec, announces=streamed)
     return Turn(context, request, spec, options)
 
 

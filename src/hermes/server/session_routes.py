@@ -14,9 +14,9 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.limits import QUERY_CHARS_MAX
-from hermes.server import middleware
 from hermes.server.errors import ApiError, invalid, refused
-from hermes.server.middleware import caller_of
+from hermes.server.headers import common_headers
+from hermes.server.keys import caller_of
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
 from hermes.server.query_params import (
     ID_MAX,
@@ -42,7 +42,7 @@ from hermes.server.render_session import (
 from hermes.server.request_bodies import parse, read_object
 from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.server.routes import REASONING_HEADER, route
-from hermes.server.turns import route_of
+from hermes.server.turn_spec import route_of
 from hermes.store.base import SessionBusy, SessionExists
 from hermes.store.codec import BadSessionId, plain_title
 from hermes.store.search import words_of
@@ -495,7 +495,7 @@ async def session_file(context: ServerContext, request: web.Request) -> web.Stre
         raise ApiError(404, f"There is no file {file_id!r} in this session.", "file_not_found")
     with opened[0] as data:
         told = {"Content-Type": found["mime"] or "application/octet-stream", "Content-Length": str(opened[1])}
-        headers = {**middleware.own_headers(context, request), **told}
+        headers = {**common_headers(request), **told}
         response = web.StreamResponse(headers={**headers, "Content-Disposition": attachment(found["name"] or file_id)})
         with contextlib.suppress(ConnectionError):  # whoever asked for it has left
             await response.prepare(request)

@@ -12,7 +12,8 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from hermes.core.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.errors import ApiError
-from hermes.server.middleware import caller_of, own_headers
+from hermes.server.headers import common_headers
+from hermes.server.keys import caller_of
 from hermes.server.models import ResponseRequest
 from hermes.server.outcome import Outcome
 from hermes.server.prepared_response import PreparedResponse, prepare
@@ -48,7 +49,7 @@ async def responses_websocket(context: ServerContext, request: web.Request) -> w
     # Without compression: a frame of a few bytes must not become megabytes on the event loop.
     limit = context.options.max_body_bytes
     socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=limit, compress=False)
-    socket.headers.update(own_headers(context, request))
+    socket.headers.update(common_headers(request))
     await socket.prepare(request)
     await _Connection(context, request, socket).serve()
     return socket
@@ -66,10 +67,17 @@ class _Writer:
         """It is never ready to."""
         raise NotImplementedError
 
-    async def release(self) -> None:
-        """Nothing is held."""
+    async def __aenter__(self) -> _Writer:
+        return self
 
-    async def write(self, data: bytes) -> None:
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def hold(self) -> None:
+        """Nothing is held: the head has gone."""
+
+    async def release(self) -> None: ...
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send some events."""
         try:
             async with asyncio.timeout(self._stall_s):
