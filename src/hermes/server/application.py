@@ -16,10 +16,10 @@ from aiohttp.web_protocol import RequestHandler
 from hermes.core.ids import random_hex
 from hermes.core.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import ApiError, error_response
+from hermes.server.handlers import ROUTES
 from hermes.server.headers import SECURITY_HEADERS
 from hermes.server.middleware import CONTEXT, serve_request
 from hermes.server.peers import is_same_user
-from hermes.server.routes import ROUTES
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

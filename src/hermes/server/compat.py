@@ -24,10 +24,10 @@ from hermes.bus.memory import Sink
 from hermes.core.events import Event
 from hermes.core.limits import QUEUE_POLL_S
 from hermes.core.spec import RunSpec
-from hermes.server import handlers as _handlers  # noqa: F401  (it declares the routes)
 from hermes.server import runner
 from hermes.server.context import ServerContext, resolve_model_name
 from hermes.server.errors import ApiError
+from hermes.server.handlers import ROUTES
 from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import _IdempotencyCache
 from hermes.server.middleware import Handler, check_gate
@@ -36,7 +36,7 @@ from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
 from hermes.server.response_record import ResponseRecord, blank, turn_messages
-from hermes.server.routes import ROUTES, Endpoint
+from hermes.server.routes import Endpoint
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item

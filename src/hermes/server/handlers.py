@@ -15,4 +15,6 @@ from hermes.server import (  # noqa: F401  (imported for the routes they declare
 )
 from hermes.server.routes import GROUPS, ROUTES
 
+__all__ = ["ROUTES"]
+
 ROUTES.sort(key=lambda route: GROUPS.index(route.group))

@@ -236,6 +236,7 @@ class GatewayRunner:
         from aiohttp import web
 
         from hermes.server.application import Runner, build
+        from hermes.server.context import ServerContext
 
         own, *others = served.items()
         extra = load_gateway_config(own[1]).platforms[Platform.API_SERVER].extra
@@ -274,6 +275,7 @@ class GatewayRunner:
     ) -> None:
         """Another profile of this user, served below its name: with its own settings, keys and store."""
         from hermes.app import current
+        from hermes.server.context import ServerContext
 
         if self._worker is None:
             stack.enter_context(hold(settings.home))
