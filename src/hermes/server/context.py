@@ -129,7 +129,7 @@ class ServerContext:
         limits = self.options.responses
         return ResponseStore(limits.max_stored, path, max_age_days=limits.max_age_days)
 
-    async def open(self) -> None:
+    async def use_current_app(self) -> None:
         """Work with the app of the running loop, where none is attached."""
         engine = self.session_db.engine if isinstance(self.session_db, Repository) else None
         self._app = await apps.current(engine=engine)

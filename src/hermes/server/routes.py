@@ -124,7 +124,7 @@ class Route:
                 if refusal is not None:
                     return refusal.response()
                 if not context.is_attached:
-                    await context.open()
+                    await context.use_current_app()
                 key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
                 if key is None:
                     response = await work(context, request)
