@@ -10,14 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from hermes.core.errors import ServiceError
 from hermes.core.home import Home
 from hermes.guards.secrets import Secrets
+from hermes.services.memory import MemoryFile, memory_dir
 from hermes.tools import memory, todo
 from hermes.tools.framework.arguments import check
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef, ToolError, render
 from hermes.tools.framework.round import last_answer
 from hermes.tools.framework.toolsets import _get_platform_tools, builtin
-from hermes.tools.memory import MemoryFile, memory_dir
 
 # ---- the registry
 
@@ -144,13 +145,13 @@ def test_todo_limits() -> None:
     assert not check({"todos": [item("1", content="x" * 4000)]}, schema)[1]
     assert check({"todos": [item("1", content="x" * 4001)]}, schema)[1]
     assert check({"todos": [item("1", status="done")]}, schema)[1]
-    with pytest.raises(ToolError) as refused:
+    with pytest.raises(ServiceError) as refused:
         plan({"todos": [item("x")], "merge": True}, render({"todos": full}))
     assert refused.value.answer["code"] == "limit_reached"
 
 
 def test_todo_duplicate_ids_are_rejected() -> None:
-    with pytest.raises(ToolError) as refused:
+    with pytest.raises(ServiceError) as refused:
         plan({"todos": [item("1"), item("1")]})
     assert refused.value.answer["code"] == "invalid_arguments"
 
@@ -179,7 +180,7 @@ def add(content: str) -> dict[str, Any]:
 
 
 def refusal(file: MemoryFile, *operations: dict[str, Any]) -> dict[str, Any]:
-    with pytest.raises(ToolError) as refused:
+    with pytest.raises(ServiceError) as refused:
         change(file, *operations)
     return refused.value.answer
 
@@ -248,7 +249,7 @@ def test_memory_batch_may_free_space_for_itself(file: MemoryFile) -> None:
 def test_memory_list_in_batch_changes_nothing(file: MemoryFile) -> None:
     change(file, add("Uses tabs."))
     listing = {"action": "list", "old_text": "tabs"}
-    with contextlib.suppress(ToolError):
+    with contextlib.suppress(ServiceError):
         change(file, listing)
     assert file.entries() == ["Uses tabs."]
 

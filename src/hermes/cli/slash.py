@@ -21,10 +21,10 @@ from hermes.providers import routes
 from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choose_backend
 from hermes.services.session_markdown import text_of
+from hermes.services.skills import find_skills, skill_text
 from hermes.settings import config
 from hermes.settings.schema import EFFORTS
 from hermes.store.sessions import new_session_id
-from hermes.tools.skill_files import find_skills, skill_text
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat

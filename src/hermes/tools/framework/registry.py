@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hermes.core.errors import ServiceError
 from hermes.core.limits import TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -25,13 +26,12 @@ Args = dict[str, Any]
 Answer = dict[str, Any]
 
 
-class ToolError(Exception):
-    """A tool's own refusal: a sentence for the model, a code, and perhaps what to try next. `foreign`: not in our words."""
+class ToolError(ServiceError):
+    """A tool's own refusal. `foreign`: not in our words."""
 
-    def __init__(self, message: str, code: str, hint: str = "", *, foreign: bool = False, **fields: Any) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: str, hint: str = "", *, foreign: bool = False, **details: Any) -> None:
+        super().__init__(message, code, hint, **details)
         self.foreign = foreign
-        self.answer: Answer = {"error": message, "code": code, **({"hint": hint} if hint else {}), **fields}
 
 
 def _always(settings: Settings) -> str | None:

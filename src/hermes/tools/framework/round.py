@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from hermes.core import limits
+from hermes.core.errors import ServiceError
 from hermes.core.message_marks import without_steer
 from hermes.core.spec import Content
 from hermes.core.stream_parts import ToolCall
@@ -25,17 +26,7 @@ from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.tools.framework import arguments
-from hermes.tools.framework.registry import (
-    Answer,
-    Args,
-    Effect,
-    Prepared,
-    Reconciled,
-    ToolContext,
-    ToolDef,
-    ToolError,
-    render,
-)
+from hermes.tools.framework.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, render
 from hermes.tools.framework.result_limits import ResultLimiter, with_images
 
 log = logging.getLogger(__name__)
@@ -331,7 +322,7 @@ class ToolRound:
             if inspect.iscoroutinefunction(look):
                 return await look(ctx, work.args)  # type: ignore[no-any-return]
             return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
-        except ToolError as refusal:
+        except ServiceError as refusal:
             return _refusal(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
@@ -356,7 +347,7 @@ class ToolRound:
             render(answer)
             work.images = ctx.images
             return "ok", answer
-        except ToolError as refusal:
+        except ServiceError as refusal:
             return _refusal(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
@@ -428,7 +419,7 @@ def _ignore_outcome(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _refusal(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
+def _refusal(refusal: ServiceError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
