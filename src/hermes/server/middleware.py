@@ -44,7 +44,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
             try:
                 response = await handler(request)
             except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-                refusal = _router_refusal(context, request, error)
+                refusal = _router_refusal(request.app[CONTEXT], request, error)
         if isinstance(refusal, ApiError):
             refusal.redact(context.redact)
             refusal = refusal.response()
