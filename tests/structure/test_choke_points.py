@@ -71,7 +71,6 @@ MAY_OPEN = {
     "cli/main.py": (1, "/dev/null"),
     "cli/chat_command.py": (1, "/dev/null"),
     "cli/model_command.py": (2, "our own list of models, and the log of the worker"),
-    "cli/door.py": (1, _OWN),
     "cli/skills_command.py": (2, _USER),
     "services/skills.py": (2, "a folder that the user adds as a skill"),
     "cli/config_command.py": (1, _USER),

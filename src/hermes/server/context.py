@@ -96,8 +96,6 @@ class ServerContext:
         self.seal: Any = None
         # The options of requests that ask for none, by whether their client is a strict one.
         self.usual_options: dict[bool, RequestOptions] = {}
-        # What a command line of the same user shows, who alone can read it from the home.
-        self.door = ""
         # Where large bodies lie while they are read: on the disk of the home, since the usual place may be memory.
         self.spool_folder: Path | None = None
         # Begins a turn with what stands in the place of the engine, if anything does.

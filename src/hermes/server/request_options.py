@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hmac
 import re
 from dataclasses import dataclass
 from importlib.resources import files
@@ -98,12 +97,6 @@ def parse_options(
     if usual:
         context.usual_options[strict] = options
     return options
-
-
-def at_door(context: ServerContext, request: web.Request) -> bool:
-    """Whether a request comes from the user whose home is served: it shows what only that user can read there."""
-    shown = request.headers.get("X-Hermes-Door", "").encode("utf-8", "surrogateescape")
-    return bool(context.door) and hmac.compare_digest(shown, context.door.encode())
 
 
 def session_id_of(given: str, where: str) -> str:

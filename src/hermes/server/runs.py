@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
+from hermes.core.spec import Control, ControlKind, RunKind, RunSpec
 from hermes.core.text import text_of
 from hermes.runs.engine import Refused
 from hermes.server import outcome
@@ -36,7 +35,6 @@ from hermes.server.render_run import ROWS, THOUGHTS, Run, RunRenderer, RunStatus
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
-    at_door,
     max_iterations_of,
     parse_options,
     session_id_of,
@@ -148,37 +146,13 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     )
     request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
     spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
-    spec = await _placed(context, request, asked, spec)
+    if asked.workdir is not None:
+        await workdir_of(context, owner, spec.session_key, asked.workdir)
+    max_iterations = await max_iterations_of(context, asked.max_iterations)
+    spec = spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
-
-
-async def _placed(context: ServerContext, request: web.Request, asked: RunRequest, spec: RunSpec) -> RunSpec:
-    """The run where it is to work; that of a command line works for its user, in whatever folder that one is."""
-    if asked.cli is None:
-        if asked.workdir is not None:
-            await workdir_of(context, spec.owner, spec.session_key, asked.workdir)
-        max_iterations = await max_iterations_of(context, asked.max_iterations)
-        return spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
-    if not at_door(context, request):
-        raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
-    if asked.workdir is None or not os.path.isabs(asked.workdir):
-        raise invalid("workdir", "A command line names the folder it works in, by its whole path.")
-    cli = asked.cli
-    return spec.replace(
-        kind="cli",
-        source="cli",
-        workdir=asked.workdir,
-        route=RouteChoice(model=cli.model, provider=cli.provider) if cli.model or cli.provider else None,
-        toolsets=toolsets_of(asked.toolsets, "toolsets") if asked.toolsets is not None else None,
-        toolsets_by_default=asked.toolsets is None,
-        answerable=cli.answerable,
-        approvals="off" if cli.yolo else None,
-        memory=cli.memory,
-        max_iterations=cli.max_turns,
-        deadline_seconds=cli.deadline_seconds,
-    )
 
 
 async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> Json | None:
@@ -495,8 +469,7 @@ async def _tell(
     context: ServerContext, request: web.Request, record: RunRecord, kind: ControlKind, data: Json
 ) -> Control | None:
     """Tell a run something. None: it does not concern it any more."""
-    surface = "cli" if at_door(context, request) else "api"
-    control = Control(kind, data, surface=surface, credential=caller_of(request).credential)
+    control = Control(kind, data, surface="api", credential=caller_of(request).credential)
     applied = await context.app.engine.control(record.spec.run_id, control)
     if applied == "unknown":
         raise _unknown(record.spec.run_id)

@@ -7,26 +7,29 @@ import asyncio
 import difflib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from hermes import local
 from hermes.app import App
-from hermes.cli.door import Door, Json, open_door
-from hermes.cli.output import NotFound, UsageError
+from hermes.cli.agents import LocalAgent, RemoteSessions, ServerAgent
+from hermes.cli.output import Json, NotFound, UsageError, resolve_name
 from hermes.cli.session_maintenance import find
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import words
-from hermes.core.home import Home, tighten
+from hermes.core.home import Home, is_served, tighten
 from hermes.core.limits import BUSY_SHOWN_AFTER_S
+from hermes.core.result import Result
 from hermes.core.spec import Content, RouteChoice, RunSpec
 from hermes.guards.injection import fenced
 from hermes.logs import logging_to
 from hermes.providers import routes
 from hermes.providers.base import Route
-from hermes.runs.engine import Result
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.choose import workspace_of
+from hermes.server import status
 from hermes.services.housekeeping import sweep_if_due
 from hermes.services.skills import Skill, find_skills, skill_text
 from hermes.settings import config
@@ -50,16 +53,23 @@ _BUSY = {
 
 
 class NoModel(HermesError):
-    """There is nothing to ask."""
-
     exit_code = EXIT_NO_MODEL
 
 
 class Conversation:
-    """One conversation, from its first turn to its end; what can be changed about its turns is an attribute."""
+    """One conversation, from its first turn to its end; what can be changed about its turns is an attribute.
 
-    def __init__(self, args: argparse.Namespace, home: Home, door: Door, *, saved: bool, answerable: bool) -> None:
-        self.args, self.home, self.door, self.saved, self.answerable = args, home, door, saved, answerable
+    With a `server` its turns run there. A `remote` server has a home of its own, so sessions too are those of the
+    server; the server of this home shares the store with this process.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, app: App, server: ServerAgent | None, *, saved: bool, remote: bool
+    ) -> None:
+        self.args, self.app, self.server, self.saved, self.remote = args, app, server, saved, remote
+        self.home, self.local = app.home, LocalAgent(app)
+        self.sessions: Any = RemoteSessions(server) if server and remote else app.store.sessions
+        self.answerable = False
         self.session_id = new_session_id()
         self.model: str | None = args.model
         self.provider: str | None = args.provider
@@ -71,56 +81,60 @@ class Conversation:
         self.memory = not args.safe_mode
         self.yolo = args.yolo or self.app.services.outside.yolo
         self.run_id: str | None = None
-        self._asked = door
+        self._agent: LocalAgent | ServerAgent = self.local
         # Clear only while a run has been asked for and has no id yet.
         self._begun = asyncio.Event()
         self._begun.set()
         self.result: Result | None = None
-        # What is kept nowhere is remembered here.
+        # The messages of a conversation that is not stored.
         self.history: list[Json] = []
         self.refused = False
 
     @property
-    def app(self) -> App:
-        """The parts of the agent in this process."""
-        return self.door.app
-
-    @property
     def settings(self) -> config.Settings:
-        """The settings as they stand."""
         return self.app.settings
 
     @property
-    def db(self) -> Any:
-        """The sessions, to be awaited."""
-        return self.app.store.sessions
+    def place(self) -> str:
+        """Where turns run, in words."""
+        if self.server is None:
+            return "in this process"
+        return f"at {self.server.address()}" if self.remote else "in the server of this home"
 
     async def route(self) -> Route:
         """The route that the next turn asks first."""
-        named = RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None
-        return routes.primary(
-            self.settings, named or routes.of_session(self.settings, await self.session()) or RouteChoice()
-        )
+        choice = self._choice() or routes.of_session(self.settings, await self.session())
+        return routes.primary(self.settings, choice or RouteChoice())
+
+    async def model_name(self) -> str:
+        """The model of the next turn, as far as this process knows it."""
+        if self.remote:
+            return "/".join(filter(None, (self.provider, self.model or (await self.session()).get("model"))))
+        route = await self.route()
+        return f"{route.provider}/{route.model}"
 
     async def session(self) -> Json:
         """The session as it is stored; nothing before its first turn."""
-        return (await self.db.get_session(self.session_id) if self.saved else None) or {}
+        return (await self.sessions.get_session(self.session_id) if self.saved else None) or {}
 
     # --- turns ------------------------------------------------------------------------------------------------------
+
+    def _choice(self) -> RouteChoice | None:
+        return RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None
 
     def spec(self, content: Content, **more: Any) -> RunSpec:
         """A turn of this conversation."""
         args = self.args
         redact = redaction(self.app.secrets, self.settings)
-        told = [fenced(redact(skill_text(skill.path)), f"the skill {skill.name}") for skill in self.skills]
+        skills = [fenced(redact(skill_text(skill.path)), f"the skill {skill.name}") for skill in self.skills]
         return RunSpec(
             user_message=content,
             session_id=self.session_id,
             kind="cli",
             source="cli",
             history=None if self.saved else list(self.history),
-            instructions="\n\n".join(told) or None,
-            route=RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None,
+            instructions="\n\n".join(skills) or None,
+            route=self._choice(),
             reasoning={"enabled": self.effort != "none", "effort": self.effort} if self.effort else None,
             toolsets=self.toolsets,
             approvals="off" if self.yolo else None,
@@ -135,44 +149,60 @@ class Conversation:
             **more,
         )
 
-    async def ask(self, content: Content, show: Show, *, log: bool = False) -> Result:
-        """A turn; what it tells is shown, or with `log` its log itself, and what it came to is given back."""
-        if not await self.door.answers():  # the server has gone since
-            self.door = Door(self.app)
-            self.app.engine.start_background_tasks(resume=False)
-        return await self.follow(self.door, self.spec(content), show, log=log)
-
-    async def follow(self, door: Door, spec: RunSpec, show: Show, *, log: bool = False) -> Result:
-        """A run from its beginning to its end."""
-        self._begun, self._asked, self.refused = asyncio.Event(), door, False
-        told = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
-        late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, told)
+    async def ask(self, content: Content, show: Show, *, log: bool = False, **more: Any) -> Result:
+        """A turn; its events are shown, or with `log` those of its log itself, and its result is given back."""
+        spec, agent = await self._assigned(self.spec(content, **more))
+        self._begun, self._agent, self.refused = asyncio.Event(), agent, False
+        show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
+        late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, show_busy)
+        event: Json = {}
         try:
-            self.run_id = await door.start(spec)
+            self.run_id = await agent.start(spec)
             self._begun.set()
-            async for event in (door.log if log else door.events)(self.run_id):
+            async for event in self.local.log(self.run_id) if log and not self.remote else agent.events(self.run_id):
                 if log or event["event"] != "run.queued":
                     late.cancel()
                 if event.get("event", event.get("type")) in ("tool.completed", "tool.finished"):
                     self.refused = event["status"] == "blocked"
                 show(event)
-            self.result = await door.result(self.run_id)
+            self.result = await (agent if self.remote else self.local).result(self.run_id)
         except BaseException:
             if self.run_id is not None:  # nobody is there any more for whom it works
                 with suppress(HermesError):
-                    await door.control(self.run_id, "interrupt")
+                    await agent.control(self.run_id, "interrupt")
             raise
         finally:
             late.cancel()
             self.run_id = None
             self._begun.set()
+        if self.remote:
+            self.result["pending_steer"] = event.get("pending_steer")
         self.history = self.result["messages"]
         return self.result
+
+    async def _assigned(self, spec: RunSpec) -> tuple[RunSpec, LocalAgent | ServerAgent]:
+        """A turn and who runs it. What a server does not take by its API is done here, where the store is the same."""
+        remote, limit = self.remote, self.settings.agent.max_turns
+        route = routes.primary(self.settings, spec.route) if spec.route and not remote else None
+        takes = spec.compact is None and spec.approvals is None and spec.memory and (spec.max_iterations or 0) <= limit
+        takes &= spec.answerable or self.settings.approvals.unattended == "deny"
+        takes &= route is None or routes.of_provider(self.settings, route.provider, route.model) is not None
+        if remote and not takes:
+            raise UsageError("A server that is not of this home does not take this.", hint="hermes without --server")
+        if self.server is None or not takes or not (remote or await self.server.answers()):
+            return spec, self.local
+        workdir = None if remote or not shares_folder(self.app) else spec.workdir
+        if not remote:
+            await self.sessions.create_session(self.session_id, "cli", cwd=here())
+            spec = spec.replace(toolsets=spec.toolsets if spec.toolsets is not None else self.default_toolsets())
+        if route is not None:
+            spec = spec.replace(route=RouteChoice(model=route.model, provider=route.provider))
+        return spec.replace(workdir=workdir), self.server
 
     async def control(self, kind: Any, **data: str) -> bool:
         """Tell the turn under way something. False: there is none, or it does not concern it any more."""
         await self._begun.wait()
-        return self.run_id is not None and await self._asked.control(self.run_id, kind, **data)
+        return self.run_id is not None and await self._agent.control(self.run_id, kind, **data)
 
     # --- what turns are offered ---------------------------------------------------------------------------------------
 
@@ -194,42 +224,50 @@ class Conversation:
         self.toolsets = now | chosen if on else now - chosen
 
     def skill(self, name: str) -> Skill:
-        """A skill by its name."""
-        found = {} if self.args.safe_mode else {skill.name: skill for skill in find_skills(self.settings)}
-        if name not in found:
-            raise UsageError(f"There is no skill '{name}'.{near(name, found)}", hint="hermes skills list")
-        return found[name]
+        skills = {} if self.args.safe_mode else {skill.name: skill for skill in find_skills(self.settings)}
+        if name not in skills:
+            raise UsageError(f"There is no skill '{name}'.{near(name, skills)}", hint="hermes skills list")
+        return skills[name]
 
     # --- which session ------------------------------------------------------------------------------------------------
 
-    async def resume(self, text: str) -> Json:
-        """Go on with the session that is meant."""
-        db = self.app.store.blocking.sessions
-        [session] = await self.blocking(partial(find, db, self.home, text))
-        return await self._take(session)
+    async def resume(self, text: str) -> None:
+        """Go on with the session that is meant, by its id, the beginning of it, or its title."""
+        if not self.remote:
+            [session] = await self.blocking(partial(find, self.app.store.blocking.sessions, self.home, text))
+        elif (session := await self.sessions.get_session(text)) is None:
+            listed = {one["id"]: one for one in await self.sessions.list_sessions()}
+            titled = [name for name, one in listed.items() if one["title"] == text]
+            session = listed[titled[0] if len(titled) == 1 else resolve_name(text, listed, "session", "/sessions")]
+        await self._take(session)
 
-    async def resume_newest(self, name: str) -> Json:
+    async def resume_newest(self, name: str) -> None:
         """Go on with the newest session of this folder, or of a name."""
-        cursor = None
-        while page := await self.db.list_sessions(
-            **({"search": name} if name else {"cwd_prefix": here()}), owner=_OWNER, limit=100, cursor=cursor
+        cursor, candidates = None, list[Json]()
+        if self.remote:
+            candidates = [one for one in await self.sessions.list_sessions() if not name or _is_titled(one, name)]
+        while (
+            not candidates
+            and not self.remote
+            and (
+                page := await self.sessions.list_sessions(
+                    **({"search": name} if name else {"cwd_prefix": here()}), owner=_OWNER, limit=100, cursor=cursor
+                )
+            )
         ):
-            # A title that was taken has a number behind it.
-            candidates = [one for one in page if (one["title"] or "").partition(" #")[0] == name.partition(" #")[0]]
-            found = candidates if name else [one for one in page if one["cwd"] == here()]
-            if found:
-                return await self._take(max(found, key=lambda one: float(one["last_active"])))
+            candidates = [one for one in page if (_is_titled(one, name) if name else one["cwd"] == here())]
             cursor = page[-1]["cursor"]
-        where = f"with the name '{name}'" if name else "of this folder"
-        raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
+        if not candidates:
+            where = f"with the name '{name}'" if name else "of this folder"
+            raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
+        await self._take(max(candidates, key=lambda one: float(one["last_active"])))
 
-    async def _take(self, session: Json) -> Json:
-        if session["owner"] != _OWNER:
+    async def _take(self, session: Json) -> None:
+        if session.get("owner", _OWNER) != _OWNER and not self.remote:
             raise NotFound(f"There is no session '{session['id']}'.", hint="hermes sessions list")
         self.session_id = session["id"]
         if not self.saved:  # it is gone on with, and stays as it was
-            self.history = await self.db.get_messages_as_conversation(self.session_id)
-        return session
+            self.history = await self.sessions.get_messages_as_conversation(self.session_id)
 
     async def blocking(self, work: Callable[[], Any]) -> Any:
         """What blocks, beside the loop."""
@@ -238,8 +276,8 @@ class Conversation:
     async def end(self, session_id: str = "") -> None:
         """The session is over, if there was one."""
         session_id = session_id or self.session_id
-        if self.saved and await self.db.get_session(session_id):
-            await self.db.end_session(session_id, "cli_close")
+        if self.saved and await self.sessions.get_session(session_id):
+            await self.sessions.end_session(session_id, "cli_close")
 
     async def close(self) -> None:
         """The conversation is over; what was kept long enough is let go of."""
@@ -247,11 +285,16 @@ class Conversation:
             return
         try:
             await self.end()
-            if self.door.kind == "here":
+            if self.server is None:
                 sweep = partial(sweep_if_due, self.app.store.blocking, self.settings, every_s=86_400.0)
                 await self.blocking(sweep)
-        except StoreError as error:
+        except HermesError as error:
             note(str(error))
+
+
+def _is_titled(session: Json, name: str) -> bool:
+    """A title that was taken has a number behind it."""
+    return (session["title"] or "").partition(" #")[0] == name.partition(" #")[0]
 
 
 @asynccontextmanager
@@ -264,16 +307,18 @@ async def conversation(
         note(f"{change.path} was open to others ({change.was:o}) and {done} private.")
     settings = config.load(home, {"terminal.backend": args.sandbox}, safe_mode=args.safe_mode)
     settings.require_valid()
-    _check_route(settings, args)
+    remote = args.server is not None and args.server.rstrip("/") != status.local_url(home)
+    route = None if remote else _check_route(settings, args)
     with logging_to(home, settings, verbose=args.debug or (False if aloud else None)):
         app = App(home, settings)
-        door = Door(app)
+        server: ServerAgent | None = None
         try:
-            saved = not args.no_save and await _opens(app)
-            door = await open_door(app, home, here=not saved or args.safe_mode or args.sandbox is not None)
-            if door.kind == "here":
-                _check_key(settings, args)
-            talk = Conversation(args, home, door, saved=saved, answerable=answerable)
+            saved = remote or (not args.no_save and await _opens(app))
+            server = await _server(args, app, remote=remote, saved=saved)
+            if server is None and route is not None:
+                _check_key(settings, route)
+            talk = Conversation(args, app, server, saved=saved, remote=remote)
+            talk.answerable = answerable
             if args.resume:
                 await talk.resume(args.resume)
             elif args.go_on is not None:
@@ -283,7 +328,33 @@ async def conversation(
             finally:
                 await talk.close()
         finally:
-            await door.close()
+            if server is not None:
+                await server.close()
+            await app.close()
+
+
+async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bool) -> ServerAgent | None:
+    """The server that is named; else that of the home, where one runs and its API takes what is wanted: turns that are
+    stored, with the settings as they are, in a folder of `terminal.workspaces`."""
+    if remote:
+        url, key = args.server.rstrip("/"), app.settings.variable("HERMES_API_KEY") or ""
+        return ServerAgent(lambda: url, key)
+    special = not saved or args.safe_mode or args.sandbox is not None or args.yolo or app.store.blocking.path is None
+    if args.server is None and (special or not is_served(app.home) or not shares_folder(app)):
+        return None
+    server = ServerAgent(partial(status.local_url, app.home), app.settings.api_server.key)
+    if args.server is not None or await server.answers():
+        return server
+    await server.close()
+    return None
+
+
+def shares_folder(app: App) -> bool:
+    """Whether a server of this home may work in this folder."""
+    with suppress(SandboxError):
+        workspace_of(app.home, app.settings, _OWNER, None, here())
+        return True
+    return False
 
 
 def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
@@ -293,14 +364,13 @@ def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
     return route
 
 
-def _check_key(settings: config.Settings, args: argparse.Namespace) -> None:
+def _check_key(settings: config.Settings, route: Route) -> None:
     """A key that is missing here may be known to the server, which is then the one who asks."""
-    route, file = _check_route(settings, args), settings.home.env_file
     if variable := routes.missing_key(settings, route):
         raise ConfigError(
             f"the provider {route.provider} needs a key in {variable}, and that is not set.",
-            where=str(file),
-            hint=f"put {variable}=… into {file}",
+            where=str(settings.home.env_file),
+            hint=f"put {variable}=… into {settings.home.env_file}",
         )
 
 
@@ -331,10 +401,10 @@ def here() -> str:
         raise UsageError("This folder is gone.", hint="cd") from None
 
 
-def near(name: str, names: Any) -> str:
+def near(name: str, names: Iterable[str]) -> str:
     """What may have been meant, as a sentence."""
-    found = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
-    return f" Did you mean {', '.join(found)}?" if found else ""
+    close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def note(text: str) -> None:
