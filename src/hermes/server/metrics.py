@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
@@ -23,20 +22,18 @@ from hermes.core.limits import ROWS_COUNTED_S
 from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
-from hermes.server.middleware import ADAPTER, Handler
-from hermes.server.routes import route, route_at
+from hermes.server.routes import route
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
 from hermes.tools.framework.toolsets import builtin
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.server.sse import EventStream
 
 Labels = tuple[str, ...]
 OTHER = "other"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TABLES = ("sessions", "messages", "runs", "run_log", "jobs", "idempotency")
@@ -122,22 +119,21 @@ class Metrics:
         if status < 500 or status == 503:
             self.count("refused", code)
 
-    def answered(self, request: web.Request, status: int, seconds: float) -> None:
-        route = route_at(request)
-        method = request.method if request.method in _METHODS else OTHER
-        self.count("http_requests", route.path if route else OTHER, method, str(status))
+    def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
+        """Count a response; `path` is that of its route."""
+        self.count("http_requests", path or OTHER, method if method in _METHODS else OTHER, str(status))
         if status != 101:  # a WebSocket lasts as long as its client likes
             self._time("http_request_seconds", seconds)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
-    async def text(self, adapter: APIServerAdapter) -> bytes:
+    async def text(self, context: ServerContext) -> bytes:
         """All of it in the format of Prometheus, with what the other workers of the server have counted."""
-        app = await adapter.app()
+        app = context.app
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
             with contextlib.suppress(StoreError):
-                stores = ((app.store.blocking.engine, _TABLES), (adapter.stored_responses.engine, ("responses",)))
+                stores = ((app.store.blocking.engine, _TABLES), (context.stored_responses.engine, ("responses",)))
                 for engine, tables in stores:
                     for name, count in (await engine.read_soon(partial(_count_rows, tables), slow=True)).items():
                         self._rows.labels(name).set(count)
@@ -198,30 +194,7 @@ def _count_rows(tables: Labels, tx: Tx) -> dict[str, float]:
     return {name: tx.value(f"SELECT count(*) FROM {name}") for name in tables}  # noqa: S608  (the names are ours)
 
 
-@web.middleware
-async def counting_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request, however it ends, and the turn that it was refused."""
-    counted = request.match_info.apps[-1][ADAPTER].metrics  # of a profile, where it is one's
-    began, status = time.perf_counter(), 500
-    try:
-        response = await handler(request)
-        status = response.status
-    except web.HTTPException as error:
-        status = error.status
-        raise
-    except asyncio.CancelledError:
-        status = _GONE
-        raise
-    finally:
-        counted.answered(request, status, time.perf_counter() - began)
-    if status >= 400 and "X-Hermes-Completed" not in response.headers:  # which says that a turn had begun
-        route = route_at(request)
-        if route is not None and route.begins_turns and isinstance(response, web.Response):
-            counted.refused(status, msgspec.json.decode(response.body)["error"]["code"])  # type: ignore[arg-type]
-    return response
-
-
 @route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
-async def metrics(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "metrics", request)
-    return web.Response(body=await adapter.metrics.text(adapter), headers={"Content-Type": _TYPE})
+async def metrics(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "metrics", request)
+    return web.Response(body=await context.metrics.text(context), headers={"Content-Type": _TYPE})
