@@ -153,6 +153,8 @@ class ModelStep:
         if wire.left_out:
             await self._notify_left_out(wire.left_out)
         transport = turn.services.transport_for(turn.route, self._notify)
+        if turn.live.on_model_asked is not None:
+            turn.live.on_model_asked()
         return await self._caller.ask(transport, provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
 
     def _prompt(self, before: str) -> Prompt:

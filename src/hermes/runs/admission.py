@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -58,6 +59,8 @@ class Admission:
     read_by_client: bool = False
     released: bool = False
     waited_s: float = 0.0
+    # Called before the model is asked for the first time, and perhaps again.
+    on_model_asked: Callable[[], None] | None = None
 
     @property
     def run_id(self) -> str:

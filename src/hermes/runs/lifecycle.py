@@ -189,6 +189,7 @@ class Lifecycle:
         if live.spec.persist:
             live.log.token = admission.lease.token
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
+        live.on_model_asked = admission.on_model_asked
         live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
             self._engine.mark_created(admission.run_id)

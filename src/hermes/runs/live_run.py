@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hermes.core.result import Result
@@ -34,6 +35,7 @@ class LiveRun:
     session_lost: bool = False
     resumption: Resumption | None = None
     waited_s: float = 0.0
+    on_model_asked: Callable[[], None] | None = None
     begun: OpenedSession | None = None
     # Whether the model has been shown text from outside, and the hosts that the user has named; children have both.
     read_foreign: bool = False

@@ -35,6 +35,7 @@ from hermes.server.routes import route_at
 from hermes.server.settings import api_server_options
 from hermes.server.shared_counters import SharedNumbers
 from hermes.server.sse import EventStream
+from hermes.server.start_gate import StartGate
 from hermes.server.stored_result import said_until
 from hermes.settings.config import Settings
 from hermes.store import sessions
@@ -89,6 +90,7 @@ class ServerContext:
         # Whether anybody may come in: no key is configured.
         self.is_open = not self.keyring.keys
         self.metrics = metrics.Metrics()
+        self.start_gate = StartGate()
         self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()

@@ -19,6 +19,7 @@ from hermes.runs.traces import TRACEPARENT
 from hermes.server.errors import ApiError
 from hermes.server.headers import common_headers
 from hermes.server.routes import PASSED, route_at
+from hermes.server.start_gate import START, Start
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -35,6 +36,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
     """Check head, host, origin and key, call the handler, and answer with the common headers; count all of it."""
     context = request.match_info.apps[-1][CONTEXT]  # of a profile, where it is one's
     began, status, headers = time.perf_counter(), 500, common_headers(request)
+    start: Start | None = None
     try:
         refusal: ApiError | web.Response | None = head_fault(request) or check_gate(context, request, headers)
         response: web.StreamResponse | None = None
@@ -42,6 +44,9 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
             REQUEST_ID.set(headers["X-Request-Id"])
             TRACEPARENT.set(request.headers.get("traceparent", ""))
             try:
+                route = route_at(request)
+                if route is not None and route.begins_turns:
+                    request[START] = start = await context.start_gate.enter()
                 response = await handler(request)
             except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
                 refusal = _router_refusal(request.app[CONTEXT], request, error)
@@ -63,6 +68,8 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         status = _CLIENT_GONE
         raise
     finally:
+        if start is not None:
+            start.leave()
         route = route_at(request)
         context.metrics.answered(route.path if route else None, request.method, status, time.perf_counter() - began)
     begins_turns = route is not None and route.begins_turns and isinstance(response, web.Response)

@@ -23,6 +23,7 @@ from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
 from hermes.server.sse import ClientGone, Item, Renderer, Writer, forward, inline_sink, run_events
+from hermes.server.start_gate import START
 from hermes.server.stored_result import result_at_end
 from hermes.server.turn_spec import Message, answered_again, answered_calls, check_model, open_calls
 from hermes.store.base import StoreError
@@ -209,6 +210,8 @@ class Turn:
             raise outcome.refusal(error) from None
         self.spec = admission.spec
         admission.read_by_client = True
+        if (start := self.request.get(START)) is not None:
+            admission.on_model_asked = start.leave
         if resumed is None and caller.models is not None:
             await check_model(self.context, caller, self.spec)
 
