@@ -14,7 +14,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import msgspec
 from aiohttp import web
 
 import hermes
@@ -24,8 +23,7 @@ from hermes.core.limits import ROWS_COUNTED_S
 from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
-from hermes.server.middleware import ADAPTER, Handler
-from hermes.server.routes import route, route_at
+from hermes.server.routes import route
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
 from hermes.tools.framework.toolsets import builtin
@@ -33,13 +31,12 @@ from hermes.tools.framework.toolsets import builtin
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.server.sse import EventStream
 
 Labels = tuple[str, ...]
 OTHER = "other"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TABLES = ("sessions", "messages", "runs", "run_log", "jobs", "idempotency")
@@ -120,23 +117,23 @@ class Metrics:
         if status < 500 or status == 503:
             self.counts["refused"][code,] += 1
 
-    def answered(self, request: web.Request, status: int, seconds: float) -> None:
-        route = route_at(request)
-        method = request.method if request.method in _METHODS else OTHER
-        self.counts["http_requests"][route.path if route else OTHER, method, str(status)] += 1
+    def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
+        """Count a response; `path` is that of its route."""
+        labels = (path or OTHER, method if method in _METHODS else OTHER, str(status))
+        self.counts["http_requests"][labels] += 1
         if status != 101:  # a WebSocket lasts as long as its client likes
             self.seconds["http_request_seconds"].add(seconds)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
-    async def text(self, adapter: APIServerAdapter) -> bytes:
+    async def text(self, context: ServerContext) -> bytes:
         """All of it in the format of Prometheus, with what the other workers of the server have counted."""
-        app = await adapter.app()
+        app = context.app
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
             with contextlib.suppress(StoreError):
                 self._rows |= await app.store.blocking.engine.read_soon(partial(_rows, _TABLES), slow=True)
-                self._rows |= await adapter.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
+                self._rows |= await context.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
         together = Metrics()
         together._gauges |= {"build_info": {(hermes.__version__,): 1.0}, "store_rows": self._rows}
         for dumped in (self.dump(app.engine), *(await app.engine.peers.ask_all("metrics")).values()):
@@ -211,30 +208,7 @@ def _resident_bytes() -> dict[Labels, float]:
     return {}
 
 
-@web.middleware
-async def counting_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request, however it ends, and the turn that it was refused."""
-    counted = request.match_info.apps[-1][ADAPTER].metrics  # of a profile, where it is one's
-    began, status = time.perf_counter(), 500
-    try:
-        response = await handler(request)
-        status = response.status
-    except web.HTTPException as error:
-        status = error.status
-        raise
-    except asyncio.CancelledError:
-        status = _GONE
-        raise
-    finally:
-        counted.answered(request, status, time.perf_counter() - began)
-    if status >= 400 and "X-Hermes-Completed" not in response.headers:  # which says that a turn had begun
-        route = route_at(request)
-        if route is not None and route.begins_turns and isinstance(response, web.Response):
-            counted.refused(status, msgspec.json.decode(response.body)["error"]["code"])  # type: ignore[arg-type]
-    return response
-
-
 @route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
-async def metrics(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "metrics", request)
-    return web.Response(body=await adapter.metrics.text(adapter), headers={"Content-Type": _TYPE})
+async def metrics(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "metrics", request)
+    return web.Response(body=await context.metrics.text(context), headers={"Content-Type": _TYPE})
