@@ -166,7 +166,7 @@ class ServerContext:
         """What other workers may ask besides runs."""
         return {"claimed": self.idempotency.claimed, "metrics": self._metrics_for_peer}
 
-    async def _metrics_for_peer(self) -> dict[str, Any]:
+    async def _metrics_for_peer(self) -> list[metrics.Dump]:
         return self.metrics.dump(self.app.engine)
 
     def share(self, numbers: SharedNumbers) -> None:

@@ -14,12 +14,12 @@ from msgspec import Struct
 import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
-from hermes.providers.routes import listed
 from hermes.sandbox.choose import choose_backend
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
+from hermes.services.models import listed as listed_models
 from hermes.services.skills import find_skills
 from hermes.tools.framework import toolsets as sets
 from hermes.tools.mcp import PREFIX
@@ -143,7 +143,7 @@ def _models(context: ServerContext, request: web.Request) -> dict[str, Model]:
     roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
     for alias, target in context.options.model_routes.items():
         roots.setdefault(alias, (target.model or own, own))
-    for name, root in listed(context.settings).items():
+    for name, root in listed_models(context.settings).items():
         roots.setdefault(name, (root, None))
     allowed, created = caller_of(request).models, int(context.started_at)
     return {

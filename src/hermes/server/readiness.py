@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.errors import ConfigError
-from hermes.core.spec import RouteChoice
-from hermes.providers import routes
-from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.server import status
+from hermes.services import models
 from hermes.settings import config
 from hermes.store.repository import Repository
 
@@ -150,13 +148,10 @@ async def _model(context: ServerContext) -> Facts:
 
 
 def _route(settings: config.Settings) -> Facts:
-    route = routes.primary(settings, RouteChoice())
-    facts = {"provider": route.provider, "model": route.model}
-    if not available(route.api_mode):
-        return {"error": f"No model is configured. Try: hermes config set model.provider {EXAMPLE_PROVIDER}"}
-    if variable := routes.missing_key(settings, route):
-        facts["error"] = f"The provider {route.provider} needs a key in {variable}, and that is not set."
-    return facts
+    route, problem = models.configured_route(settings)
+    if problem.startswith(models.NOT_CONFIGURED):
+        return {"error": problem}
+    return {"provider": route.provider, "model": route.model, **({"error": problem} if problem else {})}
 
 
 async def _disk(context: ServerContext) -> Facts:

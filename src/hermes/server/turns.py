@@ -408,7 +408,7 @@ class Turn:
         goes_on = self.spec.on_detach == "continue"
         followed = not goes_on and await self._is_joined()
         if not run.done:
-            self.context.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
+            self.context.metrics.count("disconnects", "detach" if goes_on or followed else "interrupt")
         if not followed:
             await run.stop()
 
