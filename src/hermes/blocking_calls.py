@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from hermes.agent.assembler import Assembler, ReasoningDelta, TextDelta
 from hermes.agent.call import facts_of
 from hermes.agent.decisions import Action, CallState, decide
@@ -259,7 +261,7 @@ class _Receiver:
             warning = f"\n\n{stalled_warning(names)}"
             self._owner._fire_stream_delta(warning)
             text += warning
-        return replace(message, text=text, tool_calls=[], finish_reason="length", complete=False)
+        return msgspec.structs.replace(message, text=text, tool_calls=[], finish_reason="length", complete=False)
 
     def _fire(self, deltas: Iterable[Any]) -> None:
         for delta in deltas:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+import msgspec
+
 from hermes.agent.inline import InlineMarkup, Piece
 from hermes.agent.leaked_calls import parse as parse_leaked_calls
 from hermes.core.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
@@ -31,19 +33,16 @@ from hermes.core.stream_parts import (
 )
 
 
-@dataclass(slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct):
     text: str
 
 
-@dataclass(slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct):
     text: str
     form: ReasoningForm = "raw"
 
 
-@dataclass(slots=True)
-class ToolDrafted:
+class ToolDrafted(msgspec.Struct):
     index: int
     name: str
 

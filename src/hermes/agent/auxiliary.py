@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hermes.agent import compress
@@ -108,7 +107,7 @@ class Auxiliary:
             if kind in _FINAL_KINDS or kind == "interrupted" or tried + 1 == AUXILIARY_TRIES_MAX:
                 return None
             if kind == "stream_unsupported":
-                request = replace(request, stream=False)
+                request.stream = False
             await asyncio.sleep(0.2 * (tried + 1))
         return None
 

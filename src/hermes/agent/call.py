@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,8 +24,7 @@ from hermes.runs.control import Stop, Stopped
 Deliver = Callable[[Delta], Awaitable[None] | None]
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """What came of one request. Without `facts` the answer is whole."""
 
     assembler: Assembler

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from hermes.core.message_marks import FOREIGN_SUMMARY_MARK, SUMMARY_MARK
 from hermes.core.tokens import estimate
@@ -18,8 +19,7 @@ def size_of(messages: Sequence[Message]) -> int:
     return sum(map(estimate, messages))
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """The room there is, in tokens."""
 
     window: int
@@ -48,8 +48,7 @@ class Budget:
         return self.limit - self.tail
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A conversation in three: what stays, what is shortened, what stays."""
 
     head: list[Message]

@@ -8,10 +8,11 @@ import binascii
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.home import write_private
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(msgspec.Struct, frozen=True):
     """A file that came with a message and was saved."""
 
     name: str
@@ -40,13 +40,12 @@ class Upload:
     mime: str
 
 
-@dataclass(slots=True)
-class IncomingMessages:
+class IncomingMessages(msgspec.Struct):
     """Messages as the model is given them; `originals` holds those that came otherwise, by the id of the new ones."""
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    originals: dict[int, dict[str, Any]] = field(default_factory=dict)
-    uploads: list[Upload] = field(default_factory=list)
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    originals: dict[int, dict[str, Any]] = msgspec.field(default_factory=dict)
+    uploads: list[Upload] = msgspec.field(default_factory=list)
 
     def digests(self) -> list[str]:
         """For each message the hash over the conversation up to it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from hermes.agent import compress
 from hermes.agent.auxiliary import Auxiliary
@@ -16,6 +17,7 @@ from hermes.core.failures import Failure, explain
 from hermes.core.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped
+from hermes.runs.writer import Commit
 from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
 from hermes.tools.round import last_answer
@@ -62,7 +64,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to shorten."""
     room, before = budget(turn), turn.prompt_tokens()
     if reason == ASKED:  # there may be room enough; all but the last turns is to go
-        room = replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
+        room = msgspec.structs.replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
     plan: compress.Plan = await turn.scan(lambda: compress.plan(turn.messages, room))
     if not plan.middle and reason == "context_overflow":
         plan = await turn.scan(lambda: compress.plan(turn.messages, room, protect_first=0))
@@ -91,7 +93,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
         rows = await turn.scan(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
         at = next((at for at, message in enumerate(shorter) if message is turn.user_message), None)
         turn.user_row = turn.user_row if at is None else rows[at]
-    await live.log.append(*events, rows=rows, replaces=places if replaces else ())
+    await live.log.commit(Commit(events, rows, replaces=places if replaces else ()))
     with suppress(StoreError):  # the next turn can do it again
         await _remember(turn, plan, shorter)
     return turn.prompt_tokens() < before

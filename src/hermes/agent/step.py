@@ -7,9 +7,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from hermes.agent import prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
@@ -33,8 +35,7 @@ _NUDGES = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_
 Compact = Callable[[str], Awaitable[bool]]
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """What a step's model call came to. `text` is what was delivered; with a `failure` it may be partial or empty."""
 
     message: Assembled
@@ -220,7 +221,7 @@ class ModelStep:
         message = assembler.message()
         if not self._offered and message.tool_calls:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
-            return replace(message, tool_calls=[], finish_reason=reason)
+            message.tool_calls, message.finish_reason = [], reason
         for call in message.tool_calls:
             # Here, so that the log, the client and the next request all have the name that exists.
             call.name = self._tool_name(call.name) or call.name
@@ -351,7 +352,8 @@ class ModelStep:
             own_limit=turn.own_limit and kind == "truncated_text",
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
-        message = replace(attempt.assembler.message(), tool_calls=[])
+        message = attempt.assembler.message()
+        message.tool_calls = []
         return StepResult(message, self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------

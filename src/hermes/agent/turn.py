@@ -10,6 +10,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
+
 from hermes.agent.compress import size_of
 from hermes.agent.model_lists import ModelLists
 from hermes.core.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
@@ -94,12 +96,11 @@ class Services:
         self.outside.processes.end(session_ids)
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(msgspec.Struct):
     """Tokens of a turn, over all its model calls."""
 
     calls: int = 0
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     cost_usd: float | None = None
 
     def add(self, usage: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from hermes.core.result import Message, Result
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
+from hermes.runs.writer import Commit
 from hermes.store.base import LeaseLost, Row, StoreError
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
     def steers() -> None:
         event.data["pending_steer"] = _steers(turn)
 
-    await turn.live.log.append(event, prepare=steers)
+    await turn.live.log.commit(Commit((event,), prepare=steers))
 
 
 async def close_failed(
@@ -184,7 +185,7 @@ async def _close(
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
-        await log.append(event, rows=[*left, row], annotate=annotate)
+        await log.commit(Commit((event,), [*left, row], annotate=annotate))
     turn.add_answer(row)
     return row
 

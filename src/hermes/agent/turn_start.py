@@ -217,9 +217,8 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, re
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     tools = tuple(map(attrgetter("name"), turn.schemas))
-    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools)
-    if session and session["instructions"]:
-        inputs = replace(inputs, instructions=session["instructions"])
+    instructions = (session["instructions"] if session else None) or ""
+    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools, instructions=instructions)
     sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
     known: PromptInputs | None = services.burst_cache.get(key)

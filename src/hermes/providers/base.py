@@ -91,8 +91,7 @@ class Route:
         return (self.provider, self.base_url, self.api_mode, self.model)
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
     it is offered unless the caller says otherwise, where it can handle but few."""
 
@@ -150,18 +149,17 @@ def encoded(form: Callable[[ToolSchema], JsonObject]) -> Callable[[tuple[ToolSch
     return lru_cache(maxsize=8)(lambda schemas: Encoded(map(form, schemas)))
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(msgspec.Struct):
     """All that one model call says, in canonical form.
 
     `prefill` is the beginning of the assistant's answer where the route can go on from one. `dropped` names optional
     parameters that this route has refused before.
     """
 
-    system: list[str] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    system: list[str] = msgspec.field(default_factory=list)
+    messages: list[Message] = msgspec.field(default_factory=list)
     tools: Sequence[ToolSchema] = ()
-    sampling: JsonObject = field(default_factory=dict)
+    sampling: JsonObject = msgspec.field(default_factory=dict)
     reasoning: JsonObject | None = None
     tool_choice: str | JsonObject | None = None
     response_format: JsonObject | None = None
@@ -183,8 +181,7 @@ class WireRequest:
     left_out: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class WireEvent:
+class WireEvent(msgspec.Struct):
     """One decoded event of a stream, or, with `whole`, a whole body."""
 
     name: str

@@ -13,7 +13,7 @@ from hermes.core.limits import CLOSE_S_MAX, CONTROL_POLL_S
 from hermes.core.spec import Applied, Control
 from hermes.runs.live_run import LiveRun
 from hermes.runs.remote_runs import EncodedEvent, encode_events, encode_record, encode_row
-from hermes.runs.writer import LogEnded
+from hermes.runs.writer import Commit, LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Controller:
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
         applied: list[Applied] = []
         try:
-            await live.log.append(event, then=lambda: applied.append(_apply(live, control)))
+            await live.log.commit(Commit((event,), then=lambda: applied.append(_apply(live, control))))
         except (LogEnded, LeaseLost):
             return "not_active"
         if control.control in ("approve", "answer"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
@@ -18,8 +19,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(eq=False, slots=True)
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """The right to a session's next turn. Without a token it holds in this process only: the store is away."""
 
     session_id: str

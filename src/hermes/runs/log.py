@@ -14,7 +14,7 @@ from hermes.core.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.guards.secrets import Secrets
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.remote_runs import Elsewhere
-from hermes.runs.writer import RunWriter, Saver
+from hermes.runs.writer import LogOutput, RunWriter
 from hermes.store.base import RunRecord
 from hermes.store.stores import AsyncRuns
 
@@ -35,14 +35,18 @@ class RunLog:
     ) -> None:
         self.bus = bus
         self.elsewhere = elsewhere or Elsewhere(Peers(None))
-        self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         # In a server: takes a run up that nobody carries on.
         self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
-        self._saver = Saver()
         self._folder = journal
-        self._journal = TailJournal(journal, bus, self._saver.begin) if journal is not None else None
-        self._reader = JournalReader(journal) if journal is not None else None
+        self._ephemeral = LogOutput(bus, window_s)
+        self._output = self._ephemeral
+        self._journal: TailJournal | None = None
+        self._reader: JournalReader | None = None
+        if journal is not None:
+            self._journal = TailJournal(journal, bus, self._ephemeral.saver.begin)
+            self._output = LogOutput(bus, window_s, self._journal, self._ephemeral.saver)
+            self._reader = JournalReader(journal)
 
     def open(
         self,
@@ -50,24 +54,13 @@ class RunLog:
         store: AsyncRuns,
         *,
         secrets: Secrets,
-        token: int | None = None,
         last_seq: int = 0,
         state: RunState | None = None,
         persist: bool = True,
     ) -> RunWriter:
         """The writer of a run that begins, or goes on behind what is stored of it."""
-        writer = RunWriter(
-            run_id,
-            store,
-            self.bus,
-            token=token,
-            window_s=self._window_s,
-            secrets=secrets,
-            last_seq=last_seq,
-            state=state,
-            saver=self._saver,
-            journal=self._journal if persist else None,
-        )
+        output = self._output if persist else self._ephemeral
+        writer = RunWriter(run_id, store, output, secrets=secrets, last_seq=last_seq, state=state)
         self._writers[run_id] = writer
         return writer
 
