@@ -93,7 +93,7 @@ class App:
             files=files,
             background=self._in_background,
             outside=outside,
-            burst_cache=BurstCache(lambda: self.engine.active > BUSY_TURNS),
+            burst_cache=BurstCache(lambda: self.engine.permits.here > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.agent.delta_window_ms / 1000

@@ -149,7 +149,7 @@ class Assembler:
         self._usage: Usage | None = None
         self._model = ""
         self._finish: FinishReason | None = None
-        self._error: ServerError | None = None
+        self.error: ServerError | None = None
         self.inline = InlineMarkup(before, calls=accept is not None)
         self._accept = accept
         self._call_refused = False
@@ -165,17 +165,13 @@ class Assembler:
         return tuple(draft.name for draft in self._drafts if draft.name)
 
     @property
-    def error(self) -> ServerError | None:
-        return self._error
-
-    @property
     def call_missing(self) -> bool:
         """Whether the answer was to make a call, by how it ends or by its text, and holds none."""
         return (self._finish == "tool_calls" or self._call_refused) and not self.drafting
 
     @property
     def finished(self) -> bool:
-        return self._finish is not None and self._error is None
+        return self._finish is not None and self.error is None
 
     def feed(self, part: Part) -> Sequence[Delta]:
         if type(part) is Text:
@@ -193,7 +189,7 @@ class Assembler:
         elif type(part) is Opaque:
             self._keep(part)
         elif type(part) is ServerError:
-            self._error = part
+            self.error = part
         return _NOTHING
 
     def finish(self) -> Sequence[Delta]:
@@ -336,6 +332,8 @@ class Assembler:
 
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
+        if not self._drafts:
+            return calls
         seen: set[str] = set()
         leaked = any(draft.leaked for draft in self._drafts)
         sent = {_call_key(draft) for draft in self._drafts if not draft.leaked} if leaked else set()

@@ -149,7 +149,8 @@ class Caller:
                         if texts:
                             await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
                             texts = []
-                        await carry(assembler.feed(part), self._deliver)
+                        if deltas := assembler.feed(part):
+                            await carry(deltas, self._deliver)
                     if assembler.error is not None:
                         return
             finally:
@@ -184,7 +185,8 @@ class Caller:
             return FailureFacts(
                 "stream", exception=("StreamBroken",), message="The stream ended before its answer did."
             )
-        await carry(assembler.finish(), self._deliver)
+        if deltas := assembler.finish():
+            await carry(deltas, self._deliver)
         return None
 
 

@@ -14,7 +14,7 @@ from hermes.agent.turn import Turn
 from hermes.agent.turn_start import set_system_prompt
 from hermes.core import message_marks
 from hermes.core.failures import Failure, explain
-from hermes.core.limits import BYTES_PER_TOKEN
+from hermes.core.limits import BYTES_PER_TOKEN, MESSAGES_AT_ONCE_MAX
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped
 from hermes.runs.writer import Commit
@@ -30,7 +30,9 @@ _ASKED_SHARE = 0.05
 async def fit(turn: Turn, reason: str) -> Failure | None:
     """Compact when the prompt has grown past the threshold; what can never fit is refused."""
     room = budget(turn)
-    if await turn.scan(turn.prompt_tokens) <= room.limit:
+    if len(turn.messages) > MESSAGES_AT_ONCE_MAX:
+        await turn.scan(turn.prompt_tokens)  # which is known from then on
+    if turn.prompt_tokens() <= room.limit:
         return None
     if not (turn.live.spec.compress and turn.settings.compression.enabled):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
@@ -38,7 +40,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
         return None
     await compact(turn, reason)
     last = (await turn.scan(lambda: compress.plan(turn.messages, room))).tail[:1]
-    if turn.fixed_tokens() + compress.size_of(last) > room.total:
+    if turn.fixed_tokens + compress.size_of(last) > room.total:
         return _overflow(turn, "One message is larger than the model's window.")
     return None
 
@@ -152,6 +154,6 @@ def _pruned(
     """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to
     be summed up has text from outside."""
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
-    if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
+    if pruned != turn.messages and turn.fixed_tokens + compress.size_of(pruned) <= room.goal:
         return pruned, None, False
     return None, last_answer(turn.messages, "todo", "todos"), any(map(message_marks.is_foreign, plan.middle))

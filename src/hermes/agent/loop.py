@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import traceback
-from contextlib import closing
 from functools import cached_property, partial
 from operator import attrgetter
 
@@ -51,8 +50,11 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     turn, fault = await (start_turn if resumed is None else resume_turn)(live, services)
     try:
         if resumed is not None and resumed.verdict != "go_on":
-            with closing(TurnLoop(turn)) as loop:
+            loop = TurnLoop(turn)
+            try:
                 done = await loop.record_interrupted(resumed)
+            finally:
+                loop.close()
         else:
             if fault is None and resumed is None and live.spec.compact is None and not live.spec.count_only:
                 fault = await fit(turn, "start")
@@ -65,8 +67,11 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await finish_completed(turn, StepResult(Assembled(), ""), [])
             else:
-                with closing(TurnLoop(turn)) as loop:
+                loop = TurnLoop(turn)
+                try:
                     done = await loop.run()
+                finally:
+                    loop.close()
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -348,8 +353,8 @@ class TurnLoop:
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
-        wanted = self._spec.response_format or {}
-        if not self._turn.wants_json:
+        wanted = self._spec.response_format
+        if wanted is None or not self._turn.wants_json:
             return ""
         try:
             value = json.loads(text)

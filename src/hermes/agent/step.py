@@ -22,7 +22,7 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
-from hermes.core.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
+from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
 from hermes.providers.base import Credential, Message, Prompt
 from hermes.providers.registry import available, is_private, prefill_of, window_of
@@ -105,7 +105,9 @@ class ModelStep:
     def _text(self) -> str:
         """The message so far, as the model wrote it."""
         text = self._log.text_of(self._id)
-        return text if self._out is None else (strip_rendered_media(text) or text) + self._out.held
+        if self._out is None or not text:
+            return text if self._out is None else self._out.held
+        return (strip_rendered_media(text) or text) + self._out.held
 
     @property
     def _reasoning(self) -> str:
@@ -148,7 +150,10 @@ class ModelStep:
             message = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=message))
         provider = turn.provider
-        wire = await turn.scan(partial(provider.request, turn.route, credential, request))
+        if len(request.messages) <= MESSAGES_AT_ONCE_MAX:
+            wire = provider.request(turn.route, credential, request)
+        else:
+            wire = await turn.services.files.call(partial(provider.request, turn.route, credential, request))
         del request  # an answer may take long
         if wire.left_out:
             await self._notify_left_out(wire.left_out)
@@ -157,6 +162,8 @@ class ModelStep:
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""
+        if not before and not self._nudge and not self._turn.nudges:
+            return self._turn.prompt(tools=self._tools)
         tail: list[Message] = [{"role": "user", "content": text} for text in self._turn.nudges]
         prefill = ""
         if before:
@@ -249,19 +256,22 @@ class ModelStep:
             await self._log.emit("usage", **usage)
 
     def _fault_of(self, message: Assembled, assembler: Assembler) -> FailureFacts | None:
-        cut = any(arguments.parse(call.arguments).state == "cut" for call in message.tool_calls)
-        facts = FailureFacts(
+        calls, reason = message.tool_calls, message.finish_reason
+        cut = bool(calls) and any(arguments.parse(call.arguments).state == "cut" for call in calls)
+        missing = self._offered and assembler.call_missing
+        text = self._text
+        is_answer = text or calls or (self._turn.prefix and reason == "stop")
+        if is_answer and not cut and not missing and reason not in ("length", "content_filter", "error"):
+            return None
+        return FailureFacts(
             "finish",
-            finish_reason=message.finish_reason,
-            delivered=len(self._text),
-            has_calls=bool(message.tool_calls),
+            finish_reason=reason,
+            delivered=len(text),
+            has_calls=bool(calls),
             calls_cut=cut,
-            call_missing=self._offered and assembler.call_missing,
+            call_missing=missing,
             drafting=assembler.drafting,
         )
-        bad = message.finish_reason in ("length", "content_filter", "error") or cut or facts.call_missing
-        is_answer = self._text or message.tool_calls or (self._turn.prefix and message.finish_reason == "stop")
-        return facts if bad or not is_answer else None
 
     # --- what to do ---------------------------------------------------------------------------------------------
 

@@ -219,7 +219,8 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
 
 def _steers(turn: Turn) -> str | None:
     """Words of the user that no tool round has taken up."""
-    return "\n".join(text for _, text in turn.live.controls.steers) or None
+    steers = turn.live.controls.steers
+    return "\n".join([text for _, text in steers]) or None if steers else None
 
 
 def _result(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from operator import attrgetter
 from typing import Any
 
 from hermes.agent import prompt
@@ -28,10 +27,11 @@ from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.registry import redaction
+from hermes.tools.registry import ToolDef, redaction
 from hermes.tools.toolsets import LEAN, enabled_toolsets
 
 _SESSION_KINDS = {"subagent": "delegate", "job": "job"}
+_ASKING, _COMMANDS = frozenset({"clarify"}), frozenset({"terminal", "code_execution"})
 _UNREADABLE = "[A message that could not be read.]"
 
 
@@ -61,13 +61,17 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     try:
         redact = redaction(live.secrets, settings)
         history = [*(stored or spec.history or ()), *_tool_messages(spec)]
-        incoming = await receive(history, services, spec.folder_id, redact)
-        latest = await receive([user_message], services, spec.folder_id, redact)
-        [user_message] = latest.messages
-        incoming.originals |= latest.originals
-        incoming.uploads += latest.uploads
-        client_tools = _client_tools(spec)
-        await services.files.call_for(len(history), partial(_check_answered, incoming.messages, user_message))
+        if history:
+            incoming = await receive(history, services, spec.folder_id, redact)
+        if not isinstance(user_message["content"], str):
+            latest = await receive([user_message], services, spec.folder_id, redact)
+            [user_message] = latest.messages
+            incoming.originals |= latest.originals
+            incoming.uploads += latest.uploads
+        if spec.client_tools:
+            client_tools = _client_tools(spec)
+        if history:
+            await services.files.call_for(len(history), partial(_check_answered, incoming.messages, user_message))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         user_message, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
         message = f"The request is malformed: {error!r}"
@@ -177,7 +181,7 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
         if effort := agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort:
             turn.reasoning = {"enabled": effort != "none", "effort": effort}
     turn.client_tools = client_tools
-    toolsets = set(spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source))
+    toolsets = spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source)
     toolsets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
         toolsets &= spec.tool_policy
@@ -187,12 +191,14 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     elif turn.window < LEAN_WINDOW_TOKENS:
         toolsets &= LEAN
     if not spec.answerable:
-        toolsets.discard("clarify")
-    if not toolsets.isdisjoint(("terminal", "code_execution")):
+        toolsets -= _ASKING
+    if not toolsets.isdisjoint(_COMMANDS):
         await services.outside.sandboxes.ready(settings)
-    key = (_equip, settings, frozenset(toolsets))
-    tools = {**services.burst_cache(key, lambda: services.registry().offered(toolsets, settings))}
-    if any(name.startswith(SERVER_PREFIX) for name in toolsets):
+    key = (_equip, settings, toolsets)
+    tools: dict[str, ToolDef] | None = services.burst_cache.get(key)
+    if tools is None:
+        tools = services.burst_cache.keep(key, services.registry().offered(toolsets, settings))
+    if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
         told = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
         with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
@@ -200,6 +206,11 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
                 tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, told)
                 turn.live.notices += notices
     turn.offer_tools(tools)
+
+
+@lru_cache(maxsize=256)
+def _names_mcp_server(toolsets: frozenset[str]) -> bool:
+    return any(name.startswith(SERVER_PREFIX) for name in toolsets)
 
 
 def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
@@ -216,9 +227,8 @@ def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
 async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
-    tools = tuple(map(attrgetter("name"), turn.schemas))
     instructions = (session["instructions"] if session else None) or ""
-    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools, instructions=instructions)
+    inputs = PromptInputs(turn.route.model, turn.window, spec.source, turn.schemas.names, instructions=instructions)
     sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
     known: PromptInputs | None = services.burst_cache.get(key)
@@ -235,9 +245,9 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, re
         and session["system_prompt"] is not None
         and session["prompt_digest"] == digest
     ):
-        turn.system = session["system_prompt"]
+        turn.set_system(session["system_prompt"])
     else:
-        turn.system = prompt.build(inputs)
+        turn.set_system(prompt.build(inputs))
         if session is not None:
             await live.store.sessions.update_session(session["id"], system_prompt=turn.system, prompt_digest=digest)
     return {
@@ -264,7 +274,7 @@ async def _record_start(turn: Turn, record: dict[str, Any], incoming: IncomingMe
         model=turn.route.model,
         provider=turn.route.provider,
         api_mode=turn.route.api_mode,
-        tools=list(map(attrgetter("name"), turn.schemas)),
+        tools=list(turn.schemas.names),
         user_row=None,
         max_iterations=turn.steps_max,
         on_detach=spec.on_detach,

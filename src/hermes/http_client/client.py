@@ -128,7 +128,9 @@ class HttpClient:
 
     async def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Answer:
         place, began_at = _place(url), asyncio.get_running_loop().time()
-        data = _head(method, place, headers, body, self._through(place)) + body
+        head = _head(method, place, tuple(headers.items()), self._through(place))
+        sized = body or method in ("POST", "PUT", "PATCH")
+        data = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body) if sized else head + b"\r\n"
 
         async def over(connection: Connection) -> Answer:
             answer = Answer(connection, timeouts, began_at, unpacks=self._unpacks)
@@ -359,19 +361,19 @@ def _known(name: str, address: str) -> list[str]:
     return [f"{name}: Basic " + base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()]
 
 
-def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, proxy: str | None) -> bytes:
+@lru_cache(maxsize=64)
+def _head(method: str, place: _Place, headers: tuple[tuple[str, str], ...], proxy: str | None) -> bytes:
+    """The head of a request but for its length, without the empty line that ends it."""
     target = place.target if proxy is None else f"http://{place.authority}{place.target}"
     lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}"]
-    names = {name.lower() for name in headers}
+    names = {name.lower() for name, _ in headers}
     lines += [f"{name}: {value}" for name, value in _USUAL.items() if name.lower() not in names]
-    lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _OURS]
-    if body or method in ("POST", "PUT", "PATCH"):
-        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name}: {value}" for name, value in headers if name.lower() not in _OURS]
     lines += _known("Authorization", place.url) if "authorization" not in names else ()
     lines += _known("Proxy-Authorization", proxy) if proxy is not None else ()
-    if not all(map(_NAME.fullmatch, headers)) or any(map(_UNFIT.search, lines)):
+    if not all(_NAME.fullmatch(name) for name, _ in headers) or any(map(_UNFIT.search, lines)):
         raise ConnectFailed("A header of the request has no fit name, or holds a line break.")
-    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+    return "\r\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 
 _USUAL = {"User-Agent": "hermes", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"}

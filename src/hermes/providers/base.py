@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from hermes.core.failures import FailureFacts
 from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX
 from hermes.core.stream_parts import Part, ServerError
+from hermes.core.tokens import estimate
 
 Message = dict[str, Any]
 JsonObject = dict[str, Any]
@@ -136,17 +138,38 @@ class ToolSchema:
         return f"{self.description}\n\nThe input must match this {syntax} grammar:\n{definition}".strip()
 
 
+class ToolSchemas(tuple[ToolSchema, ...]):
+    """The tools of a request, with what is derived from them: they are the same in many requests."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(schema.name for schema in self)
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(estimate({"n": one.name, "d": one.full_description, "p": one.parameters}) for one in self)
+
+    @cached_property
+    def has_grammar(self) -> bool:
+        return any(schema.grammar for schema in self)
+
+    @cached_property
+    def _encoded(self) -> dict[Callable[[ToolSchema], JsonObject], Encoded]:
+        return {}
+
+    def encoded(self, form: Callable[[ToolSchema], JsonObject]) -> Encoded:
+        """The tools in the form of a protocol."""
+        if form not in self._encoded:
+            self._encoded[form] = Encoded(map(form, self))
+        return self._encoded[form]
+
+
 class Encoded(list[JsonObject]):
     """A list that is sent again and again, with its JSON."""
 
     @cached_property
     def raw(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(list(self)))
-
-
-def encoded(form: Callable[[ToolSchema], JsonObject]) -> Callable[[tuple[ToolSchema, ...]], Encoded]:
-    """Tools in the form of a protocol; those of the last few requests are known."""
-    return lru_cache(maxsize=8)(lambda schemas: Encoded(map(form, schemas)))
 
 
 class Prompt(msgspec.Struct):
@@ -158,11 +181,11 @@ class Prompt(msgspec.Struct):
 
     system: list[str] = msgspec.field(default_factory=list)
     messages: list[Message] = msgspec.field(default_factory=list)
-    tools: Sequence[ToolSchema] = ()
-    sampling: JsonObject = msgspec.field(default_factory=dict)
-    reasoning: JsonObject | None = None
-    tool_choice: str | JsonObject | None = None
-    response_format: JsonObject | None = None
+    tools: ToolSchemas = ToolSchemas()
+    sampling: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    reasoning: Mapping[str, Any] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
     max_output: int | None = None
     prefill: str = ""
     cache_ttl: str = "5m"
@@ -170,15 +193,18 @@ class Prompt(msgspec.Struct):
     dropped: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True)
-class WireRequest:
+class WireRequest(msgspec.Struct):
     """A request as it goes out. `left_out` names the sampling parameters that the protocol or the model cannot take."""
 
     method: str
     url: str
-    headers: dict[str, str] = field(repr=False)
+    headers: Mapping[str, str]
     body: JsonObject
     left_out: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the headers, which hold credentials."""
+        return f"WireRequest({self.method!r}, {self.url!r}, {self.body!r})"
 
 
 class WireEvent(msgspec.Struct):
@@ -341,15 +367,17 @@ def left_out(
 ) -> tuple[str, ...]:
     """The parameters that were given and are not in the body. `fields` tells where some of them go; `unsent` are fields
     of messages that the protocol has no place for, as for `grammars` of tools unless told otherwise."""
-    given = [name for name, value in prompt.sampling.items() if value is not None]
-    thinks = any(name in body for name in ("reasoning", "reasoning_effort", "thinking"))
-    if not thinks and wanted_effort(prompt.reasoning) not in (None, "", "none"):
-        given.append("reasoning_effort")
-    idle = set() if prompt.tools else {"parallel_tool_calls"}
-    absent = [name for name in given if fields.get(name, name) not in body and name not in idle]
-    if not grammars and any(tool.grammar for tool in prompt.tools):
+    absent: list[str] = []
+    for name, value in prompt.sampling.items():
+        if value is not None and fields.get(name, name) not in body and (prompt.tools or name != "parallel_tool_calls"):
+            absent.append(name)
+    effort = wanted_effort(prompt.reasoning) if prompt.reasoning is not None else None
+    if effort not in (None, "", "none") and body.keys().isdisjoint(("reasoning", "reasoning_effort", "thinking")):
+        absent.append("reasoning_effort")
+    if not grammars and prompt.tools.has_grammar:
         absent.append("tools.format")
-    absent += (f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages)))
+    if unsent:
+        absent += [f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages))]
     return tuple(sorted(absent))
 
 
@@ -370,17 +398,22 @@ def post(
     url: str,
     body: JsonObject,
     secret: Mapping[str, str],
-    own: Mapping[str, str] | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
     without: tuple[str, ...] = (),
 ) -> WireRequest:
     """The request, with what the operator set laid over what is ours, and the credential over both."""
-    body = {**body, **route.extra_body}
+    if route.extra_body:
+        body = {**body, **route.extra_body}
     accept = "text/event-stream" if body.get("stream") else "application/json"
-    # Names that differ in case only are one header.
-    headers: dict[str, tuple[str, str]] = {}
-    for some in ({"Content-Type": "application/json", "Accept": accept}, own or {}, route.headers, secret):
-        headers.update({name.lower(): (name, value) for name, value in some.items()})
-    return WireRequest("POST", url, dict(headers.values()), body, without)
+    given = (*own.items(), *route.headers.items(), *secret.items())
+    return WireRequest("POST", url, _headers(accept, given), body, without)
+
+
+@lru_cache(maxsize=64)
+def _headers(accept: str, given: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Names that differ in case only are one header; the last one counts."""
+    usual = (("Content-Type", "application/json"), ("Accept", accept))
+    return MappingProxyType(dict({name.lower(): (name, value) for name, value in (*usual, *given)}.values()))
 
 
 def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
@@ -389,7 +422,7 @@ def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
     return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
 
 
-def wanted_effort(reasoning: JsonObject | None) -> str | None:
+def wanted_effort(reasoning: Mapping[str, Any] | None) -> str | None:
     """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
     if reasoning is None:
         return None

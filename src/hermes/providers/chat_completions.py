@@ -50,7 +50,7 @@ class ChatCompletions:
         if prompt.response_format is not None and "response_format" not in prompt.dropped:
             body["response_format"] = prompt.response_format
         if prompt.tools:
-            body["tools"] = _tools(tuple(prompt.tools))
+            body["tools"] = prompt.tools.encoded(_tool)
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = prompt.tool_choice
         else:
@@ -135,17 +135,13 @@ def _tool(tool: base.ToolSchema) -> base.JsonObject:
     return {"type": "function", "function": function}
 
 
-_tools = base.encoded(_tool)
-
-
 def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject:
     """Output limit and reasoning effort, under the names this model takes."""
     fields: base.JsonObject = {}
     limit = prompt.max_output or route.max_output_tokens
     other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
-    key = next((k for k in (facts.output_key, other) if k not in prompt.dropped), None)
-    if limit and key:
-        fields[key] = limit
+    if limit and not {facts.output_key, other} <= prompt.dropped:
+        fields[other if facts.output_key in prompt.dropped else facts.output_key] = limit
     effort = base.wanted_effort(prompt.reasoning)
     if facts.reasoning and effort and not prompt.dropped & {"reasoning", "reasoning_effort"}:
         level = nearest_effort(effort, facts.efforts)
@@ -390,25 +386,24 @@ def _tool_delta(call: base.JsonObject, position: int | None, whole: bool) -> Too
 
 def _usage(data: base.JsonObject, choice: base.JsonObject) -> Usage | None:
     """Token counts, from any of the places where servers put them."""
-    usage = next(
-        (
-            u
-            for u in (data.get("usage"), choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
-            if u and type(u) is dict
-        ),
-        None,
-    )
-    if usage is None:
-        return None
+    usage = data.get("usage") or choice.get("usage")
+    if not usage or type(usage) is not dict:
+        places = (choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
+        usage = next((place for place in places if place and type(place) is dict), None)
+        if usage is None:
+            return None
     prompt = base.as_dict(usage.get("prompt_tokens_details"))
     completion = base.as_dict(usage.get("completion_tokens_details"))
-    cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    cached = None
+    for name, place in (("cached_tokens", prompt), ("prompt_cache_hit_tokens", usage), ("cached_tokens", usage)):
+        if cached is None and name in place:
+            cached = base.token_count(place[name])
     return Usage(
-        input_tokens=base.token_count(usage.get("prompt_tokens")),
-        output_tokens=base.token_count(usage.get("completion_tokens")),
-        total_tokens=base.token_count(usage.get("total_tokens")),
-        cache_read_tokens=next((n for c in cached if (n := base.token_count(c)) is not None), None),
-        cache_write_tokens=base.token_count(prompt.get("cache_write_tokens")),
-        reasoning_tokens=base.token_count(completion.get("reasoning_tokens")),
-        cost_usd=base.money(usage.get("cost")),
+        base.token_count(usage.get("prompt_tokens")),
+        base.token_count(usage.get("completion_tokens")),
+        base.token_count(usage.get("total_tokens")),
+        cached,
+        base.token_count(prompt["cache_write_tokens"]) if "cache_write_tokens" in prompt else None,
+        base.token_count(completion["reasoning_tokens"]) if "reasoning_tokens" in completion else None,
+        base.money(usage["cost"]) if "cost" in usage else None,
     )

@@ -55,7 +55,7 @@ class CodexResponses:
         if text := _text_fields(prompt, verbosity):
             body["text"] = text
         if prompt.tools:
-            body["tools"] = (_custom_tools if custom else _tools)(tuple(prompt.tools))
+            body["tools"] = prompt.tools.encoded(_custom_tool if custom else _tool)
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = _tool_choice(prompt.tool_choice, custom)
         else:
@@ -109,10 +109,7 @@ def _custom_tool(tool: base.ToolSchema) -> base.JsonObject:
     return {"type": "custom", "name": tool.name, "description": tool.description, "format": tool.format}
 
 
-_tools, _custom_tools = base.encoded(_tool), base.encoded(_custom_tool)
-
-
-def _tool_choice(choice: str | base.JsonObject, custom: frozenset[str]) -> str | base.JsonObject:
+def _tool_choice(choice: str | Mapping[str, Any], custom: frozenset[str]) -> str | base.JsonObject:
     if isinstance(choice, str):
         return choice
     name = base.as_dict(choice.get("function")).get("name") or choice.get("name") or ""

@@ -129,10 +129,10 @@ def _plain(schema: Any, depth: int = 0) -> base.JsonObject:
 def _choice(
     tools: Mapping[str, tuple[str, base.JsonObject]],
     wanted: base.JsonObject | None,
-    tool_choice: str | base.JsonObject | None,
+    tool_choice: str | Mapping[str, Any] | None,
 ) -> base.JsonObject:
     """One of the calls, or an answer; a caller may ask for a call, or for this one."""
-    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, dict) else None
+    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, Mapping) else None
     calls = [
         _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if named in (None, name)
     ]
@@ -144,7 +144,7 @@ def _object(**properties: Any) -> base.JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _wanted_schema(response_format: base.JsonObject | None) -> base.JsonObject | None:
+def _wanted_schema(response_format: Mapping[str, Any] | None) -> base.JsonObject | None:
     if response_format is None or response_format.get("type") == "text":
         return None
     schema = (response_format.get("json_schema") or {}).get("schema")

@@ -94,24 +94,21 @@ class Permits:
 
     def __init__(self) -> None:
         self._own: Counter[str] = Counter()
+        self.here = 0  # those of this process
         self.shared: SharedCounts | None = None
 
     def take(self, owner: str) -> None:
-        self._change(owner, 1)
+        self.change(owner, 1)
 
     def give_back(self, owner: str) -> None:
-        self._change(owner, -1)
+        self.change(owner, -1)
 
-    def _change(self, owner: str, by: int) -> None:
+    def change(self, owner: str, by: int) -> None:
         self._own[owner] += by
+        self.here += by
         if self.shared is not None:
             self.shared.put(owner, self._own[owner])
             self.shared.put(None, self.here)
-
-    @property
-    def here(self) -> int:
-        """Those of this process."""
-        return self._own.total()
 
     @property
     def everywhere(self) -> int:
