@@ -127,7 +127,6 @@ class App:
         await self.engine.peers.ask_all("forget", session_ids)
 
     async def answer_peers(self, more: Mapping[str, Operation]) -> None:
-        """Answer other processes of the home from now on."""
         self._loop = asyncio.get_running_loop()
         await self.engine.answer_peers(self.home.run_folder, {"forget": self._forget_for_peer, **more})
 
@@ -149,7 +148,6 @@ class App:
 
     @property
     def secrets(self) -> Secrets:
-        """Every credential this process knows."""
         return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
@@ -274,7 +272,6 @@ async def current(home: Home | None = None, engine: Engine | None = None) -> App
 
 
 def store_of(home: Home, settings: config.Settings) -> Store:
-    """The store that the settings name, not yet opened."""
     return store_at(address(home, settings), read_threads=settings.storage.read_threads)
 
 
@@ -306,7 +303,6 @@ os.register_at_fork(after_in_child=_forget_loop)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the quick kind where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -110,7 +110,6 @@ class SingleCalls:
         return final[-1] if whole and final else _as_response(message)
 
     def _run_codex_create_stream_fallback(self, api_kwargs: dict[str, Any], client: Any = None) -> Any:
-        """The same call through `responses.create(stream=True)`."""
         final: list[Any] = []
 
         def stream(live: Any) -> Iterator[Any]:
@@ -253,7 +252,6 @@ class _Receiver:
         self._fire(self.assembler.finish())
 
     def partial(self) -> Assembled:
-        """What there is, with a warning in place of a call that was lost."""
         self.end()
         message = self.assembler.message()
         text = message.text

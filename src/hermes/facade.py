@@ -213,7 +213,6 @@ class AIAgent(SingleCalls):
             self._turns.discard(turn)
 
     def _begun(self) -> _Turn:
-        """A new turn; what was asked of earlier ones does not concern it."""
         self._interrupt_requested = self._disable_streaming = False
         turn = _Turn()
         self._turns.add(turn)

@@ -82,7 +82,6 @@ class Overlap:
         return held
 
     def _may_grow(self) -> bool:
-        """Whether what is held is the beginning of some end of the tail."""
         return self._held in self._tail
 
 
@@ -356,7 +355,6 @@ def _another(draft: _Draft, name: str) -> bool:
 
 
 def _call_key(draft: _Draft) -> str:
-    """The same for calls that do the same, however their arguments are spaced and ordered."""
     text = "".join(draft.arguments)
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text or "{}"), sort_keys=True)
@@ -364,7 +362,6 @@ def _call_key(draft: _Draft) -> str:
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:
-    """Add a delta, joined with the one before it where both are of one kind."""
     last = out[-1] if out else None
     if (type(last) is TextDelta and type(delta) is TextDelta) or (
         type(last) is ReasoningDelta and type(delta) is ReasoningDelta

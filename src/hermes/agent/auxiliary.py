@@ -38,7 +38,6 @@ class Auxiliary:
     async def summary(
         self, messages: list[Message], budget: compress.Budget, topic: str = ""
     ) -> tuple[str, dict[str, Any]] | None:
-        """Notes that stand for these messages, with what they cost."""
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         text = await self._turn.scan(lambda: compress.transcript(messages, room))
@@ -49,7 +48,6 @@ class Auxiliary:
         return await self.ask("compression", wanted, request, limit)
 
     async def title(self, question: str, answer: str) -> tuple[str, dict[str, Any]] | None:
-        """A few words for a conversation that begins like this."""
         system = "Give a title of at most six words to the conversation. Answer with the title only, without quotes."
         text = f"User: {question[:2000]}\n\nAssistant: {answer[:2000]}"
         return await self.ask("title_generation", system, [{"role": "user", "content": text}], 64)

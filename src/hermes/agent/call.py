@@ -110,7 +110,6 @@ class Caller:
         events = quiet_bytes = quiet_lines = 0
 
         def cut(text: str) -> str:
-            """The text up to where the answer is too long."""
             room = self._chars_max - assembler.chars
             return text if len(text) <= room else text[: max(room, 0) + 1]
 

@@ -107,7 +107,6 @@ class Callbacks:
 
 
 def answer_to(event: Event, answer: Any) -> Control | None:
-    """The control that carries an embedding program's answer back to the run."""
     if answer is None or event.type not in ("approval.requested", "clarify.requested"):
         return None
     if answer is UNANSWERED:

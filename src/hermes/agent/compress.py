@@ -34,12 +34,10 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> int:
-        """From here on the conversation is compacted."""
         return int(self.total * self.threshold)
 
     @property
     def tail(self) -> int:
-        """How much of the end stays as it is."""
         return int(self.total * self.target_ratio)
 
     @property
@@ -90,7 +88,6 @@ def _flat(pieces: Sequence[Sequence[Message]]) -> list[Message]:
 
 
 def prune(messages: Sequence[Message]) -> list[Message]:
-    """Tool results as one line each: what was called and how much came back."""
     calls = {call["id"]: call["function"] for m in messages for call in m.get("tool_calls") or ()}
     return [_pruned(message, calls) if message.get("role") == "tool" else message for message in messages]
 
@@ -106,7 +103,6 @@ def _pruned(message: Message, calls: dict[str, Any]) -> Message:
 
 
 def extract(messages: Sequence[Message], chars_max: int) -> str:
-    """A summary without a model: what the user said, and the first line of every answer."""
     lines: list[str] = []
     for message in messages:
         text = _text(message).strip()

@@ -118,7 +118,6 @@ def _as_text(
 
 
 def _file_name(given: str) -> str:
-    """A plain name that any file system takes, with the ending it was given."""
     name = re.sub(r"[^\w.@ -]", "_", os.path.basename(given)).lstrip(".") or "file"
     stem, ending = os.path.splitext(name)
     ending = _cut(ending, UPLOAD_NAME_BYTES_MAX // 2)
@@ -130,7 +129,6 @@ def _cut(text: str, bytes_max: int) -> str:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether the file is the one that is sent again: clients repeat what was said before."""
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 

@@ -51,7 +51,6 @@ def _overflow(turn: Turn, words: str) -> Failure:
 
 
 def budget(turn: Turn) -> compress.Budget:
-    """The room that the present route leaves."""
     compression = turn.settings.compression
     return compress.Budget(
         turn.window,
@@ -102,7 +101,6 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
 
 
 def _places(messages: list[Message], shorter: list[Message]) -> list[int | None]:
-    """Which of the messages each of the shorter conversation is."""
     at = {id(message): place for place, message in enumerate(messages)}
     return [at.get(id(message)) for message in shorter]
 
@@ -137,7 +135,6 @@ async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> 
 async def _shorter(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
 ) -> tuple[list[Message], str, dict[str, Any] | None]:
-    """The conversation made shorter by the mildest means that is enough."""
     pruned, todo, foreign = await turn.scan(lambda: _pruned(turn, plan, room))
     if pruned is not None:
         return pruned, "prune", None

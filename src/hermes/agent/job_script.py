@@ -47,7 +47,6 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
 async def _answer(
     turn: Turn, script: str, make_round: Callable[[dict[str, ToolDef]], ToolRound]
 ) -> tuple[dict[str, Any], bool]:
-    """What `terminal` answers, and whether that comes from outside."""
     services, settings = turn.services, turn.settings
     if not may_use(turn.live.spec, settings, _TOOL):
         return {"error": f"this job may not use the toolset {_TOOL}"}, False

@@ -177,7 +177,6 @@ def _json(block: str) -> tuple[list[LeakedCall], str]:
 
 
 def _closed(text: str) -> Any:
-    """A value whose last brackets were left out."""
     for brackets in ("}", "}}", "]", "}]", "}}]"):
         try:
             return json.loads(text.rstrip() + brackets, strict=False)

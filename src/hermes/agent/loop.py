@@ -190,7 +190,6 @@ class TurnLoop:
         return [call for call in calls if resumed is None or call.id not in resumed.finished]
 
     async def record_interrupted(self, resumed: Resumption) -> Result:
-        """End a run that is not to go on."""
         turn, last = self._turn, self._last_answer(resumed)
         calls = self._open_calls(last.message.tool_calls) if last is not None and not resumed.message_id else []
         if calls:
@@ -352,7 +351,6 @@ class TurnLoop:
         return call if same and call.name == name else redacted
 
     def _structure_fault(self, text: str) -> str:
-        """What is wrong with the final text where a format was asked for."""
         wanted = self._spec.response_format
         if wanted is None or not self._turn.wants_json:
             return ""
@@ -368,7 +366,6 @@ class TurnLoop:
         return "; ".join(arguments.schema_faults(value, schema.get("schema") or {})[:3])
 
     async def _summarize(self) -> Result:
-        """Out of steps: one last call without tools says what was done."""
         self._turn.nudges = [prompt.SUM_UP]
         answered = await self._ask(tools=False)
         if answered.failure is not None:
@@ -491,7 +488,6 @@ class TurnLoop:
 
 
 async def _name_session(turn: Turn, answer: str) -> None:
-    """A title for a session that has none, as work that delays nobody."""
     question = first_words(turn.messages)
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
     if not question.strip():

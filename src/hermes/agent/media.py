@@ -49,7 +49,6 @@ class MediaTagFilter:
         self._write, self._made = write, made
 
     def holds(self, text: str) -> bool:
-        """Whether the text is more than text that can be written at once."""
         return bool(self.held or self._due) or BEGIN[0] in text
 
     async def feed(self, text: str, *, last: bool = False) -> None:
@@ -91,7 +90,6 @@ class MediaTagFilter:
 
 
 def _found(text: str, at: int, last: bool) -> tuple[int, str]:
-    """Up to where it is text only, and the tag there if that is whole."""
     while (at := text.find(BEGIN, at)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]

@@ -26,7 +26,6 @@ _WINDOW = ("context_length", "max_model_len", "context_window", "max_context_len
 
 
 def windows(body: Any) -> dict[str, int]:
-    """The windows that a list of models tells, by model. Pure."""
     models = body.get("data") if isinstance(body, dict) else None
     found: dict[str, int] = {}
     for model in models if isinstance(models, list) else ():

@@ -92,7 +92,6 @@ def _digest(model: str, lean: bool, surface: str, tools: tuple[str, ...], soul: 
 
 @lru_cache(maxsize=64)
 def build(inputs: PromptInputs) -> str:
-    """The system prompt without its ephemeral tier."""
     tiers = [_lean(inputs)] if inputs.lean else [_stable(inputs), _context(inputs), _volatile(inputs)]
     return _join(tiers)
 
@@ -186,7 +185,6 @@ SUM_UP = (
 
 
 def go_on(dropped_tools: Iterable[str]) -> str:
-    """The request to go on, naming the call that was lost with the connection."""
     names = ", ".join(dropped_tools)
     return f"{GO_ON} Your call of {names} did not arrive; make it again if it is still needed." if names else GO_ON
 

@@ -37,7 +37,6 @@ _COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "
 def gather(
     home: Home, settings: Settings, spec: RunSpec, redact: Callable[[str], str], inputs: PromptInputs
 ) -> PromptInputs:
-    """The inputs with all that is read from files, which is redacted."""
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
@@ -91,7 +90,6 @@ def _environment(cwd: Path, settings: Settings) -> Environment:
 
 
 def _sandbox(settings: Settings) -> str:
-    """Where commands run, and what that means for them."""
     try:
         chosen = choose_backend(settings)
     except ConfigError:

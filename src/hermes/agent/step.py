@@ -46,7 +46,6 @@ class StepResult(msgspec.Struct):
 
 
 def stalled_warning(names: tuple[str, ...]) -> str:
-    """What is said in place of a call that the connection took with it."""
     return f"Stream stalled mid tool-call ({', '.join(names)}); the call was not executed."
 
 
@@ -75,7 +74,6 @@ class ModelStep:
         self._notices: set[asyncio.Task[Event]] = set()
 
     async def run(self) -> StepResult:
-        """The answer, or the failure that ends the turn."""
         try:
             while True:
                 attempt = await self._attempt()
@@ -185,7 +183,6 @@ class ModelStep:
         return before[len(before.rstrip()) :] if self._turn.provider.strips_prefill else ""
 
     def _is_text(self, text: str) -> bool:
-        """Whether it can be written without looking at a file."""
         return self._out is None or not self._out.holds(text)
 
     def _deliver(self, delta: Delta) -> Awaitable[None] | None:
@@ -338,7 +335,6 @@ class ModelStep:
         return True
 
     async def _deliver_excerpt(self) -> None:
-        """Make the end of the reasoning the answer, named as what it is."""
         thoughts = self._reasoning.strip()
         if len(thoughts) > REASONING_EXCERPT_CHARS_MAX:
             thoughts = f"… {thoughts[-REASONING_EXCERPT_CHARS_MAX:].lstrip()}"

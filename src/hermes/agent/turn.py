@@ -91,7 +91,6 @@ class Services:
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Drop the state and the background processes of sessions that are gone."""
         self.session_states.drop(session_ids)
         self.outside.processes.end(session_ids)
 
@@ -104,7 +103,6 @@ class Totals(msgspec.Struct):
     cost_usd: float | None = None
 
     def add(self, usage: dict[str, Any]) -> None:
-        """One more call, or all those of a child."""
         self.calls += usage.get("calls", 1)
         for name in COUNTS:
             self.counts[name] += usage.get(name) or 0
@@ -177,7 +175,6 @@ class Turn:
 
     @property
     def own_limit(self) -> bool:
-        """The caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
     @property
@@ -195,7 +192,6 @@ class Turn:
         self.schemas = ToolSchemas(sorted((*own, *self.client_tools.values()), key=attrgetter("name")))
 
     def prompt(self, *, tools: bool = True, tail: Sequence[Message] = (), prefill: str = "") -> Prompt:
-        """The next request in canonical form."""
         spec, messages = self.live.spec, self.messages
         if not self.with_opaque:
             messages = [{name: value for name, value in m.items() if name != "opaque"} for m in messages]
@@ -225,7 +221,6 @@ class Turn:
         )
 
     def add_answer(self, row: Row) -> None:
-        """Add a message of the model, with the prefix that it goes on from."""
         message = row.as_message()
         if self.prefix:
             message["content"] = f"{self.prefix}{message['content'] or ''}"
@@ -257,7 +252,6 @@ class Turn:
         return cast("R", await self.services.files.call(function))
 
     def timeouts(self) -> Timeouts:
-        """How long the present route may take, in all and in silence."""
         route = self.route
         stale = route.stale_timeout_s
         if stale is None and is_private(route.base_url):
@@ -308,6 +302,5 @@ class Turn:
 
 @lru_cache(maxsize=256)
 def _schemas_of(tools: tuple[ToolDef, ...]) -> ToolSchemas:
-    """The tools as a model sees them, in the order of their names."""
     schemas = (ToolSchema(tool.name, tool.description, tool.parameters) for tool in tools)
     return ToolSchemas(sorted(schemas, key=attrgetter("name")))

@@ -26,7 +26,6 @@ STOPPED = "[Stopped by the user.]"
 
 
 def open_answer(turn: Turn) -> StepResult | None:
-    """The message that was being received, with what has come of it."""
     text = turn.live.log.text_of(turn.message_id)
     return StepResult(Assembled(), text, message_id=turn.message_id) if text else None
 
@@ -218,7 +217,6 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
 
 
 def _steers(turn: Turn) -> str | None:
-    """Words of the user that no tool round has taken up."""
     steers = turn.live.controls.steers
     return "\n".join([text for _, text in steers]) or None if steers else None
 

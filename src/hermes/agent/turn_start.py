@@ -96,7 +96,6 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
 
 
 async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
-    """The turn of a run that was cut off, with all that it has said and done so far."""
     spec, resumed = live.spec, live.resumption
     assert resumed is not None
     settings, _ = services.settings()
@@ -137,7 +136,6 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
 
 
 def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, settings: Settings) -> RunSpec:
-    """The spec with its session's own settings, where the request has none."""
     if session is None:
         return spec
     changes: dict[str, Any] = {}
@@ -172,7 +170,6 @@ def _routes(
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
-    """Instructions, reasoning effort and tools."""
     spec, settings, services = turn.live.spec, turn.settings, turn.services
     turn.instructions = spec.instructions or ""
     turn.reasoning = spec.reasoning

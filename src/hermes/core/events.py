@@ -222,7 +222,6 @@ class Cuts:
 
     @classmethod
     def load(cls, packed: str) -> Cuts:
-        """Those that were stored, to be gone on with."""
         cuts = cls()
         seqs, _, times = _unpacked(packed)
         if seqs:
@@ -249,7 +248,6 @@ class Cuts:
 
     @staticmethod
     def unpack(packed: str) -> Iterator[tuple[int, int, float]]:
-        """Sequence number, length and time of each delta."""
         seqs, offsets, times = _unpacked(packed)
         for at, seq in enumerate(seqs):
             yield seq, offsets[at + 1] - offsets[at], times[at] / 1000

@@ -260,7 +260,6 @@ _OPTION_WORDS = re.compile(
 
 
 def rejected_option(facts: FailureFacts) -> str | None:
-    """The optional parameter that a refusal names, if it names one."""
     if facts.status not in (400, 422):
         return None
     param = re.split(r"[.\[]", facts.param)[0] if facts.param else ""
@@ -290,7 +289,6 @@ def refuses_streaming(message: str) -> bool:
 
 
 def classify(facts: FailureFacts) -> Kind:
-    """The kind of failure; the first rule that fits."""
     if facts.interrupted:
         return "interrupted"
     if facts.deadline:

@@ -81,7 +81,6 @@ class Home:
 
     @property
     def root(self) -> Path:
-        """The home of the profile `default`, which holds the others."""
         return self.path if self.profile == DEFAULT_PROFILE else self.path.parent.parent
 
 
@@ -255,7 +254,6 @@ def check_name(name: str, *, where: str = "") -> None:
 
 
 def sticky_profile(root: Path) -> str:
-    """What `hermes profile use` chose."""
     path = f"{root}/active_profile"
     if not os.path.exists(path):
         return DEFAULT_PROFILE
@@ -263,7 +261,6 @@ def sticky_profile(root: Path) -> str:
 
 
 def get_active_profile_name() -> str:
-    """The profile that a process started like this one works in."""
     return resolve().profile
 
 
@@ -271,7 +268,6 @@ def get_active_profile_name() -> str:
 
 
 def list_profiles(home: Home) -> list[str]:
-    """`default`, then the others by name."""
     try:
         found = [entry.name for entry in os.scandir(home.root / "profiles") if entry.is_dir()]
     except FileNotFoundError:
@@ -281,7 +277,6 @@ def list_profiles(home: Home) -> list[str]:
 
 
 def use_profile(home: Home, name: str) -> None:
-    """Make a profile the sticky choice."""
     open_profile(home.root, name)
     choice = home.root / "active_profile"
     if name == DEFAULT_PROFILE:

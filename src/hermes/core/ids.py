@@ -32,7 +32,6 @@ os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
 
 
 def random_hex(size: int) -> str:
-    """So many random bytes, as text."""
     return _pool.take(size).hex()
 
 

@@ -117,7 +117,6 @@ class RunSpec(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
-        """The spec under these ceilings besides its own."""
         if toolsets is None and models is None:
             return self
         policy, allowed = narrowed(self.tool_policy, toolsets), narrowed(self.allowed_models, models)
@@ -151,7 +150,6 @@ class RunSpec(msgspec.Struct, frozen=True):
 
 
 def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
-    """Two ceilings together; None is no ceiling."""
     if first is None or second is None:
         return second if first is None else first
     return first & second

@@ -43,7 +43,6 @@ def whole_text(text: str) -> str:
 
 
 def whole_tree(value: Any) -> Any:
-    """A JSON value with every string in it whole."""
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, dict):
@@ -58,7 +57,6 @@ FLAG_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, 
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str:
-    """The words of a message."""
     if isinstance(content, list):
         texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "\n".join(str(part.get("text", "")) for part in texts)

@@ -10,7 +10,6 @@ from hermes.core.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOK
 
 
 def estimate(value: Any) -> int:
-    """Roughly how many tokens a message, a schema or a text takes."""
     if isinstance(value, str):
         return int(len(value.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
     if isinstance(value, dict) and value.get("type") == "image_url":

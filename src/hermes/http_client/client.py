@@ -163,7 +163,6 @@ class HttpClient:
         return await over(opened)
 
     def _through(self, place: _Place) -> str | None:
-        """The proxy that is told the whole address."""
         return self._proxy if place.scheme == "http" else None
 
     @staticmethod
@@ -184,7 +183,6 @@ class HttpClient:
         return None
 
     def rest(self, connection: Connection) -> None:
-        """Keep a connection for the next exchange."""
         if self._keeps:
             self._idle.setdefault(connection.key, []).append(connection)
             connection.resting = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
@@ -284,7 +282,6 @@ class HttpClient:
         return protocol.reader, asyncio.StreamWriter(protocol.transport, protocol, protocol.reader, loop)
 
     async def _tunnel(self, place: _Place, connection: Connection) -> Connection:
-        """Through the proxy to the other side, and TLS with that."""
         loop, tls = asyncio.get_running_loop(), await self._context()
         tunnel = await self._through_proxy(place)
         assert tunnel.transport is not None

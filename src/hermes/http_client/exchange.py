@@ -358,7 +358,6 @@ class Answer:
             self.fail(ConnectFailed(plain(error) if error else "The connection was closed before an answer came."))
 
     def fail(self, error: Exception) -> None:
-        """It will not come to its end."""
         if self._error is None and not self._over:
             self._error = error
             self._timer.cancel()

@@ -336,7 +336,6 @@ _CACHE_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def _block(block: base.JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
-    """A content block, as it begins or as a whole."""
     kind = block.get("type")
     if kind == "text":
         text = base.as_str(block.get("text"))

@@ -123,7 +123,6 @@ class ToolSchema:
 
     @property
     def grammar(self) -> JsonObject | None:
-        """The grammar that its text must match."""
         form = self.format or {}
         if form.get("type") != "grammar":
             return None
@@ -158,7 +157,6 @@ class ToolSchemas(tuple[ToolSchema, ...]):
         return {}
 
     def encoded(self, form: Callable[[ToolSchema], JsonObject]) -> Encoded:
-        """The tools in the form of a protocol."""
         if form not in self._encoded:
             self._encoded[form] = Encoded(map(form, self))
         return self._encoded[form]
@@ -203,7 +201,6 @@ class WireRequest(msgspec.Struct):
     left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Without the headers, which hold credentials."""
         return f"WireRequest({self.method!r}, {self.url!r}, {self.body!r})"
 
 
@@ -240,7 +237,6 @@ class Provider(Protocol):
 
 
 def error_fields(body: Any) -> tuple[str, str, str]:
-    """Message, code and parameter of an error body, in any of the shapes that are in use."""
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, str):
         return error, "", ""
@@ -277,7 +273,6 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def refusal_facts(status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-    """The facts of an answer whose status is an error."""
     text = body.decode("utf-8", "replace")
     try:
         message, code, param = error_fields(json.loads(text))
@@ -327,7 +322,6 @@ STATUS_BY_CODE: dict[str, int] = {
 
 
 def server_error(body: JsonObject) -> ServerError:
-    """An error that arrives where an answer was expected."""
     message, code, _ = error_fields(body)
     error = body.get("error")
     fields = error if isinstance(error, dict) else body
@@ -417,7 +411,6 @@ def _headers(accept: str, given: tuple[tuple[str, str], ...]) -> Mapping[str, st
 
 
 def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
-    """The sampling parameters that go out, under our names."""
     taken = capabilities.options - prompt.dropped
     return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
 
@@ -433,7 +426,6 @@ def wanted_effort(reasoning: Mapping[str, Any] | None) -> str | None:
 
 
 def content_parts(content: Any) -> list[JsonObject]:
-    """Content as a list of parts, whichever way it is written."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     parts = content if isinstance(content, list) else []
@@ -447,7 +439,6 @@ def text_of(content: Any, separator: str = "") -> str:
 
 
 def image_of(part: JsonObject) -> tuple[str, str | None] | None:
-    """Address and detail of an image part; None for any other part."""
     image = part.get("image_url") if part.get("type") == "image_url" else None
     if isinstance(image, str):
         return image, None
@@ -459,7 +450,6 @@ def images_of(content: Any) -> list[JsonObject]:
 
 
 def inline_data(url: str) -> tuple[str, str] | None:
-    """Media type and base64 text of a data URL."""
     match = _DATA_URL.fullmatch(url)
     return ("image/jpeg" if match[1] == "image/jpg" else match[1], match[2]) if match else None
 
@@ -477,13 +467,11 @@ def call_arguments(text: str) -> JsonObject:
 
 
 def opaque_items(message: Message, api_mode: str) -> list[tuple[str, Any]]:
-    """Kind and data of what this protocol gave with a message and wants back."""
     items = (message.get("opaque") or {}).get(api_mode) or []
     return [(item.get("kind", ""), item.get("data")) for item in items if isinstance(item, dict)]
 
 
 def token_count(value: Any) -> int | None:
-    """A count as some servers write it, or None."""
     if type(value) is int:
         return value if value >= 0 else None
     return int(value) if type(value) is float and value.is_integer() and value >= 0 else None

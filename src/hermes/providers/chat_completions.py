@@ -249,7 +249,6 @@ def _call(call: base.JsonObject, facts: ModelFacts | None) -> base.JsonObject:
 
 
 def _joined_details(fragments: list[Any]) -> list[base.JsonObject]:
-    """Reasoning details with the fragments of one entry, as a stream delivers them, put together again."""
     joined: list[base.JsonObject] = []
     for detail in (d for fragment in fragments if isinstance(fragment, list) for d in fragment if isinstance(d, dict)):
         last = joined[-1] if joined else {}
@@ -385,7 +384,6 @@ def _tool_delta(call: base.JsonObject, position: int | None, whole: bool) -> Too
 
 
 def _usage(data: base.JsonObject, choice: base.JsonObject) -> Usage | None:
-    """Token counts, from any of the places where servers put them."""
     usage = data.get("usage") or choice.get("usage")
     if not usage or type(usage) is not dict:
         places = (choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -103,7 +103,6 @@ def _tool(tool: base.ToolSchema) -> base.JsonObject:
 
 
 def _custom_tool(tool: base.ToolSchema) -> base.JsonObject:
-    """A tool with a format as what it is, any other as a function."""
     if not tool.format:
         return _tool(tool)
     return {"type": "custom", "name": tool.name, "description": tool.description, "format": tool.format}
@@ -201,7 +200,6 @@ def _assistant(message: base.Message, custom: frozenset[str]) -> list[base.JsonO
 
 
 def _custom_input(arguments: str) -> str | None:
-    """The text that a tool with a format was called with."""
     try:
         given = base.as_dict(msgspec.json.decode(arguments)).get("input")
     except msgspec.MsgspecError:
@@ -317,7 +315,6 @@ def _whole(response: base.JsonObject) -> list[Part]:
 
 
 def _item_text(item: base.JsonObject) -> list[Part]:
-    """The text of a finished item, for an answer that was not streamed."""
     out: list[Part] = []
     if item.get("type") == "reasoning":
         summaries = [base.as_str(base.as_dict(s).get("text")) for s in _list(item.get("summary"))]
@@ -335,7 +332,6 @@ def _item_text(item: base.JsonObject) -> list[Part]:
 
 
 def _ending(response: base.JsonObject) -> list[Part]:
-    """How a response ended: counts and model, then the error or the reason."""
     out: list[Part] = []
     if usage := _usage(base.as_dict(response.get("usage"))):
         out.append(usage)

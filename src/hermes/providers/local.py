@@ -37,7 +37,6 @@ class Local:
     strips_prefill = False
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
-        """The request that asks this prompt. The answer always comes as a stream."""
         tools = _shown(
             prompt.tools, " ".join(base.text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
         )
@@ -76,7 +75,6 @@ class Local:
         return chat_completions.PROVIDER.texts
 
     def capabilities(self, model: str) -> base.Capabilities:
-        """What a small model can handle."""
         return _CAPABILITIES
 
 

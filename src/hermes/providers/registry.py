@@ -58,7 +58,6 @@ def provider_for(api_mode: str) -> Provider:
 
 @cache
 def available(api_mode: str) -> bool:
-    """Whether this installation can speak a protocol."""
     return api_mode in _MODULES and find_spec(_MODULES[api_mode]) is not None
 
 
@@ -94,7 +93,6 @@ def api_mode_for(provider_id: str, base_url: str = "", explicit: str | None = No
 
 @lru_cache(maxsize=1024)
 def is_private(base_url: str) -> bool:
-    """Whether an address names this machine or a private network."""
     host, _ = _host_and_path(base_url)
     if host == "localhost" or host.endswith(".localhost"):
         return True

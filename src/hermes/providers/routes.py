@@ -38,7 +38,6 @@ class _Wanted:
 
 
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
-    """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
     if choice == RouteChoice(choice.alias, choice.model, choice.provider):
         found = _named_routes(settings, choice.alias, choice.model, choice.provider)
@@ -126,7 +125,6 @@ def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice
 
 
 def primary(settings: Settings, choice: RouteChoice) -> Route:
-    """What was asked for, else what is configured, else the local model."""
     if choice.alias:
         choice = _aliased(settings, choice, choice.alias)
     configured = settings.model
@@ -160,7 +158,6 @@ def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteCh
 
 
 def local(settings: Settings) -> Route:
-    """The embedded model, with the room it is given."""
     from hermes.local import context
 
     return replace(LOCAL, window_tokens=settings.model.context_length or context(settings))
@@ -177,7 +174,6 @@ def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
 
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
-    """The route that a task has of its own, if it has one."""
     provider, model = settings.auxiliary[task].provider, settings.auxiliary[task].model
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
@@ -185,7 +181,6 @@ def auxiliary(settings: Settings, task: str) -> Route | None:
 
 
 def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
-    """The route that is wanted, completed by its provider's entry and what is known of it."""
     provider, model = wanted.provider, wanted.model
     entries = settings.providers
     entry, known = entries.get(provider, _NO_ENTRY), KNOWN_PROVIDERS.get(provider)
@@ -260,7 +255,6 @@ def _credentials(
 
 
 def missing_key(settings: Settings, route: Route) -> str:
-    """The name of the variable that should hold the route's key and does not, or nothing."""
     if route.credentials or route.api_mode == "local":
         return ""
     entry = settings.providers.get(route.provider, _NO_ENTRY)

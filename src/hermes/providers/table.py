@@ -185,14 +185,12 @@ _SEPARATORS = str.maketrans(".:_@ ", "-----")
 
 @lru_cache(maxsize=512)
 def facts_for(model: str) -> ModelFacts:
-    """What the table says of a model; cautious defaults where it says nothing."""
     name = model.lower().rpartition("/")[2].translate(_SEPARATORS) + "-"
     return next((facts for pattern, facts in _COMPILED if pattern.match(name)), UNKNOWN)
 
 
 @lru_cache(maxsize=512)
 def capabilities_for(model: str, options: frozenset[str]) -> Capabilities:
-    """A model's capabilities over a protocol that can carry these sampling parameters."""
     facts = facts_for(model)
     return Capabilities(
         window=facts.window,

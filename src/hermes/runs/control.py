@@ -81,7 +81,6 @@ class Questions:
         self._expected = dict.fromkeys(question_ids)
 
     def ask(self, question_id: str) -> asyncio.Future[Mapping[str, Any]]:
-        """The future that the answer will fill."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._open[question_id] = future
         if (answer := self._expected.pop(question_id, None)) is not None:

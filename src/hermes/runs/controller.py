@@ -69,7 +69,6 @@ class Controller:
         return "not_active" if record is None or record.state.ended else "applied"
 
     async def poll(self) -> None:
-        """Apply the controls that other processes have left in the store."""
         stored = self._engine.store.runs
         while not self._engine.draining:
             await asyncio.sleep(CONTROL_POLL_S)
@@ -82,7 +81,6 @@ class Controller:
                 log.warning("controls of other processes could not be looked for: %s", error)
 
     def attach(self, run_id: str) -> object:
-        """Become one of those for whom the run works."""
         owner = object()
         if (live := self._engine.by_id.get(run_id)) is not None:
             live.owners.add(owner)
@@ -101,7 +99,6 @@ class Controller:
     # --- for other processes --------------------------------------------------------------------------------------
 
     def operations(self) -> dict[str, Operation]:
-        """What other processes of the home may ask of the runs that are at work here."""
         return {
             "get": self._get_for_peer,
             "has": self._has_for_peer,

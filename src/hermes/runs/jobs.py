@@ -65,5 +65,4 @@ def is_silent(text: str | None) -> bool:
 
 
 def has_own_session(spec: RunSpec) -> bool:
-    """Whether nothing but this run of a job is in its session."""
     return spec.job_id is not None and spec.session_id.startswith(f"cron_{spec.job_id}_")

@@ -350,7 +350,6 @@ def _lock(fd: int, path: str) -> None:
 
 
 def _paths(folder: Path) -> Iterator[str]:
-    """The files, the oldest first."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         files = [entry for entry in entries if entry.name.endswith(_SUFFIX)]
         yield from (entry.path for entry in sorted(files, key=_age))

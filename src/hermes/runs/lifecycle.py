@@ -60,7 +60,6 @@ class Lifecycle:
     # --- starting -----------------------------------------------------------------------------------------------
 
     async def start(self, spec: RunSpec, admission: Admission | None = None) -> LiveRun:
-        """Begin a run; its task is the engine's own."""
         admission = admission or await self._engine.admissions.admit(spec)
         try:
             live = await self._open_or_go_unrecorded(spec, admission)
@@ -71,7 +70,6 @@ class Lifecycle:
         return live
 
     async def run(self, spec: RunSpec, admission: Admission | None = None) -> Result:
-        """Begin a run and wait for its result."""
         live = await self.start(spec, admission)
         assert live.task is not None
         return await asyncio.shield(live.task)
@@ -102,7 +100,7 @@ class Lifecycle:
             live = await self._open(spec, at_once=False)
             await self.emit_queued(live)
         except BaseException as error:
-            self._engine.admissions.permits.give_back(spec.owner)
+            self._engine.admissions.permits.change(spec.owner, -1)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
             if live is not None:
@@ -128,7 +126,7 @@ class Lifecycle:
                     live.spec, self._engine.limits.submitted_wait_s
                 )
         except BaseException as error:  # whatever kept it from starting is its end, on record
-            self._engine.admissions.permits.give_back(live.spec.owner)
+            self._engine.admissions.permits.change(live.spec.owner, -1)
             await self.end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
@@ -159,7 +157,6 @@ class Lifecycle:
         return live
 
     def make_live(self, spec: RunSpec, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
-        """A run of this process, with its log open behind `last_seq`."""
         secrets, store = self._secrets(spec), self._engine.store_for(spec)
         writer = self._engine.log.open(
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
@@ -185,7 +182,6 @@ class Lifecycle:
     # --- at work ------------------------------------------------------------------------------------------------
 
     def begin(self, live: LiveRun, admission: Admission) -> None:
-        """Give an admitted run its task."""
         if live.spec.persist:
             live.log.token = admission.lease.token
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
@@ -255,7 +251,6 @@ class Lifecycle:
     # --- ending -------------------------------------------------------------------------------------------------
 
     async def end_unstarted(self, live: LiveRun, error: BaseException) -> None:
-        """Close a run that was never begun."""
         stop, spec = live.controls.stop, live.spec
         shutdown = (
             stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
@@ -296,7 +291,6 @@ class Lifecycle:
             self.unrecorded_ends[live.spec.run_id] = end, writer
 
     async def forget(self, live: LiveRun) -> None:
-        """The run is no longer at work here."""
         run_id = live.spec.run_id
         if live.log.state.ended:
             self.unrecorded_ends.pop(run_id, None)

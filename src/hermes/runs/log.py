@@ -58,18 +58,15 @@ class RunLog:
         state: RunState | None = None,
         persist: bool = True,
     ) -> RunWriter:
-        """The writer of a run that begins, or goes on behind what is stored of it."""
         output = self._output if persist else self._ephemeral
         writer = RunWriter(run_id, store, output, secrets=secrets, last_seq=last_seq, state=state)
         self._writers[run_id] = writer
         return writer
 
     def writer(self, run_id: str) -> RunWriter | None:
-        """The writer of a run that lives in this process."""
         return self._writers.get(run_id)
 
     def has_subscribers(self, run_id: str) -> bool:
-        """Whether anybody reads the run."""
         return self.bus.has_subscribers(run_id)
 
     async def close(self, run_id: str) -> None:
@@ -94,7 +91,6 @@ class RunLog:
             self._journal.check()
 
     def shut(self) -> None:
-        """Nothing more will be written."""
         if self._journal is not None:
             self._journal.close()
 

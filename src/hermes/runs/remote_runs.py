@@ -20,7 +20,6 @@ EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
 
 
 def encode_events(batch: Sequence[Event]) -> list[EncodedEvent]:
-    """Events as they travel."""
     return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 
 
@@ -30,7 +29,6 @@ def encode_record(record: RunRecord) -> dict[str, Any]:
 
 
 def encode_row(row: Row) -> Row:
-    """A message as it travels."""
     return replace(row, announced_in=())
 
 
@@ -66,7 +64,6 @@ class Elsewhere:
         return None
 
     async def has(self, run_id: str, holder: str) -> bool:
-        """Whether this process answers, and has the run at work."""
         found = await self._ask(self._name(run_id, holder), "has", run_id)
         return bool(found)
 
@@ -76,11 +73,9 @@ class Elsewhere:
         return found or "unknown"
 
     async def durable(self, run_id: str) -> list[Event]:
-        """The events of a run that keeps nothing, without deltas."""
         return _events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
-        """A message of a run that keeps nothing."""
         found = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
         return None if found is None else msgspec.convert(found, Row)
 

@@ -48,7 +48,6 @@ class Resumption:
         return {p.stream_id: len(p.text) for p in self.partials if p.kind == "text"}
 
     def output_of(self, call_id: str) -> str:
-        """What a tool had said when it was cut off."""
         return "".join(p.text for p in self.partials if p.kind == "tool" and p.stream_id.rpartition("/")[0] == call_id)
 
 
@@ -61,7 +60,6 @@ def look(
     within_s: float,
     booted_at: float = 0.0,
 ) -> Resumption:
-    """Read a log that was begun and has no end."""
     last = max([event.seq for event in events] + [partial.last_seq for partial in partials])
     found = Resumption("go_on", "crash", (last // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP, partials=list(partials))
     resumes = 0

@@ -82,7 +82,6 @@ def next_time(schedule: Mapping[str, Any], after: float, zone: tzinfo, last: flo
 
 
 def next_times(schedule: Mapping[str, Any], after: float, zone: tzinfo, count: int = 3) -> list[str]:
-    """The next few times as a person reads them."""
     times: list[str] = []
     while len(times) < count and (found := next_time(schedule, after, zone)) is not None:
         times.append(datetime.fromtimestamp(found, zone).isoformat(timespec="seconds"))

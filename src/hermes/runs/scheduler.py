@@ -30,7 +30,6 @@ class Scheduler:
         self._holder = this_process()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
         while True:
             try:
                 if not self._engine.draining:
@@ -103,14 +102,12 @@ class Scheduler:
 
 
 async def settled(engine: RunEngine, record: RunRecord) -> Job:
-    """What becomes different of a job's record when its run has ended."""
     row_id = record.state.final_row
     row = await engine.row(record.spec.run_id, row_id) if row_id is not None else None
     return ended(record.state, text_of(row.content) if row is not None else None)
 
 
 def run_id_of(job: Job) -> str:
-    """The run of a job's next time."""
     time_of_job = f"{job['id']}:{job['next_run_at']!r}"
     return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
 

@@ -62,13 +62,11 @@ class Stream:
         return self.pieces[0] if self.pieces else ""
 
     def partial(self, *, whole: bool = False) -> Partial:
-        """What the store does not know, or the whole."""
         offset, start = (0, 0) if whole else (self.saved_length, self.saved_cuts)
         text, cuts = self.text[offset : self.length], self.cuts.pack(start)
         return Partial(self.id, self.kind, self.step, text, cuts, self.last_seq, self.form, offset)
 
     def saved(self, partial: Partial) -> None:
-        """The store knows this part."""
         self.saved_seq, self.saved_length = partial.last_seq, partial.offset + len(partial.text)
         self.saved_cuts += packed_size(partial.cuts)
 
@@ -92,14 +90,12 @@ class Saver:
             self._timer = loop.call_later(wait_s, self.begin)
 
     def drop(self, writer: RunWriter) -> None:
-        """This log has ended."""
         self._due.pop(writer, None)
         if not self._due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def begin(self) -> None:
-        """Save them now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -36,7 +36,6 @@ _USAGE = {
 
 
 def traces(settings: Settings) -> Traces | None:
-    """The traces that the settings ask for, if they do."""
     endpoint = settings.telemetry.endpoint
     if not endpoint:
         return None
@@ -80,7 +79,6 @@ class Traces:
         closing.join(TRACES_SENT_S_MAX)
 
     def hear(self, live: LiveRun, event: Event) -> None:
-        """Take one event of a run into account."""
         if event.type in _BEGINNINGS:
             self._begun(live, event)
         elif (run := self._runs.get(event.run_id)) is not None and event.type in _HEARD:

@@ -53,7 +53,6 @@ class Commit(msgspec.Struct, eq=False):
 
     @property
     def shares(self) -> bool:
-        """Whether it may share a transaction with others."""
         return bool(self.events) and not self.replaces and self.annotate is None
 
     def join(self, later: Commit) -> None:
@@ -139,7 +138,6 @@ class RunWriter:
 
     @property
     def journals(self) -> bool:
-        """Whether what it gives out is in a journal."""
         return self._journal is not None and self._journal.works
 
     @property
@@ -155,7 +153,6 @@ class RunWriter:
     # --- volatile -----------------------------------------------------------------------------------------------
 
     def text(self, message_id: str, text: str) -> None:
-        """Visible text of a message."""
         stream = self._streams.get(message_id)
         if stream is None:
             stream = self._open(message_id, "text", "text.delta", {"message_id": message_id})
@@ -170,7 +167,6 @@ class RunWriter:
         self._write(stream, text)
 
     def output(self, call_id: str, text: str, name: str = "stdout") -> None:
-        """Output of a running tool."""
         stream_id = f"{call_id}/{name}"
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -272,7 +268,6 @@ class RunWriter:
         return None
 
     def saved(self, partials: Sequence[Partial]) -> None:
-        """The store knows these."""
         for partial in partials:
             if (stream := self._streams.get(partial.stream_id)) is not None:
                 stream.saved(partial)
@@ -283,12 +278,10 @@ class RunWriter:
             self._saver.add(self)
 
     async def put_on_record(self) -> None:
-        """Wait until the store knows of the run."""
         if self.creates is not None:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait until the store knows all that was given out."""
         if not self.ending:
             await self._enqueue_and_wait(Commit())
         elif self._draining is not None:
@@ -367,7 +360,6 @@ class RunWriter:
             self._draining = self._loop.create_task(self._drain())
 
     async def emit(self, type_: str, *, rows: Sequence[Row] = (), sync: bool = False, **data: Any) -> Event:
-        """Commit one event."""
         event = self.event(type_, **data)
         await self.append(event, rows=rows, sync=sync)
         return event
@@ -412,7 +404,6 @@ class RunWriter:
         return ids
 
     async def _drain(self) -> None:
-        """Carry out what is queued, one after the other."""
         try:
             while self._commits:
                 if self._saving is not None:
@@ -549,7 +540,6 @@ class RunWriter:
     # --- common -------------------------------------------------------------------------------------------------
 
     def streams(self) -> list[Partial]:
-        """The open streams, as far as they were given out."""
         return [stream.partial(whole=True) for stream in self._streams.values() if stream.length]
 
     def _release(self, stream: Stream, *, closed: bool = False) -> None:
