@@ -447,7 +447,8 @@ class RunWriter:
         commits = self._commits
         batch = [commits.pop(0)]
         if batch[0].shares:
-            while commits and commits[0].follows():
+            # What follows a commit may be part of what the next one has to say.
+            while commits and batch[-1].then is None and commits[0].follows():
                 batch.append(commits.pop(0))
         return batch
 
