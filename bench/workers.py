@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from itertools import pairwise
 
-from bench.load import get, post
+from bench.load import Client, chat, get, post
 from bench.results import Figure, median
 from bench.servers import Server, hermes, provider
-from bench.serving import asked
+from bench.serving import STREAMS, clients, leave
 
 PER_S = 20
 
@@ -67,6 +67,29 @@ async def connected(server: Server, *, other_than: int = 0, pid: int = 0) -> Asy
         connection.close()
 
 
+async def turns_per_s(server: Server, seconds: float) -> float:
+    """Whole turns in a second, of clients that ask again and again for so long.
+
+    Not a number of turns for each: connections are spread by chance, and the last ones would have a worker to themselves.
+    """
+    askers = await clients(server, STREAMS)
+    until = time.perf_counter() + seconds
+
+    async def work(client: Client) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            seen = await client.ask(chat("burst-20", stream=False))
+            assert seen.tokens == 20, seen
+            count += 1
+        return count
+
+    began = time.perf_counter()
+    turns = sum(await asyncio.gather(*map(work, askers)))
+    passed = time.perf_counter() - began
+    leave(askers)
+    return turns / passed
+
+
 async def lag_ms(server: Server, seconds: int) -> list[float]:
     """How much later each event of a run comes at the other worker."""
     async with (
@@ -107,12 +130,12 @@ async def taken_up_s(server: Server) -> float:
 
 async def measure(quick: bool) -> list[Figure]:
     """All figures, in turns."""
-    rounds, asks, seconds = (1, 5, 3) if quick else (3, 20, 10)
+    rounds, seconds = (1, 3) if quick else (5, 10)
     with provider() as model, ExitStack() as held:
         servers = [held.enter_context(hermes(model, workers=count)) for count in (1, 2)]
         for server in servers:
-            await asked(server, 2, 20, False)
-        found = [[(await asked(server, asks, 20, False))[0] for server in servers] for _ in range(rounds)]
+            await turns_per_s(server, 0.5)
+        found = [[await turns_per_s(server, 2) for server in servers] for _ in range(rounds)]
         lag = await lag_ms(servers[1], seconds)
         taken = [await taken_up_s(servers[1]) for _ in range(rounds)]
     one, two = (median([times[at] for times in found]) for at in (0, 1))

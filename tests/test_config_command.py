@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import config_command, profile_command
+from hermes.cli.main import parser_with
 from hermes.core import home as homes
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
@@ -36,12 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def run(home: Home, *words: str, json: bool = False, **more: Any) -> int:
-    command = config_command if words[0] == "config" else profile_command
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(words[1:], argparse.Namespace(json=json, **more))
+    args = parser_with({words[0]}).parse_args(words, argparse.Namespace(json=json, **more))
     try:
-        exit_code: int = command.run(args, home)
+        exit_code: int = args.work(args, home) or 0
     except HermesError as error:
         print(error, file=sys.stderr)
         return error.exit_code

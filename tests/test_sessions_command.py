@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from hermes.cli import session_format, session_maintenance, sessions_command, sessions_transfer
+from hermes.cli.main import parser_with
 from hermes.core import formatting
 from hermes.core.errors import HermesError
 from hermes.core.home import Home, write_private
@@ -65,11 +66,10 @@ def talk(db: SessionDB, session_id: str, *, source: str = "cli", said: str = "He
 
 
 def run(home: Home, *words: str, json: bool = False) -> int:
-    parser = argparse.ArgumentParser()
-    sessions_command.add_arguments(parser)
-    args = parser.parse_args(words, argparse.Namespace(json=json))
+    args = parser_with({"sessions"}).parse_args(["sessions", *words], argparse.Namespace(json=json))
     try:
-        return sessions_command.run(args, home)
+        exit_code: int = args.work(args, home) or 0
+        return exit_code
     except HermesError as error:
         print(error, file=sys.stderr)
         return error.exit_code

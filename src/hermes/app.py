@@ -42,9 +42,9 @@ from hermes.settings import config
 from hermes.store.base import StoreError
 from hermes.store.engine import Engine
 from hermes.store.stores import AsyncStore, Store, address, store_at
+from hermes.tools.framework.resources import ProcessResources
+from hermes.tools.framework.toolsets import builtin
 from hermes.tools.mcp import Servers
-from hermes.tools.resources import ProcessResources
-from hermes.tools.toolsets import builtin
 
 log = logging.getLogger(__name__)
 FILE_THREADS = 4

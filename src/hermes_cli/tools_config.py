@@ -1,7 +1,7 @@
-"""Alias of `hermes.tools.toolsets`: the same module object, so that a name replaced here is replaced there."""
+"""Alias of `hermes.tools.framework.toolsets`: the same module object, so that a name replaced here is replaced there."""
 
 import sys
 
-from hermes.tools import toolsets
+from hermes.tools.framework import toolsets
 
 sys.modules[__name__] = toolsets

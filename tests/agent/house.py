@@ -22,7 +22,7 @@ from hermes.runs.engine import LiveRun
 from hermes.settings import config
 from hermes.store.base import Row
 from hermes.store.rows import live as live_rows
-from hermes.tools.registry import Registry, ToolContext, ToolDef
+from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
 

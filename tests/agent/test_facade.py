@@ -21,7 +21,7 @@ from hermes.app import current
 from hermes.core.spec import RouteChoice, RunSpec
 from hermes.facade import AgentError
 from hermes.store.sessions import SessionDB
-from hermes.tools.registry import Registry
+from hermes.tools.framework.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 

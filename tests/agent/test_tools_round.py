@@ -14,9 +14,9 @@ import pytest
 
 from hermes.core.threads import Threads
 from hermes.tools import clarify
-from hermes.tools import round as tool_round
-from hermes.tools.registry import ToolError
-from hermes.tools.round import ToolRound
+from hermes.tools.framework import round as tool_round
+from hermes.tools.framework.registry import ToolError
+from hermes.tools.framework.round import ToolRound
 from support.gateway import until
 from support.model_server import Call, ModelServer, Protocol, Reply
 

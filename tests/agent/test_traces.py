@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from hermes.runs.traces import TRACEPARENT, Traces
 from hermes.tools import delegation
-from hermes.tools.registry import ToolError
+from hermes.tools.framework.registry import ToolError
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHouse

@@ -38,7 +38,9 @@ def test_help_starts_fast(command: list[str]) -> None:
 
 
 def test_oneshot_imports_no_terminal_library() -> None:
-    code = "import sys, hermes.cli.oneshot, hermes.cli.chat; print({'rich', 'prompt_toolkit'} & set(sys.modules))"
+    code = (
+        "import sys, hermes.cli.oneshot, hermes.cli.chat_command; print({'rich', 'prompt_toolkit'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -51,11 +51,12 @@ from hermes.settings import files as config_files
 from hermes.settings import splice as config_splice
 from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
-from hermes.tools import arguments, images, mcp_names, pages, patching, rg_fallback
+from hermes.tools import images, mcp_names, pages, patching, rg_fallback
 from hermes.tools import skill_files as skills
+from hermes.tools.framework import arguments
+from hermes.tools.framework.registry import ToolError, render
+from hermes.tools.framework.result_limits import ResultLimiter
 from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
-from hermes.tools.registry import ToolError, render
-from hermes.tools.result_limits import ResultLimiter
 
 Json = dict[str, Any]
 # What a case may end with: an input may well be refused.

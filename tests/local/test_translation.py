@@ -9,7 +9,7 @@ from hermes.local import CHOOSES
 from hermes.providers.base import Prompt, ToolSchema, ToolSchemas, WireRequest
 from hermes.providers.local import PROVIDER, forms
 from hermes.providers.routes import LOCAL
-from hermes.tools.toolsets import builtin
+from hermes.tools.framework.toolsets import builtin
 
 TOOLS = [
     ToolSchema(tool.name, tool.description, tool.parameters)
@@ -31,7 +31,7 @@ def names(wire: WireRequest) -> list[str]:
 
 
 def test_example_calls_match_tool_schemas() -> None:
-    from hermes.tools.arguments import check
+    from hermes.tools.framework.arguments import check
 
     shown = [shot for shot in forms()["shots"] if "tool" in shot]
     assert len(shown) >= 8 and len(forms()["shots"]) >= 10

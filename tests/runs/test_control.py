@@ -14,7 +14,7 @@ from agent.conftest import MakeHouse
 from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
-from hermes.tools import round as tool_round
+from hermes.tools.framework import round as tool_round
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -18,7 +18,7 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
 from hermes.store.base import OpenedSession, StoreError
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
-from hermes.tools.round import ToolRound
+from hermes.tools.framework.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
 
 SESSION = "the-session"

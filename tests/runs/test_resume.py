@@ -23,8 +23,8 @@ from hermes.runs import recovery
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
-from hermes.tools.questions import ApprovalRequest
-from hermes.tools.registry import ToolContext
+from hermes.tools.framework.questions import ApprovalRequest
+from hermes.tools.framework.registry import ToolContext
 from support.model_server import Call, ModelServer, Reply
 
 SESSION = "the-session"
@@ -634,7 +634,7 @@ from hermes.settings import config
 from hermes.app import App
 from hermes.core.home import Home
 from hermes.core.spec import RouteChoice, RunSpec
-from hermes.tools.registry import Registry, ToolDef
+from hermes.tools.framework.registry import Registry, ToolDef
 from dataclasses import replace
 
 home, url, count = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

@@ -13,7 +13,8 @@ import pytest
 from hermes.agent import media, media_tags
 from hermes.guards import commands, findings, snippets
 from hermes.store import search
-from hermes.tools import approvals, arguments, output_buffer
+from hermes.tools import output_buffer
+from hermes.tools.framework import approvals, arguments
 from support.regex_attacks import attacks
 from support.regex_steps import steps_to_search
 
@@ -97,7 +98,7 @@ from hermes.guards.snippets import literals_of, rules_of
 from hermes.store.rows import _origins, in_call_order, row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.server.request_bodies import Body, field_error as fault_of
-from hermes.tools.arguments import parse
+from hermes.tools.framework.arguments import parse
 from hermes.tools.patching import find_blocks
 from guards.test_commands import FACTS
 

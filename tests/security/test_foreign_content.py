@@ -18,7 +18,7 @@ from hermes.core import message_marks
 from hermes.core.text import text_of
 from hermes.guards.url_text import hosts_in, is_named
 from hermes.tools import cronjob, delegation, files, memory, session_search, skills, vision
-from hermes.tools.registry import ToolDef
+from hermes.tools.framework.registry import ToolDef
 from hermes.tools.web import EXTRACT
 from support.model_server import Call, ModelServer, Reply
 from tools.commanding import SURELY_S, Desk

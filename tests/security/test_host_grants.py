@@ -15,7 +15,7 @@ from agent.conftest import MakeHouse
 from agent.house import Json, Running
 from guards.stage import WORLD, Stage, serving
 from hermes.settings.config import load
-from hermes.tools.session_state import HostGrants
+from hermes.tools.framework.session_state import HostGrants
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 

@@ -19,7 +19,7 @@ from hermes.sandbox.choose import choose_backend
 from hermes.server.discovery import _sandbox as capabilities_sandbox
 from hermes.settings import config
 from hermes.tools import files, searching
-from hermes.tools.approvals import rules_to_approve
+from hermes.tools.framework.approvals import rules_to_approve
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes.runs.jobs import spec_of
-from hermes.tools.toolsets import builtin
+from hermes.tools.framework.toolsets import builtin
 from support.model_server import Call, Reply
 
 from .clients import Json, function, offered, told, user

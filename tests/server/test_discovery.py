@@ -15,8 +15,8 @@ from hermes.sandbox.choose import choose_backend
 from hermes.server import readiness, status
 from hermes.server.routes import ROUTES
 from hermes.store.sessions import SessionDB
-from hermes.tools.registry import ToolDef
-from hermes.tools.toolsets import DEFAULTS, builtin
+from hermes.tools.framework.registry import ToolDef
+from hermes.tools.framework.toolsets import DEFAULTS, builtin
 
 from .clients import HeldModel, Json, eventually, refused, told, user
 from .conftest import KEY, Api, Start

@@ -11,8 +11,8 @@ import pytest
 
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
-from hermes.tools.questions import ApprovalRequest
-from hermes.tools.registry import Registry, ToolContext, ToolDef
+from hermes.tools.framework.questions import ApprovalRequest
+from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
 
 from .clients import Frame, HeldModel, Json, Stream, eventually, offered, refused, sent, stream_of, system_of, told

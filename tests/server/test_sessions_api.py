@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.store.sessions import SessionDB
-from hermes.tools.registry import Registry, ToolContext, ToolDef
+from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
 
 from .clients import Frame, HeldModel, Json, Stream, eventually, refused, sent, stream_of, system_of, told
@@ -686,7 +686,7 @@ async def test_session_stream_clarify_is_answered_through_run(api: Api) -> None:
 
 
 async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes.tools.result_limits._SHARE_OF_WINDOW", 1.0)
+    monkeypatch.setattr("hermes.tools.framework.result_limits._SHARE_OF_WINDOW", 1.0)
 
     async def work(ctx: ToolContext, args: Json) -> Json:
         ctx.emit("stdout", "half way\n")

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from hermes.core import limits
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
@@ -269,7 +270,7 @@ def test_write_waits_for_lock_of_other_process(db: SessionDB, path: Path) -> Non
 
 def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BUSY_S_MAX", "BUSY_TIMEOUT_S"):
-        monkeypatch.setattr(connections, name, 0.01)
+        monkeypatch.setattr(limits, name, 0.01)
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         with held(path) as release:
@@ -916,8 +917,7 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
 
 
 def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BUSY_S_MAX", 0.3)
-    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(limits, "BUSY_S_MAX", 0.3)
     db = SessionDB(tmp_path / "state.db")
     db.create_session("s", "cli")
     tries: list[int] = []

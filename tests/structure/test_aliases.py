@@ -19,7 +19,7 @@ ALIASES = {
     "gateway.platforms.api_server": ("hermes.server.adapter", "APIServerAdapter"),
     "run_agent": ("hermes.facade", "AIAgent"),
     "hermes_cli.profiles": ("hermes.core.home", "get_active_profile_name"),
-    "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),
+    "hermes_cli.tools_config": ("hermes.tools.framework.toolsets", "_get_platform_tools"),
     "gateway.run": ("hermes.server.runner", "_resolve_gateway_model"),
     "gateway.config": ("hermes.server.settings", "load_gateway_config"),
     "gateway.status": ("hermes.server.status", "read_runtime_status"),

@@ -69,7 +69,7 @@ MAY_OPEN = {
     "core/unix_sockets.py": (1, "a private folder that holds a socket"),
     "server/workers.py": (1, "a pipe to a process of the server"),
     "cli/main.py": (1, "/dev/null"),
-    "cli/chat.py": (1, "/dev/null"),
+    "cli/chat_command.py": (1, "/dev/null"),
     "cli/model_command.py": (2, "our own list of models, and the log of the worker"),
     "cli/door.py": (1, _OWN),
     "cli/skills_command.py": (4, _USER),

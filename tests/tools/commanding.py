@@ -13,7 +13,7 @@ from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, Running
 from hermes.sandbox import bubblewrap
 from hermes.tools import code, process, terminal
-from hermes.tools.registry import ToolDef
+from hermes.tools.framework.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 
 SURELY_S = 30.0

@@ -17,9 +17,9 @@ from hermes.sandbox.base import Sandbox
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
 from hermes.settings import config
-from hermes.tools import arguments
-from hermes.tools.registry import ToolContext, ToolDef, ToolError
-from hermes.tools.session_state import SessionState
+from hermes.tools.framework import arguments
+from hermes.tools.framework.registry import ToolContext, ToolDef, ToolError
+from hermes.tools.framework.session_state import SessionState
 
 Json = dict[str, Any]
 KNOWN = "planted-value-0123456789"

@@ -12,10 +12,10 @@ import yaml
 
 from agent.conftest import MakeHouse
 from agent.house import KEY, House, Json, Ran, Running, nothing_left, tool
-from hermes.tools import approvals
-from hermes.tools.approvals import _mentions
-from hermes.tools.questions import ApprovalRequest
-from hermes.tools.registry import ToolContext
+from hermes.tools.framework import approvals
+from hermes.tools.framework.approvals import _mentions
+from hermes.tools.framework.questions import ApprovalRequest
+from hermes.tools.framework.registry import ToolContext
 from runs.test_resume import Left
 from support.model_server import Call, ModelServer, Reply, Request
 

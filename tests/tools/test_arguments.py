@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.tools.arguments import check, nearest, parse, schema_faults, settle_name
+from hermes.tools.framework.arguments import check, nearest, parse, schema_faults, settle_name
 
 # ---- parsing
 

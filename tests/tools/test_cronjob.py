@@ -10,8 +10,9 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import KEY, House, Json
 from hermes.runs.schedule import GRAMMAR
-from hermes.tools import cronjob, terminal, toolsets
-from hermes.tools.registry import ToolError
+from hermes.tools import cronjob, terminal
+from hermes.tools.framework import toolsets
+from hermes.tools.framework.registry import ToolError
 from support.model_server import Call, ModelServer, Reply
 
 RECORD = {

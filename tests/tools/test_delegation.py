@@ -14,8 +14,8 @@ from agent.house import House, Json, Ran, nothing_left, reading, tool
 from hermes.core.spec import Control
 from hermes.store.base import Row
 from hermes.tools import delegation
-from hermes.tools.questions import ApprovalRequest
-from hermes.tools.registry import ToolContext, ToolDef
+from hermes.tools.framework.questions import ApprovalRequest
+from hermes.tools.framework.registry import ToolContext, ToolDef
 from runs.test_resume import SESSION, Left
 from support.model_server import Call, ModelServer, Reply, Request
 

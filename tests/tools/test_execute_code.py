@@ -11,7 +11,7 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import KEY, Json, nothing_left, schema, tool
 from hermes.tools import code as code_tool
-from hermes.tools.registry import ToolContext, ToolError
+from hermes.tools.framework.registry import ToolContext, ToolError
 from support.model_server import Call, ModelServer
 
 from .commanding import SURELY_S, Desk, descriptors, new_mark, running

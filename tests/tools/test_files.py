@@ -19,10 +19,11 @@ from agent.house import House
 from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.secrets import Secrets
 from hermes.sandbox.shell import Shell
-from hermes.tools import approvals, file_access, files, patching, searching
+from hermes.tools import file_access, files, patching, searching
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import Lines
-from hermes.tools.registry import ToolError
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import ToolError
 from runs.test_resume import Left
 from support.model_server import Call, ModelServer, Reply
 

@@ -17,8 +17,8 @@ from hermes.core.text import text_of
 from hermes.providers.base import Prompt, Route
 from hermes.providers.local import PROVIDER as LOCAL
 from hermes.tools import code, files, mcp, vision
+from hermes.tools.framework.registry import ToolContext, ToolError
 from hermes.tools.images import has_images
-from hermes.tools.registry import ToolContext, ToolError
 from server.clients import frames
 from server.conftest import Start, start
 from server.tooling import SURFACES, Talk

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes.tools.registry import Answer, render
-from hermes.tools.result_limits import ResultLimiter
+from hermes.tools.framework.registry import Answer, render
+from hermes.tools.framework.result_limits import ResultLimiter
 
 
 async def at_once(work: Callable[[], Any]) -> Any:

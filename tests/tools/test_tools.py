@@ -13,11 +13,11 @@ import pytest
 from hermes.core.home import Home
 from hermes.guards.secrets import Secrets
 from hermes.tools import memory, todo
-from hermes.tools.arguments import check
+from hermes.tools.framework.arguments import check
+from hermes.tools.framework.registry import Registry, ToolContext, ToolDef, ToolError, render
+from hermes.tools.framework.round import last_answer
+from hermes.tools.framework.toolsets import _get_platform_tools, builtin
 from hermes.tools.memory import MemoryFile, memory_dir
-from hermes.tools.registry import Registry, ToolContext, ToolDef, ToolError, render
-from hermes.tools.round import last_answer
-from hermes.tools.toolsets import _get_platform_tools, builtin
 
 # ---- the registry
 

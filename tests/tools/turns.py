@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.house import House, Json, Ran
 from hermes.core.text import text_of
-from hermes.tools.registry import ToolDef
+from hermes.tools.framework.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 
 

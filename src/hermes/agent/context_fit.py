@@ -20,7 +20,7 @@ from hermes.runs.control import Stopped
 from hermes.runs.writer import Commit
 from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
-from hermes.tools.round import last_answer
+from hermes.tools.framework.round import last_answer
 
 # Why a conversation is made shorter when the user wants that, and how much of the window its end may then take.
 ASKED = "asked"

@@ -13,8 +13,8 @@ from hermes.core.ids import random_hex
 from hermes.core.stream_parts import ToolCall
 from hermes.core.text import text_of
 from hermes.store.base import Row
-from hermes.tools.registry import ToolDef
-from hermes.tools.round import ToolRound
+from hermes.tools.framework.registry import ToolDef
+from hermes.tools.framework.round import ToolRound
 
 CALL_ID = "job_script"
 _TOOL = "terminal"

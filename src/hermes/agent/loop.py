@@ -34,12 +34,12 @@ from hermes.runs.engine import LiveRun
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
-from hermes.tools import arguments
-from hermes.tools.questions import Asking
-from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
-from hermes.tools.resources import RunResources
-from hermes.tools.result_limits import ResultLimiter
-from hermes.tools.round import Outcome, ToolRound, last_answer
+from hermes.tools.framework import arguments
+from hermes.tools.framework.questions import Asking
+from hermes.tools.framework.registry import Answer, ToolContext, ToolDef, redaction
+from hermes.tools.framework.resources import RunResources
+from hermes.tools.framework.result_limits import ResultLimiter
+from hermes.tools.framework.round import Outcome, ToolRound, last_answer
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from hermes.tools.file_access import display_path, resolve_path
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
     from hermes.runs.engine import LiveRun
-    from hermes.tools.resources import RunResources
+    from hermes.tools.framework.resources import RunResources
 
 _CHARS = limits.MEDIA_TAG_CHARS_MAX - len(BEGIN)
 _QUOTED = rf""""[^"\n]{{1,{_CHARS}}}+"|'[^'\n]{{1,{_CHARS}}}+'|`[^`\n]{{1,{_CHARS}}}+`"""

@@ -28,7 +28,8 @@ from hermes.providers.base import Credential, Message, Prompt
 from hermes.providers.registry import available, is_private, prefill_of, window_of
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
-from hermes.tools import arguments, images
+from hermes.tools import images
+from hermes.tools.framework import arguments
 
 KEY_REST_S = {"rate_limit": 300.0, "auth": 300.0, "billing": 3600.0}
 _NUDGES = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_MISSING}

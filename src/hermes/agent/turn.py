@@ -24,9 +24,9 @@ from hermes.providers.base import Capabilities, Credential, Message, Prompt, Pro
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
+from hermes.tools.framework.registry import Registry, ToolDef
+from hermes.tools.framework.session_state import SessionStates
 from hermes.tools.images import hide_tool_images
-from hermes.tools.registry import Registry, ToolDef
-from hermes.tools.session_state import SessionStates
 
 if TYPE_CHECKING:
     from hermes.agent.content import IncomingMessages
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hermes.core.burst_cache import BurstCache
     from hermes.core.home import Home
     from hermes.settings.config import Settings
+    from hermes.tools.framework.resources import ProcessResources
     from hermes.tools.mcp import Servers
-    from hermes.tools.resources import ProcessResources
 
 R = TypeVar("R")
 COUNTS = (

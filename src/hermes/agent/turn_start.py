@@ -26,9 +26,9 @@ from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
+from hermes.tools.framework.registry import ToolDef, redaction
+from hermes.tools.framework.toolsets import LEAN, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.registry import ToolDef, redaction
-from hermes.tools.toolsets import LEAN, enabled_toolsets
 
 _SESSION_KINDS = {"subagent": "delegate", "job": "job"}
 _ASKING, _COMMANDS = frozenset({"clarify"}), frozenset({"terminal", "code_execution"})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from hermes.cli.command import age, folder, number
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -19,7 +19,7 @@ Arguments = Mapping[str, dict[str, Any]]
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 YES = {"-y/--yes": FLAG | {"help": "do not ask"}}
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+__all__ = ["age", "folder", "number"]
 
 
 def command(
@@ -46,23 +46,3 @@ def command(
         return actions[args.action][0](args, home) or 0
 
     return add_arguments, run
-
-
-def number(text: str) -> int:
-    """A whole number."""
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def age(text: str) -> float:
-    """Seconds."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 30m, 12h, 90d or 8w")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def folder(text: str) -> str:
-    """A whole path."""
-    return os.path.abspath(os.path.expanduser(text))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import NamedTuple
 
-from hermes.cli.actions import Args
+from hermes.cli.command import Args, Argument, command
 from hermes.core.home import Home
 
 
@@ -22,16 +22,15 @@ class Place(NamedTuple):
 Places = Mapping[str, Place]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=sorted(_SHELLS), help="which; what is printed goes into its start file")
-
-
-def run(args: Args, home: Home) -> int:
+@command(
+    "completion",
+    Argument("shell", choices=("bash", "fish", "zsh"), help="which; what is printed goes into its start file"),
+)
+def completion(args: Args, home: Home) -> None:
     from hermes.cli.main import _EVERYWHERE, COMMANDS, parser_with
 
-    everywhere = [name for names in _EVERYWHERE for name in names.split("/")]
+    everywhere = [name for option in _EVERYWHERE for name in option.names]
     print(_SHELLS[args.shell](dict(_places("hermes", parser_with(COMMANDS), everywhere))))
-    return 0
 
 
 def _places(path: str, parser: argparse.ArgumentParser, everywhere: list[str]) -> Iterator[tuple[str, Place]]:

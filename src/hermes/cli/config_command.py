@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hermes.cli.actions import Actions, Args, Arguments, command
+from hermes.cli.command import Args, Argument, command
 from hermes.cli.output import note, settings_of, tell
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home
@@ -39,6 +39,7 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['key']} = {_as_text(row['value'])}  ({origins.get(row['source'], row['source'])})"
 
 
+@command("config show", help="all settings, with the source of each; secrets are masked")
 def _show(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     rows = list(_rows(settings))
@@ -49,6 +50,7 @@ def _show(args: Args, home: Home) -> int:
     return 0
 
 
+@command("config get", Argument("key", metavar="KEY"), help="one setting, or one section")
 def _get(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     try:
@@ -65,16 +67,53 @@ def _get(args: Args, home: Home) -> int:
     return 0
 
 
-def _path(args: Args, home: Home) -> int:
+# ---- changing
+
+
+@command(
+    "config set",
+    Argument("key", metavar="KEY"),
+    Argument("value", metavar="VALUE", help="the value; '-' reads it from standard input"),
+    help="check and write one setting; secrets go to .env",
+)
+def _set(args: Args, home: Home) -> int:
+    value = sys.stdin.readline().rstrip("\r\n") if args.value == "-" else args.value
+    written = config.set_value(home, args.key, value)
+    settings = config.load(home)
+    document = {"key": written.key, "value": settings.shown(written.key), "file": str(written.file)}
+    kept_as = f" as {written.variable}" if written.variable else ""
+    tell(args, document | {"variable": written.variable or None}, f"{written.key} is in {written.file}{kept_as}.")
+    origin = settings.origin(written.key)
+    outranked = ("environment",) if written.variable else ("environment", ".env")
+    if origin.source in outranked:
+        note(f"{written.key} is still taken from {origin.where}, which comes first.")
+    return 0
+
+
+@command("config unset", Argument("key", metavar="KEY"), help="take one setting out")
+def _unset(args: Args, home: Home) -> int:
+    gone = config.unset_value(home, args.key)
+    files = [str(written.file) for written in gone]
+    tell(args, {"key": args.key, "files": files}, *(f"{args.key} is gone from {file}." for file in files))
+    if not gone:
+        note(f"{args.key} was not set.")
+    return 0
+
+
+# ---- the files
+
+
+@command("config path", help="where config.yaml is")
+def _path(args: Args, home: Home) -> None:
     tell(args, {"path": str(home.config_file)}, str(home.config_file))
-    return 0
 
 
-def _env_path(args: Args, home: Home) -> int:
+@command("config env-path", help="where .env is")
+def _env_path(args: Args, home: Home) -> None:
     tell(args, {"path": str(home.env_file)}, str(home.env_file))
-    return 0
 
 
+@command("config check", help="unknown names, wrong types, unused spellings")
 def _check(args: Args, home: Home) -> int:
     try:
         problems = config.load(home).problems
@@ -92,32 +131,7 @@ def _told(problem: config.Problem) -> str:
     return f"{problem.severity}: {problem}{remedy}"
 
 
-# ---- changing
-
-
-def _set(args: Args, home: Home) -> int:
-    value = sys.stdin.readline().rstrip("\r\n") if args.value == "-" else args.value
-    written = config.set_value(home, args.key, value)
-    settings = config.load(home)
-    document = {"key": written.key, "value": settings.shown(written.key), "file": str(written.file)}
-    kept_as = f" as {written.variable}" if written.variable else ""
-    tell(args, document | {"variable": written.variable or None}, f"{written.key} is in {written.file}{kept_as}.")
-    origin = settings.origin(written.key)
-    outranked = ("environment",) if written.variable else ("environment", ".env")
-    if origin.source in outranked:
-        note(f"{written.key} is still taken from {origin.where}, which comes first.")
-    return 0
-
-
-def _unset(args: Args, home: Home) -> int:
-    gone = config.unset_value(home, args.key)
-    files = [str(written.file) for written in gone]
-    tell(args, {"key": args.key, "files": files}, *(f"{args.key} is gone from {file}." for file in files))
-    if not gone:
-        note(f"{args.key} was not set.")
-    return 0
-
-
+@command("config edit", help="open config.yaml in $VISUAL or $EDITOR")
 def _edit(args: Args, home: Home) -> int:
     from hermes.cli.editor import edit
     from hermes.settings.files import parse_yaml
@@ -129,20 +143,3 @@ def _edit(args: Args, home: Home) -> int:
     tell(args, {"path": str(home.config_file), "saved": saved}, "Saved." if saved else "Nothing was changed.")
     note(*map(_told, config.load(home).problems))
     return 0
-
-
-_ARGUMENTS: Arguments = {
-    "key": {"metavar": "KEY"},
-    "value": {"metavar": "VALUE", "help": "the value; '-' reads it from standard input"},
-}
-_ACTIONS: Actions = {
-    "show": (_show, "all settings, with the source of each; secrets are masked", ""),
-    "get": (_get, "one setting, or one section", "key"),
-    "set": (_set, "check and write one setting; secrets go to .env", "key value"),
-    "unset": (_unset, "take one setting out", "key"),
-    "path": (_path, "where config.yaml is", ""),
-    "env-path": (_env_path, "where .env is", ""),
-    "check": (_check, "unknown names, wrong types, unused spellings", ""),
-    "edit": (_edit, "open config.yaml in $VISUAL or $EDITOR", ""),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS)

@@ -138,8 +138,8 @@ def _status(args: Args, home: Home) -> None:
 def _fields(args: Args, home: Home) -> Json:
     """What was given of a job, checked as far as the record itself is not."""
     from hermes.sandbox.choose import workspace_of
-    from hermes.tools import toolsets
     from hermes.tools.cronjob import GIVEN
+    from hermes.tools.framework import toolsets
 
     settings = config.load(home)
     given = {name: value for name in (*GIVEN, *_MORE) if (value := getattr(args, name, None)) is not None}

@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
+from hermes.cli.command import Argument, command, flag
 from hermes.cli.output import note, tell
 from hermes.core.errors import HermesError
 from hermes.core.home import Home, is_served
@@ -39,35 +39,6 @@ class NotStopped(HermesError):
     """The server is still there."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="gateway_action", required=True, metavar="ACTION")
-    run_ = actions.add_parser("run", help="serve in the foreground")
-    run_.add_argument("--host", metavar="H", help="listen on this address instead of api_server.host")
-    run_.add_argument("--port", metavar="N", type=_port, help="listen on this port; 0 takes a free one")
-    run_.add_argument("--replace", action="store_true", help="stop the server of this home first, if there is one")
-    run_.add_argument(
-        "--allow-local-exec", action="store_true", help="run commands without a sandbox although others can get in"
-    )
-    run_.add_argument(
-        "--workers", metavar="N", type=_workers, help="serve with N processes instead of api_server.workers"
-    )
-    run_.add_argument("-v", "--verbose", action="store_true", help="show the log on standard error")
-    status_ = actions.add_parser(
-        "status", help="exit 0 when it runs, 1 when something is wrong, 5 when it does not run"
-    )
-    status_.add_argument("--deep", action="store_true", help="every check with what it found")
-    stop = actions.add_parser("stop", help="let running turns end, then stop")
-    stop.add_argument("--now", action="store_true", help=f"running turns have {NOW_S:g} s")
-    actions.add_parser("restart", help="stop, and serve again here with the same arguments")
-    key = actions.add_parser("key", help="print the API key; there is one afterwards")
-    key.add_argument("--new", action="store_true", help="make another one")
-
-
-def run(args: argparse.Namespace, home: Home) -> int:
-    """One action; its exit code."""
-    return _ACTIONS[args.gateway_action](args, home)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
@@ -83,6 +54,16 @@ def _workers(text: str) -> int:
 # ---- serving
 
 
+@command(
+    "gateway run",
+    Argument("--host", metavar="H", help="listen on this address instead of api_server.host"),
+    Argument("--port", metavar="N", type=_port, help="listen on this port; 0 takes a free one"),
+    flag("--replace", help="stop the server of this home first, if there is one"),
+    flag("--allow-local-exec", help="run commands without a sandbox although others can get in"),
+    Argument("--workers", metavar="N", type=_workers, help="serve with N processes instead of api_server.workers"),
+    flag("-v", "--verbose", help="show the log on standard error"),
+    help="serve in the foreground",
+)
 def _run(args: argparse.Namespace, home: Home) -> int:
     import asyncio
 
@@ -119,86 +100,14 @@ def _workers_set(home: Home) -> int:
         return 1
 
 
-def _restart(args: argparse.Namespace, home: Home) -> int:
-    state = status._read(home)
-    if is_served(home):
-        _end(home, _patience(home))
-    else:
-        note("No server was running in this home.")
-    words = [str(word) for word in state.get("argv") or ()][1:]
-    if "gateway" not in words or "run" not in words:
-        words = ["gateway", "run"]
-    command = [sys.executable, "-P", "-m", "hermes", *words, "-p", home.profile]
-    os.environ["HERMES_HOME"] = str(home.root)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(command[0], command)  # noqa: S606  (the server takes the place of this command)
-
-
-# ---- stopping
-
-
-def _stop(args: argparse.Namespace, home: Home) -> int:
-    if not is_served(home):
-        tell(args, {"stopped": False, "pid": None})
-        note("No server is running in this home.")
-        return EXIT_NOT_RUNNING
-    pid = _end(home, NOW_S if args.now else _patience(home), now=args.now)
-    tell(args, {"stopped": True, "pid": pid}, f"The server (pid {pid}) has stopped.")
-    return 0
-
-
-def _patience(home: Home) -> float:
-    """How long a server of this home may take to end, in seconds."""
-    try:
-        drain = config.load(home).api_server.drain_seconds
-    except HermesError:
-        drain = 30.0
-    return drain + _END_S_MAX
-
-
-def _end(home: Home, seconds: float, *, now: bool = False) -> int:
-    """Ask the server of a home to end and wait until it has; with `now` it is made to when the time is over."""
-    state = status.read_runtime_status(home) or {}
-    pid, start = state.get("pid") or status._pid_in_file(home), state.get("start_time")
-    if pid is None:
-        if _is_free(home, seconds):
-            return 0
-        raise NotStopped("A server holds this home, but does not say which process it is.", where=str(home.path))
-    if running := state.get("active_agents"):
-        note(f"Waiting for {running} running turn{'s' if running > 1 else ''} to end, {seconds:g} s at most.")
-    # The second signal ends it at once; the last one cannot be refused.
-    steps = [(signal.SIGTERM, seconds), *([(signal.SIGTERM, NOW_S), (signal.SIGKILL, NOW_S)] if now else [])]
-    for number, patience in steps:
-        try:
-            if is_alive(pid, start):
-                os.kill(pid, number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            raise NotStopped(f"The server (pid {pid}) belongs to another user.", where=str(home.path)) from None
-        if _is_free(home, patience):
-            return int(pid)
-    raise NotStopped(
-        f"The server (pid {pid}) has not stopped within {seconds:g} s.",
-        where=str(home.path),
-        hint="hermes gateway stop --now",
-    )
-
-
-def _is_free(home: Home, seconds: float) -> bool:
-    """Whether nobody serves the home within this time."""
-    until = time.monotonic() + seconds
-    while is_served(home):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
 # ---- looking
 
 
+@command(
+    "gateway status",
+    flag("--deep", help="every check with what it found"),
+    help="exit 0 when it runs, 1 when something is wrong, 5 when it does not run",
+)
 def _status(args: argparse.Namespace, home: Home) -> int:
     state = status.read_runtime_status(home)
     if state is None or not is_served(home):
@@ -264,6 +173,89 @@ def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
         connection.close()
 
 
+# ---- stopping
+
+
+@command(
+    "gateway stop",
+    flag("--now", help=f"running turns have {NOW_S:g} s"),
+    help="let running turns end, then stop",
+)
+def _stop(args: argparse.Namespace, home: Home) -> int:
+    if not is_served(home):
+        tell(args, {"stopped": False, "pid": None})
+        note("No server is running in this home.")
+        return EXIT_NOT_RUNNING
+    pid = _end(home, NOW_S if args.now else _patience(home), now=args.now)
+    tell(args, {"stopped": True, "pid": pid}, f"The server (pid {pid}) has stopped.")
+    return 0
+
+
+def _patience(home: Home) -> float:
+    """How long a server of this home may take to end, in seconds."""
+    try:
+        drain = config.load(home).api_server.drain_seconds
+    except HermesError:
+        drain = 30.0
+    return drain + _END_S_MAX
+
+
+def _end(home: Home, seconds: float, *, now: bool = False) -> int:
+    """Ask the server of a home to end and wait until it has; with `now` it is made to when the time is over."""
+    state = status.read_runtime_status(home) or {}
+    pid, start = state.get("pid") or status._pid_in_file(home), state.get("start_time")
+    if pid is None:
+        if _is_free(home, seconds):
+            return 0
+        raise NotStopped("A server holds this home, but does not say which process it is.", where=str(home.path))
+    if running := state.get("active_agents"):
+        note(f"Waiting for {running} running turn{'s' if running > 1 else ''} to end, {seconds:g} s at most.")
+    # The second signal ends it at once; the last one cannot be refused.
+    steps = [(signal.SIGTERM, seconds), *([(signal.SIGTERM, NOW_S), (signal.SIGKILL, NOW_S)] if now else [])]
+    for number, patience in steps:
+        try:
+            if is_alive(pid, start):
+                os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise NotStopped(f"The server (pid {pid}) belongs to another user.", where=str(home.path)) from None
+        if _is_free(home, patience):
+            return int(pid)
+    raise NotStopped(
+        f"The server (pid {pid}) has not stopped within {seconds:g} s.",
+        where=str(home.path),
+        hint="hermes gateway stop --now",
+    )
+
+
+def _is_free(home: Home, seconds: float) -> bool:
+    """Whether nobody serves the home within this time."""
+    until = time.monotonic() + seconds
+    while is_served(home):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+@command("gateway restart", help="stop, and serve again here with the same arguments")
+def _restart(args: argparse.Namespace, home: Home) -> int:
+    state = status._read(home)
+    if is_served(home):
+        _end(home, _patience(home))
+    else:
+        note("No server was running in this home.")
+    words = [str(word) for word in state.get("argv") or ()][1:]
+    if "gateway" not in words or "run" not in words:
+        words = ["gateway", "run"]
+    command = [sys.executable, "-P", "-m", "hermes", *words, "-p", home.profile]
+    os.environ["HERMES_HOME"] = str(home.root)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606  (the server takes the place of this command)
+
+
 # ---- the key
 
 
@@ -274,6 +266,7 @@ def _key(home: Home) -> str:
         return ""
 
 
+@command("gateway key", flag("--new", help="make another one"), help="print the API key; there is one afterwards")
 def _show_key(args: argparse.Namespace, home: Home) -> int:
     settings = config.load(home)
     key = settings.api_server.key
@@ -291,12 +284,3 @@ def _show_key(args: argparse.Namespace, home: Home) -> int:
             note("The running server does not know it yet. Try: hermes gateway restart")
     tell(args, {"key": key, "new": made}, key)
     return 0
-
-
-_ACTIONS: dict[str, Callable[[argparse.Namespace, Home], int]] = {
-    "run": _run,
-    "status": _status,
-    "stop": _stop,
-    "restart": _restart,
-    "key": _show_key,
-}

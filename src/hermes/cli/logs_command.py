@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.cli.actions import FLAG, Args, age, number
+from hermes.cli.command import Args, Argument, age, command, flag, number
 from hermes.cli.output import mask, note, tell
 from hermes.core.home import Home
 
@@ -33,16 +32,16 @@ class Entry(NamedTuple):
     lines: list[str]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", metavar="LOG", nargs="?", choices=LOGS, default="agent", help="agent, errors or gateway")
-    parser.add_argument("-n", "--lines", metavar="N", type=number, default=100, help="the last N lines (100)")
-    parser.add_argument("-f", "--follow", help="go on with what is written meanwhile", **FLAG)
-    parser.add_argument("--level", choices=LEVELS, type=str.upper, default="DEBUG", help="this level and above")
-    parser.add_argument("--run", metavar="ID", help="only what names this run")
-    parser.add_argument("--since", metavar="AGE", type=age, help="only what is younger: 30m, 1h, 2d")
-
-
-def run(args: Args, home: Home) -> int:
+@command(
+    "logs",
+    Argument("log", metavar="LOG", nargs="?", choices=LOGS, default="agent", help="agent, errors or gateway"),
+    Argument("-n", "--lines", metavar="N", type=number, default=100, help="the last N lines (100)"),
+    flag("-f", "--follow", help="go on with what is written meanwhile"),
+    Argument("--level", choices=LEVELS, type=str.upper, default="DEBUG", help="this level and above"),
+    Argument("--run", metavar="ID", help="only what names this run"),
+    Argument("--since", metavar="AGE", type=age, help="only what is younger: 30m, 1h, 2d"),
+)
+def logs(args: Args, home: Home) -> None:
     file, hidden = home.logs / f"{args.log}.log", mask(home)
     now, place = _read(file)
     entries = _wanted(args, _entries(chain(_older(file), now)))
@@ -54,7 +53,6 @@ def run(args: Args, home: Home) -> int:
         sys.stdout.flush()
         for entry in _wanted(args, _entries(_growing(file, *place))):
             print(*map(hidden, entry.lines), sep="\n", flush=True)
-    return 0
 
 
 def _wanted(args: Args, entries: Iterable[Entry]) -> Iterator[Entry]:

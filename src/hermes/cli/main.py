@@ -5,40 +5,38 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import NoReturn
 
+from hermes.cli.command import Argument, Work, add_command, command_of, flag
 from hermes.cli.streams import plain_streams
 from hermes.core.errors import HermesError
 
-if TYPE_CHECKING:
-    from hermes.core.home import Home
-
-# command: (module with `add_arguments` and `run`, what it does)
+# command: what it does. Its module, `hermes.cli.<command>_command`, is loaded when the command is given.
 COMMANDS = {
-    "chat": ("hermes.cli.chat", "talk to the agent in this terminal (the default)"),
-    "approvals": ("hermes.cli.approvals_command", "what may be done without asking"),
-    "completion": ("hermes.cli.completion_command", "what a shell needs to complete commands"),
-    "config": ("hermes.cli.config_command", "look at and change settings"),
-    "cron": ("hermes.cli.cron_command", "have work done later or regularly"),
-    "doctor": ("hermes.cli.doctor_command", "look for what is wrong, and say what helps"),
-    "gateway": ("hermes.cli.gateway_command", "run the server, look at it, stop it"),
-    "logs": ("hermes.cli.logs_command", "what Hermes has written about its work"),
-    "mcp": ("hermes.cli.mcp_command", "servers whose tools are used"),
-    "memory": ("hermes.cli.memory_command", "what is remembered in every session"),
-    "model": ("hermes.cli.model_command", "look at the model that is used, and choose another"),
-    "profile": ("hermes.cli.profile_command", "make, choose and remove profiles"),
-    "runs": ("hermes.cli.runs_command", "look at turns, follow, stop and steer them"),
-    "sessions": ("hermes.cli.sessions_command", "look at conversations, find, move and remove them"),
-    "setup": ("hermes.cli.setup_command", "choose model, tools, sandbox and the server's key"),
-    "skills": ("hermes.cli.skills_command", "ways of working kept for later"),
-    "status": ("hermes.cli.status_command", "how things stand, in a few lines"),
-    "tools": ("hermes.cli.tools_command", "which tools are offered, and what a command may do"),
-    "version": ("hermes.cli.version_command", "what is installed here, and what it works with"),
+    "chat": "talk to the agent in this terminal (the default)",
+    "approvals": "what may be done without asking",
+    "completion": "what a shell needs to complete commands",
+    "config": "look at and change settings",
+    "cron": "have work done later or regularly",
+    "doctor": "look for what is wrong, and say what helps",
+    "gateway": "run the server, look at it, stop it",
+    "logs": "what Hermes has written about its work",
+    "mcp": "servers whose tools are used",
+    "memory": "what is remembered in every session",
+    "model": "look at the model that is used, and choose another",
+    "profile": "make, choose and remove profiles",
+    "runs": "look at turns, follow, stop and steer them",
+    "sessions": "look at conversations, find, move and remove them",
+    "setup": "choose model, tools, sandbox and the server's key",
+    "skills": "ways of working kept for later",
+    "status": "how things stand, in a few lines",
+    "tools": "which tools are offered, and what a command may do",
+    "version": "what is installed here, and what it works with",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-_FLAG: dict[str, Any] = {"action": "store_true"}
 
 
 def _seconds(text: str) -> float:
@@ -58,40 +56,42 @@ def _count(text: str) -> int:
 
 
 # Options that may stand anywhere, before or after the command and its own words.
-_EVERYWHERE: dict[str, dict[str, Any]] = {
-    "-p/--profile": {"metavar": "NAME", "help": "use this profile"},
-    "--json": _FLAG | {"help": "print one JSON document and nothing else"},
-    "--quiet": _FLAG | {"help": "leave out what is not the result"},
-    "--no-color": _FLAG | {"help": "print without colours"},
-    "--debug": _FLAG | {"help": "show the log, and where an error came from"},
-}
+_EVERYWHERE = (
+    Argument("-p", "--profile", metavar="NAME", help="use this profile"),
+    flag("--json", help="print one JSON document and nothing else"),
+    flag("--quiet", help="leave out what is not the result"),
+    flag("--no-color", help="print without colours"),
+    flag("--debug", help="show the log, and where an error came from"),
+)
 # Options of a conversation, also behind `chat`.
-_TALK: dict[str, dict[str, Any]] = {
-    "-m/--model": {"metavar": "NAME", "help": "use this model"},
-    "--provider": {"metavar": "ID", "help": "ask this provider"},
-    "-t/--toolsets": {"metavar": "LIST", "help": "offer only these toolsets, separated by commas"},
-    "-s/--skills": {"metavar": "LIST", "help": "follow these skills, separated by commas"},
-    "-r/--resume": {"metavar": "ID_OR_TITLE", "help": "go on with this session"},
-    "-c/--continue": {
-        "metavar": "NAME",
-        "nargs": "?",
-        "const": "",
-        "dest": "go_on",
-        "help": "go on with the newest session of this folder, or the newest of this name",
-    },
-    "--sandbox": {"choices": ("auto", "local", "bubblewrap", "docker"), "help": "run commands there"},
-    "--yolo": _FLAG | {"help": "do what would be asked about without asking"},
-    "--safe-mode": _FLAG | {"help": "without config.yaml, project file, memory, skills and MCP servers"},
-    "--max-turns": {"metavar": "N", "type": _count, "help": "let the model be asked so often in a turn at most"},
-    "--image": {"metavar": "PATH", "action": "append", "help": "send this picture along; may be repeated"},
-    "--no-save": _FLAG | {"help": "keep nothing of this conversation"},
-}
-_ONESHOT: dict[str, dict[str, Any]] = {
-    "-z/--oneshot": {"metavar": "PROMPT", "help": "answer one question and leave; - reads it from stdin"},
-    "--events": _FLAG | {"help": "with -z: print the run's log as JSON lines"},
-    "--deadline": {"metavar": "SECONDS", "type": _seconds, "help": "with -z: give up after this time"},
-    "--usage-file": {"metavar": "PATH", "help": "with -z: write there what it took, however it ended"},
-}
+_TALK = (
+    Argument("-m", "--model", metavar="NAME", help="use this model"),
+    Argument("--provider", metavar="ID", help="ask this provider"),
+    Argument("-t", "--toolsets", metavar="LIST", help="offer only these toolsets, separated by commas"),
+    Argument("-s", "--skills", metavar="LIST", help="follow these skills, separated by commas"),
+    Argument("-r", "--resume", metavar="ID_OR_TITLE", help="go on with this session"),
+    Argument(
+        "-c",
+        "--continue",
+        metavar="NAME",
+        nargs="?",
+        const="",
+        dest="go_on",
+        help="go on with the newest session of this folder, or the newest of this name",
+    ),
+    Argument("--sandbox", choices=("auto", "local", "bubblewrap", "docker"), help="run commands there"),
+    flag("--yolo", help="do what would be asked about without asking"),
+    flag("--safe-mode", help="without config.yaml, project file, memory, skills and MCP servers"),
+    Argument("--max-turns", metavar="N", type=_count, help="let the model be asked so often in a turn at most"),
+    Argument("--image", metavar="PATH", action="append", help="send this picture along; may be repeated"),
+    flag("--no-save", help="keep nothing of this conversation"),
+)
+_ONESHOT = (
+    Argument("-z", "--oneshot", metavar="PROMPT", help="answer one question and leave; - reads it from stdin"),
+    flag("--events", help="with -z: print the run's log as JSON lines"),
+    Argument("--deadline", metavar="SECONDS", type=_seconds, help="with -z: give up after this time"),
+    Argument("--usage-file", metavar="PATH", help="with -z: write there what it took, however it ended"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,21 +157,25 @@ def _run(argv: Sequence[str]) -> int:
     if args.no_color:
         os.environ["NO_COLOR"] = "1"
     home = resolve(args.profile)
-    if args.version:
-        return _module(COMMANDS["version"][0])(args, home)
-    if args.oneshot is not None:
-        return _module("hermes.cli.oneshot")(args, home)
-    return _module(COMMANDS[args.command or "chat"][0])(args, home)
+    if args.oneshot is not None and not args.version:
+        from hermes.cli import oneshot
+
+        return oneshot.run(args, home)
+    if args.version or args.command is None:
+        name = "version" if args.version else "chat"
+        _load(name)
+        return command_of(name)(args, home) or 0
+    work: Work = args.work
+    return work(args, home) or 0
 
 
-def _module(name: str) -> Callable[[argparse.Namespace, Home], int]:
-    run: Callable[[argparse.Namespace, Home], int] = import_module(name).run
-    return run
+def _load(name: str) -> ModuleType:
+    return import_module(f"hermes.cli.{name}_command")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     common = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
-    add_options(common, _EVERYWHERE)
+    _add(common, _EVERYWHERE)
     # What follows `--args` belongs to another program.
     end = argv.index("--args") if "--args" in argv else len(argv)
     everywhere, own = common.parse_known_args(argv[:end])
@@ -192,18 +196,21 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "-V", "--version", action="store_true", help="print version, home, profile, Python, store, sandbox, llama.cpp"
     )
-    add_options(parser, _EVERYWHERE | _ONESHOT | _TALK)
+    _add(parser, (*_EVERYWHERE, *_ONESHOT, *_TALK))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="hermes")
-    for name, (module, about) in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=f"{about[:1].upper()}{about[1:]}.")
+    for name, about in COMMANDS.items():
+        below = commands.add_parser(name, help=about, description=f"{about[:1].upper()}{about[1:]}.")
         if name == "chat":  # what was said before the command stands unless it is said again
-            add_options(command, _TALK, default=argparse.SUPPRESS)
+            _add(below, [option.but(default=argparse.SUPPRESS) for option in _TALK])
         if name in wanted:
-            import_module(module).add_arguments(command)
+            module = _load(name)
+            if hasattr(module, "add_arguments"):
+                module.add_arguments(below)
+                below.set_defaults(work=module.run)
+            add_command(below, name)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, options: dict[str, dict[str, Any]], **more: Any) -> None:
-    """Options of a table: each by its names, with what it takes."""
-    for names, option in options.items():
-        parser.add_argument(*names.split("/"), **option, **more)
+def _add(parser: argparse.ArgumentParser, options: Iterable[Argument]) -> None:
+    for option in options:
+        option.add_to(parser)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.cli.actions import FLAG, YES, Args
+from hermes.cli.command import YES, Args, Argument, command, flag
 from hermes.cli.output import (
     Json,
     NotFound,
@@ -54,17 +54,17 @@ class NoModel(HermesError):
     exit_code = EXIT_NO_MODEL
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, or `use PATH`")
-    parser.add_argument("path", metavar="PATH", nargs="?", help="with `use`: a GGUF file of your own")
-    parser.add_argument("--provider", metavar="ID", default=argparse.SUPPRESS, help="the provider that has the model")
-    parser.add_argument("--base-url", metavar="URL", help="the address where it is asked")
-    parser.add_argument("--session", metavar="ID", help="for this session only")
-    parser.add_argument("--refresh", help="with `list`: ask the provider again", **FLAG)
-    parser.add_argument("-y", "--yes", **YES["-y/--yes"])
-
-
-def run(args: Args, home: Home) -> int:
+@command(
+    "model",
+    Argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, or `use PATH`"),
+    Argument("path", metavar="PATH", nargs="?", help="with `use`: a GGUF file of your own"),
+    Argument("--provider", metavar="ID", default=argparse.SUPPRESS, help="the provider that has the model"),
+    Argument("--base-url", metavar="URL", help="the address where it is asked"),
+    Argument("--session", metavar="ID", help="for this session only"),
+    flag("--refresh", help="with `list`: ask the provider again"),
+    YES,
+)
+def model(args: Args, home: Home) -> int:
     silence_logs(args)
     if (args.path is None) is (args.name == "use"):
         raise UsageError("A file belongs to `use`, and to nothing else.", hint="hermes model use PATH")

@@ -147,7 +147,7 @@ def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
 @contextlib.contextmanager
 def tool_errors_as_cli(hint: str = "") -> Iterator[None]:
     """A tool's refusal as that of a command."""
-    from hermes.tools.registry import ToolError
+    from hermes.tools.framework.registry import ToolError
 
     try:
         yield

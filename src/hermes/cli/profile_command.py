@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hermes.cli.actions import FLAG, Actions, Args, Arguments, command
+from hermes.cli.command import Args, Argument, command, flag
 from hermes.cli.output import UsageError, asked, note, tell
 from hermes.core import home
 from hermes.core.errors import ConfigError
@@ -13,6 +13,7 @@ from hermes.core.home import Home
 from hermes.settings import config, profiles
 
 
+@command("profile list", help="all profiles; the current one is marked")
 def _list(args: Args, current: Home) -> int:
     sticky = home.sticky_profile(current.root)
     profiles = [home.open_profile(current.root, name) for name in home.list_profiles(current)]
@@ -25,6 +26,13 @@ def _list(args: Args, current: Home) -> int:
     return 0
 
 
+@command(
+    "profile create",
+    Argument("name", metavar="NAME"),
+    flag("--clone", help="with the settings, memory and skills of this profile"),
+    flag("--with-secrets", help="with --clone: its secrets too"),
+    help="make a new profile",
+)
 def _create(args: Args, current: Home) -> int:
     if args.with_secrets and not args.clone:
         hint = f"hermes profile create {args.name} --clone --with-secrets"
@@ -36,12 +44,18 @@ def _create(args: Args, current: Home) -> int:
     return 0
 
 
+@command("profile use", Argument("name", metavar="NAME"), help="work in this profile from now on")
 def _use(args: Args, current: Home) -> int:
     home.use_profile(current, args.name)
     tell(args, {"name": args.name}, f"The profile is now '{args.name}'.")
     return 0
 
 
+@command(
+    "profile show",
+    Argument("name", metavar="NAME", nargs="?", help="the current one, if left out"),
+    help="what is in a profile",
+)
 def _show(args: Args, current: Home) -> int:
     profile = current if args.name is None else home.open_profile(current.root, args.name)
     document = {
@@ -73,6 +87,12 @@ def _as_text(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
+@command(
+    "profile rename",
+    Argument("name", metavar="NAME"),
+    Argument("new_name", metavar="NEW_NAME"),
+    help="give a profile another name",
+)
 def _rename(args: Args, current: Home) -> int:
     renamed = profiles.rename_profile(current, args.name, args.new_name)
     document = {"name": renamed.profile, "path": str(renamed.path), "was": args.name}
@@ -80,6 +100,12 @@ def _rename(args: Args, current: Home) -> int:
     return 0
 
 
+@command(
+    "profile delete",
+    Argument("name", metavar="NAME"),
+    flag("-y", "--yes", help="do not ask for the name"),
+    help="remove a profile with everything in it",
+)
 def _delete(args: Args, current: Home) -> int:
     profile = home.open_profile(current.root, args.name)
     if not args.yes:
@@ -92,22 +118,3 @@ def _delete(args: Args, current: Home) -> int:
     profiles.delete_profile(current, args.name)
     tell(args, {"name": args.name, "deleted": True}, f"The profile '{args.name}' is gone.")
     return 0
-
-
-_ARGUMENTS: Arguments = {
-    "name": {"metavar": "NAME"},
-    "show name": {"nargs": "?", "help": "the current one, if left out"},
-    "new_name": {"metavar": "NEW_NAME"},
-    "--clone": FLAG | {"help": "with the settings, memory and skills of this profile"},
-    "--with-secrets": FLAG | {"help": "with --clone: its secrets too"},
-    "-y/--yes": FLAG | {"help": "do not ask for the name"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "all profiles; the current one is marked", ""),
-    "create": (_create, "make a new profile", "name --clone --with-secrets"),
-    "use": (_use, "work in this profile from now on", "name"),
-    "show": (_show, "what is in a profile", "name"),
-    "rename": (_rename, "give a profile another name", "name new_name"),
-    "delete": (_delete, "remove a profile with everything in it", "name -y/--yes"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS)

@@ -31,10 +31,10 @@ from hermes.services.housekeeping import sweep_if_due
 from hermes.settings import config
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
+from hermes.tools.framework.registry import redaction
+from hermes.tools.framework.toolsets import DEFAULTS, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.registry import redaction
 from hermes.tools.skill_files import Skill, find_skills, skill_text
-from hermes.tools.toolsets import DEFAULTS, enabled_toolsets
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import getpass
@@ -10,11 +9,12 @@ import os
 import secrets
 import sys
 import tempfile
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli import model_command as models
-from hermes.cli.actions import FLAG, Args
+from hermes.cli.command import YES, Args, Argument, command, flag
 from hermes.cli.model_command import NoModel
 from hermes.cli.output import Json, UsageError, asked, note, print_redacted, silence_logs
 from hermes.core.formatting import one_line, words
@@ -27,39 +27,38 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 QUESTIONS_MAX = 4
+_PARTS = ("model", "tools", "sandbox", "server")
 _KEY_BYTES = 32
 _SANDBOXES = ("auto", "local", "bubblewrap", "docker")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    left = argparse.SUPPRESS  # these stand before the command too
-    parts = ", ".join(_PARTS)
-    parser.add_argument("part", metavar="PART", nargs="?", choices=tuple(_PARTS), help=f"{parts}; all, if left out")
-    parser.add_argument("--non-interactive", help="ask nothing: what is not given is left as it is", **FLAG)
-    parser.add_argument("--model", metavar="NAME", default=left, help="the model to use")
-    parser.add_argument("--provider", metavar="ID", default=left, help="the provider that has it")
-    parser.add_argument("--base-url", metavar="URL", help="the address of a compatible server")
-    parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds its key")
-    parser.add_argument("--model-file", metavar="PATH", help="a GGUF file to run here")
-    parser.add_argument("--sandbox", choices=_SANDBOXES, default=left, help="where commands run")
-    parser.add_argument("--reset", help="begin with defaults; the old file is kept as .bak", **FLAG)
-    parser.add_argument("-y", "--yes", help="write it although the model does not answer", **FLAG)
-
-
-def run(args: Args, home: Home) -> int:
+# Options with the default SUPPRESS stand before the command too.
+@command(
+    "setup",
+    Argument("part", metavar="PART", nargs="?", choices=_PARTS, help=f"{', '.join(_PARTS)}; all, if left out"),
+    flag("--non-interactive", help="ask nothing: what is not given is left as it is"),
+    Argument("--model", metavar="NAME", default=SUPPRESS, help="the model to use"),
+    Argument("--provider", metavar="ID", default=SUPPRESS, help="the provider that has it"),
+    Argument("--base-url", metavar="URL", help="the address of a compatible server"),
+    Argument("--api-key-env", metavar="NAME", help="the variable that holds its key"),
+    Argument("--model-file", metavar="PATH", help="a GGUF file to run here"),
+    Argument("--sandbox", choices=_SANDBOXES, default=SUPPRESS, help="where commands run"),
+    flag("--reset", help="begin with defaults; the old file is kept as .bak"),
+    YES.but(help="write it although the model does not answer"),
+)
+def setup(args: Args, home: Home) -> None:
     silence_logs(args)
     if not args.non_interactive and not sys.stdin.isatty():
         raise UsageError("There is no terminal to ask at.", hint="hermes setup --non-interactive --help")
-    setup = _Setup(args, home)
-    for part, ask in _PARTS.items():
+    chosen = _Setup(args, home)
+    for part, ask in zip(_PARTS, (_model, _tools, _sandbox, _server), strict=True):
         if args.part in (None, part):
-            ask(setup)
-    setup.write()
-    written = sorted(key for key, value in setup.changes.items() if value is not None)
-    document = {"written": written, "test": setup.test, "file": str(home.config_file)}
+            ask(chosen)
+    chosen.write()
+    written = sorted(key for key, value in chosen.changes.items() if value is not None)
+    document = {"written": written, "test": chosen.test, "file": str(home.config_file)}
     print_redacted(args, home, document, [f"Written: {', '.join(written) or 'nothing'}."])
     note("Try: hermes chat")
-    return 0
 
 
 class _Setup:
@@ -198,7 +197,7 @@ def _likely_model(setup: _Setup, changes: Json) -> str:
 
 
 def _tools(setup: _Setup) -> None:
-    from hermes.tools.toolsets import DEFAULTS, builtin
+    from hermes.tools.framework.toolsets import DEFAULTS, builtin
 
     missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
     note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
@@ -230,6 +229,3 @@ def _server(setup: _Setup) -> None:
     elif setup.ask("Make a key for the server? y/n", default).lower() == "y":
         setup.changes["api_server.key"] = secrets.token_urlsafe(_KEY_BYTES)
         note("The key is shown by: hermes gateway key")
-
-
-_PARTS = {"model": _model, "tools": _tools, "sandbox": _sandbox, "server": _server}

@@ -105,7 +105,7 @@ class Scan(NamedTuple):
 def _scan(context: Any, folder: Path) -> Scan:
     """Read a skill as the tools would. Nothing in it is run."""
     from hermes.tools import skills as tools
-    from hermes.tools.registry import ToolError
+    from hermes.tools.framework.registry import ToolError
     from hermes.tools.skill_files import FILE, Skill, front_matter
 
     name = front_matter((folder / FILE).read_text("utf-8", "replace"))[0]

@@ -15,14 +15,14 @@ from hermes.core.home import Home
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
-    from hermes.tools.registry import ToolDef
+    from hermes.tools.framework.registry import ToolDef
 
 PLATFORMS = ("cli", "api_server", "cron")
 EXIT_FLAGGED = 6
 
 
 def _chosen(settings: Settings, platform: str) -> set[str]:
-    from hermes.tools.toolsets import enabled_toolsets
+    from hermes.tools.framework.toolsets import enabled_toolsets
 
     own = settings.api_server.toolsets if platform == "api_server" else None
     return enabled_toolsets(settings, platform) if own is None else set(own)
@@ -30,7 +30,7 @@ def _chosen(settings: Settings, platform: str) -> set[str]:
 
 def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
     """Every toolset with its tools; those of a server are not known before it is asked."""
-    from hermes.tools.toolsets import DEFAULTS, builtin, of_servers
+    from hermes.tools.framework.toolsets import DEFAULTS, builtin, of_servers
 
     names = [*DEFAULTS, *of_servers(settings)]
     return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
@@ -123,7 +123,7 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     from hermes.guards.commands import Facts, check, simple_forms
     from hermes.sandbox.choose import child_env, choose_backend, workspace_of
     from hermes.sandbox.proxy import PROXIED
-    from hermes.tools import approvals
+    from hermes.tools.framework import approvals
 
     home, sandbox = settings.home, choose_backend(settings)
     workspace = str(workspace_of(home, settings, "default", None, here=cwd))

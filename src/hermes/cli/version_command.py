@@ -6,22 +6,18 @@ import sys
 from typing import TYPE_CHECKING
 
 import hermes
+from hermes.cli.command import Args, command
 from hermes.core.errors import HermesError
 from hermes.local import runtime_version
 from hermes.sandbox import probe_cache
 from hermes.settings import config
 
 if TYPE_CHECKING:
-    import argparse
-
     from hermes.core.home import Home
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options of its own."""
-
-
-def run(args: argparse.Namespace, home: Home) -> int:
+@command("version")
+def version(args: Args, home: Home) -> None:
     from hermes.cli.output import tell
 
     facts = {"hermes": hermes.__version__, "home": str(home.path), "profile": home.profile}
@@ -29,7 +25,6 @@ def run(args: argparse.Namespace, home: Home) -> int:
     runtime = runtime_version()
     local = f"for local models: llama.cpp {runtime or 'is not installed'}"
     tell(args, {**facts, "local_runtime": runtime}, *(f"{name} {value}" for name, value in facts.items()), local)
-    return 0
 
 
 def _configured(home: Home) -> dict[str, str]:

@@ -61,7 +61,7 @@ from hermes.store.base import StoreError
 from hermes.store.repository import Repository
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import Async
-from hermes.tools import toolsets
+from hermes.tools.framework import toolsets
 
 __all__ = [
     "AIOHTTP_AVAILABLE",

@@ -23,7 +23,7 @@ from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.shapes import ChatCompletion
 from hermes.server.turns import Message, Turn, client_tools, parameters, with_unseen
 from hermes.store.sessions import new_session_id
-from hermes.tools.arguments import schema_problem
+from hermes.tools.framework.arguments import schema_problem
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -29,7 +29,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.response_record import ResponseRecord, blank, turn_messages
 from hermes.server.sse import Item
 from hermes.server.turns import Message, Turn, TurnRenderer
-from hermes.tools import toolsets
+from hermes.tools.framework import toolsets
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -29,7 +29,7 @@ from hermes.server.runs import RunList, run_page
 from hermes.server.session_routes import unknown_session
 from hermes.server.turns import check_model, route_of
 from hermes.tools import cronjob
-from hermes.tools.registry import ToolError
+from hermes.tools.framework.registry import ToolError
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -28,7 +28,7 @@ from hermes.server.middleware import ADAPTER, Handler
 from hermes.server.routes import route, route_at
 from hermes.store.base import StoreError
 from hermes.store.connections import Tx
-from hermes.tools.toolsets import builtin
+from hermes.tools.framework.toolsets import builtin
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

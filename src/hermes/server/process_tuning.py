@@ -30,7 +30,7 @@ def begin() -> None:
 
 def settle() -> None:
     """Load what the first turn needs. All that stays, and the collector looks at it no more."""
-    from hermes.tools.toolsets import builtin
+    from hermes.tools.framework.toolsets import builtin
 
     for name in _NEEDED:
         import_module(name)

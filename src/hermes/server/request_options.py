@@ -20,8 +20,8 @@ from hermes.server.idempotency import OPTION_HEADERS, RECORDING, Recording
 from hermes.server.keys import CALLER
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
+from hermes.tools.framework.toolsets import DEFAULTS
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.toolsets import DEFAULTS
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hermes.core.limits import BUSY_S_MAX, BUSY_TIMEOUT_S, PROGRESS_STEPS
+from hermes.core import limits
+from hermes.core.limits import BUSY_TIMEOUT_S, PROGRESS_STEPS
 from hermes.core.text import whole_text
 from hermes.store.base import StoreError
 
@@ -226,15 +227,23 @@ def is_busy(error: BaseException) -> bool:
 
 
 def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
-    """Wait for another process, but not for ever."""
-    until = time.monotonic() + BUSY_S_MAX
-    while True:
-        try:
-            return db.execute(sql)
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() > until:
-                raise
-        time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
+    """Wait for another process, but not for ever.
+
+    The waits are short: SQLite's own grow to 100 ms, while two busy workers hold the lock for a millisecond each.
+    """
+    until, wait_s = time.monotonic() + limits.BUSY_S_MAX, limits.BUSY_WAIT_S_MIN
+    db.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                return db.execute(sql)
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or time.monotonic() > until:
+                    raise
+            time.sleep(random.uniform(wait_s / 2, wait_s))  # noqa: S311  (only to keep two processes out of step)
+            wait_s = min(2 * wait_s, limits.BUSY_WAIT_S_MAX)
+    finally:
+        db.execute(f"PRAGMA busy_timeout={int(limits.BUSY_TIMEOUT_S * 1000)}")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes.core.limits import CLARIFY_CHARS_MAX, CLARIFY_CHOICES_MAX
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, object_schema
+from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, object_schema
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:

@@ -19,9 +19,18 @@ from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import why_no_commands
-from hermes.tools import approvals
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import (
+    Answer,
+    Args,
+    Prepared,
+    ToolContext,
+    ToolDef,
+    ToolError,
+    object_schema,
+    render,
+)
 from hermes.tools.output_buffer import CapturedOutput
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema, render
 from hermes.tools.terminal import (
     ENDED,
     environment,

@@ -18,8 +18,8 @@ from hermes.runs.jobs import route_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.settings.schema import EFFORTS
-from hermes.tools import approvals, toolsets
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.framework import approvals, toolsets
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets

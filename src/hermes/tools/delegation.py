@@ -17,7 +17,7 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError, object_schema
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
-from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
+from hermes.tools.framework.registry import Args, Prepared, Reconciled, ToolContext, ToolError
 
 if TYPE_CHECKING:
-    from hermes.tools.resources import RunResources
+    from hermes.tools.framework.resources import RunResources
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})
@@ -112,7 +112,7 @@ def _similar_names(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
 
 async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
     """The real path of a file that may be written, with the user's leave where that is needed."""
-    from hermes.tools import approvals
+    from hermes.tools.framework import approvals
 
     where = resolve_path(ctx, paths, path)
 

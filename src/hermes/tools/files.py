@@ -33,7 +33,7 @@ from hermes.tools.file_access import (
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 # ---- read_file

@@ -27,7 +27,7 @@ from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class Server:
     # ---- calls
 
     async def _ask(self, raw: str, ctx: ToolContext, args: Args) -> Prepared:
-        from hermes.tools import approvals
+        from hermes.tools.framework import approvals
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
         subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"

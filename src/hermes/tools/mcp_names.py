@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
-from hermes.tools.arguments import schema_problem
-from hermes.tools.registry import Effect
+from hermes.tools.framework.arguments import schema_problem
+from hermes.tools.framework.registry import Effect
 
 Json = dict[str, Any]
 # At the top of a schema some providers refuse these; the server checks what it is sent in any case.

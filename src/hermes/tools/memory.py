@@ -12,8 +12,8 @@ from hermes.core.ids import scope_name
 from hermes.core.limits import PROMPT_FILE_BYTES_MAX
 from hermes.guards.injection import suspicious
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.core.home import Home

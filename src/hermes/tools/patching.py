@@ -31,7 +31,7 @@ from hermes.tools.file_access import (
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 # The ways to compare two lines, from the strictest on.
 LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (

@@ -27,13 +27,13 @@ from hermes.core.spec import Control
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import why_no_commands
 from hermes.store.base import StoreError
+from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.output_buffer import OutputDecoder
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
     from hermes.sandbox.base import Process, Sandbox
-    from hermes.tools.session_state import SessionState
+    from hermes.tools.framework.session_state import SessionState
 
 State = Literal["running", "exited", "timeout", "killed"]
 _STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}

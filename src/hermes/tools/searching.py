@@ -29,7 +29,7 @@ from hermes.tools.file_access import (
     resolve_path,
     type_of,
 )
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 _RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
 _RG_TEXT = "--no-mmap --encoding none --crlf --no-heading"

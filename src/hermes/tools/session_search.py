@@ -17,7 +17,7 @@ from hermes.core.limits import (
     SESSION_ID_CHARS_MAX,
 )
 from hermes.core.text import text_of
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
 _ROLES = ("user", "assistant", "tool", "system")
 _SORTS = ("relevance", "newest", "oldest")

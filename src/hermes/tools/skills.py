@@ -21,7 +21,7 @@ from hermes.core.limits import (
 )
 from hermes.guards.injection import fenced, suspicious
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 from hermes.tools.skill_files import FILE, SCOPES, Skill, find_skills, front_matter, skills_root
 
 FOLDERS = ("references", "templates", "scripts", "assets")
@@ -120,7 +120,7 @@ class Change(NamedTuple):
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     """Say no before the call begins, or ask whoever has to say yes."""
     change: Change = await ctx.blocking(partial(_planned, ctx, args))
-    from hermes.tools.approvals import write
+    from hermes.tools.framework.approvals import write
 
     subject = await ctx.blocking(partial(_told, ctx, args, change))
     wanted = ctx.settings.skills.write_approval

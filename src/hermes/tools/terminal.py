@@ -21,10 +21,10 @@ from hermes.guards.rules import NETWORK
 from hermes.sandbox.choose import shell_in, why_no_commands
 from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy import PROXIED
-from hermes.tools import approvals
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.result_limits import answer_chars_max
 from hermes.tools.output_buffer import CapturedOutput, Spill
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
-from hermes.tools.result_limits import answer_chars_max
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import Ended, Process, Sandbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.core.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 STATES = ("pending", "in_progress", "completed", "cancelled")
 

@@ -11,11 +11,11 @@ from typing import Any
 from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.guards.urls import IMAGES, FetchFailed
-from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, report_file_errors, resolve_path, type_of
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.images import can_shrink
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 _SYSTEM = (
     "Answer the question about the image exactly and completely; say so where the image does not show it. Text in the "

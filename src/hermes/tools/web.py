@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
-from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework import approvals
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings

@@ -12,7 +12,7 @@ import msgspec
 
 import hermes.tools
 from hermes.settings.schema import Root
-from hermes.tools.registry import Registry, ToolDef
+from hermes.tools.framework.registry import Registry, ToolDef
 
 # The surfaces for which a toolset is on unless the configuration says otherwise; none means all of them.
 _NOT_IN_JOBS = frozenset({"cli", "api_server"})
@@ -28,7 +28,8 @@ LEAN = frozenset({"file", "terminal", "todo"})
 @cache
 def builtin() -> Registry:
     """Every ToolDef of the modules here; those for MCP servers define none, and one of them loads the SDK."""
-    names = (module.name for module in iter_modules(hermes.tools.__path__) if not module.name.startswith("mcp"))
+    found = iter_modules(hermes.tools.__path__)
+    names = (module.name for module in found if not module.ispkg and not module.name.startswith("mcp"))
     modules = [import_module(f"hermes.tools.{name}") for name in names]
     values = (value for module in modules for value in vars(module).values())
     return Registry(dict.fromkeys(value for value in values if isinstance(value, ToolDef)))

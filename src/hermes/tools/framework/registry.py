@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hermes.core.threads import RunBlocking
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
-    from hermes.tools.questions import Asking
-    from hermes.tools.resources import RunResources
+    from hermes.tools.framework.questions import Asking
+    from hermes.tools.framework.resources import RunResources
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]

@@ -13,7 +13,7 @@ from hermes.core.message_marks import foreign_frame
 from hermes.core.spec import Content
 from hermes.core.threads import RunBlocking
 from hermes.sandbox.quota import write_spill
-from hermes.tools.registry import Answer
+from hermes.tools.framework.registry import Answer
 
 _SHARE_OF_WINDOW = 0.15
 _CHARS_PER_TOKEN = 3.6

@@ -25,8 +25,8 @@ from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
 from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
-from hermes.tools.questions import ApprovalRequest
-from hermes.tools.registry import ToolContext, ToolError
+from hermes.tools.framework.questions import ApprovalRequest
+from hermes.tools.framework.registry import ToolContext, ToolError
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import Sandbox

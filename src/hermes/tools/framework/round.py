@@ -24,9 +24,19 @@ from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
-from hermes.tools import arguments
-from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.result_limits import ResultLimiter, with_images
+from hermes.tools.framework import arguments
+from hermes.tools.framework.registry import (
+    Answer,
+    Args,
+    Effect,
+    Prepared,
+    Reconciled,
+    ToolContext,
+    ToolDef,
+    ToolError,
+    render,
+)
+from hermes.tools.framework.result_limits import ResultLimiter, with_images
 
 log = logging.getLogger(__name__)
 

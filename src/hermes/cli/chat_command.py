@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from hermes.cli.command import Argument, command
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -17,11 +19,8 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave")
-
-
-def run(args: argparse.Namespace, home: Home) -> int:
+@command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave"))
+def chat(args: argparse.Namespace, home: Home) -> int:
     """Talk until the input ends."""
     import asyncio
 

@@ -18,14 +18,14 @@ from hermes.guards.url_text import domain_suffix
 from hermes.runs.writer import LogEnded
 from hermes.sandbox.proxy import EgressProxy
 from hermes.store.base import StoreError
-from hermes.tools import approvals
+from hermes.tools.framework import approvals
 
 if TYPE_CHECKING:
     from hermes.guards.urls import UrlGuard
     from hermes.sandbox.shell import Shell
     from hermes.settings.config import Settings
-    from hermes.tools.registry import ToolContext
-    from hermes.tools.resources import RunResources
+    from hermes.tools.framework.registry import ToolContext
+    from hermes.tools.framework.resources import RunResources
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hermes.sandbox.base import Sandbox
     from hermes.sandbox.proxy import EgressProxy
     from hermes.settings.config import Settings
-    from hermes.tools.session_state import SessionState
+    from hermes.tools.framework.session_state import SessionState
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"
