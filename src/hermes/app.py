@@ -159,7 +159,7 @@ class App:
         own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(known.values)
         return Secrets([*known.values, *own]) if own else known
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
 
 import msgspec
 
 from hermes.agent.inline import InlineMarkup, Piece
 from hermes.agent.leaked_calls import parse as parse_leaked_calls
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
 from hermes.core.stream_parts import (
     Assembled,
@@ -96,7 +96,7 @@ class _Draft:
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
-    extra: Any = None
+    extra: object = None
     leaked: bool = False
     read: int = 0
     depth: int = 0
@@ -124,7 +124,7 @@ class _Draft:
 
 
 # The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
-Accept = Callable[[str, dict[str, Any] | str], tuple[str, str] | None]
+Accept = Callable[[str, JsonObject | str], tuple[str, str] | None]
 
 
 class Assembler:
@@ -144,7 +144,7 @@ class Assembler:
         self._by_index: dict[int, _Draft] = {}
         self._by_id: dict[str, _Draft] = {}
         self._last_sent: _Draft | None = None  # unlike those that stand in the text
-        self._opaque: list[dict[str, Any]] = []
+        self._opaque: list[JsonObject] = []
         self._usage: Usage | None = None
         self._model = ""
         self._finish: FinishReason | None = None

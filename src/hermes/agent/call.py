@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
 from hermes.core import limits
 from hermes.core.failures import FailureFacts
+from hermes.core.json_types import JsonMapping
 from hermes.core.stream_parts import Finish, Text
 from hermes.core.text import whole_tree
 from hermes.http_client.client import Transport
@@ -229,7 +229,7 @@ def facts_of(error: BaseException) -> FailureFacts:
     )
 
 
-def _encode(body: Mapping[str, Any]) -> bytes:
+def _encode(body: JsonMapping) -> bytes:
     tools = body.get("tools")
     try:
         return msgspec.json.encode({**body, "tools": tools.raw} if type(tools) is Encoded else body)

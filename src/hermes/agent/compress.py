@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.message_marks import FOREIGN_SUMMARY_MARK, SUMMARY_MARK
 from hermes.core.tokens import estimate
 
 _LEFT_OUT = "[…]"
-Message = dict[str, Any]
 
 
 def size_of(messages: Sequence[Message]) -> int:
@@ -92,7 +91,7 @@ def prune(messages: Sequence[Message]) -> list[Message]:
     return [_pruned(message, calls) if message.get("role") == "tool" else message for message in messages]
 
 
-def _pruned(message: Message, calls: dict[str, Any]) -> Message:
+def _pruned(message: Message, calls: JsonObject) -> Message:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     call = calls.get(message.get("tool_call_id", ""), {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
@@ -14,8 +13,8 @@ from hermes.agent.turn import Turn
 from hermes.agent.turn_start import set_system_prompt
 from hermes.core import message_marks
 from hermes.core.failures import Failure, explain
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import BYTES_PER_TOKEN, MESSAGES_AT_ONCE_MAX
-from hermes.providers.base import Message
 from hermes.runs.control import Stopped
 from hermes.runs.writer import Commit
 from hermes.store.base import Row, StoreError
@@ -134,7 +133,7 @@ async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> 
 
 async def _shorter(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
-) -> tuple[list[Message], str, dict[str, Any] | None]:
+) -> tuple[list[Message], str, JsonObject | None]:
     pruned, todo, foreign = await turn.scan(lambda: _pruned(turn, plan, room))
     if pruned is not None:
         return pruned, "prune", None
@@ -147,7 +146,7 @@ async def _shorter(
 
 def _pruned(
     turn: Turn, plan: compress.Plan, room: compress.Budget
-) -> tuple[list[Message] | None, dict[str, Any] | None, bool]:
+) -> tuple[list[Message] | None, JsonObject | None, bool]:
     """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to
     be summed up has text from outside."""
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]

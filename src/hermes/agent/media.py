@@ -121,9 +121,10 @@ class MediaExporter:
             name, taken = await self._services.files.call(partial(self._taken, paths, path))
             if isinstance(taken, str):
                 return f"![{name}]({taken})"
-            facts = {"bytes": taken.bytes, "mime": taken.mime, "direction": "out", "path": taken.path}
             await self._live.log.put_on_record()
-            file_id = await self._live.store.sessions.add_file(spec.session_id, taken.name, **facts)
+            file_id = await self._live.store.sessions.add_file(
+                spec.session_id, taken.name, bytes=taken.bytes, mime=taken.mime, direction="out", path=taken.path
+            )
             return f"[{name}](/api/sessions/{quote(spec.session_id, safe='')}/files/{file_id})"
         except (PathRefused, OSError, HermesError):
             return None

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -22,9 +21,10 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
-from hermes.providers.base import Credential, Message, Prompt
+from hermes.providers.base import Credential, Prompt
 from hermes.providers.registry import available, is_private, prefill_of, window_of
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
@@ -232,7 +232,7 @@ class ModelStep:
             call.name = self._tool_name(call.name) or call.name
         return message
 
-    def _accept_leaked(self, name: str, args: dict[str, Any] | str) -> tuple[str, str] | None:
+    def _accept_leaked(self, name: str, args: JsonObject | str) -> tuple[str, str] | None:
         """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
         known = self._tool_name(name) if self._offered else None
         schema = next((schema for schema in self._turn.schemas if schema.name == known), None)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
 from hermes.agent.compress import size_of
 from hermes.agent.model_lists import ModelLists
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LARGE_PROMPT_TOKENS, MESSAGES_AT_ONCE_MAX, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.core.stream_parts import Usage
 from hermes.core.threads import Threads
 from hermes.core.tokens import estimate
 from hermes.http_client.client import HttpClient, Transport
 from hermes.http_client.exchange import Timeouts
-from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema, ToolSchemas
+from hermes.providers.base import Capabilities, Credential, Prompt, Provider, Route, ToolSchema, ToolSchemas
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
@@ -82,7 +83,7 @@ class Services:
     registry: Callable[[], Registry]
     threads: Threads
     files: Threads
-    background: Callable[[Coroutine[Any, Any, None]], None]
+    background: Callable[[Coroutine[object, object, None]], None]
     outside: ProcessResources
     mcp: Servers
     burst_cache: BurstCache
@@ -102,14 +103,14 @@ class Totals(msgspec.Struct):
     counts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     cost_usd: float | None = None
 
-    def add(self, usage: dict[str, Any]) -> None:
+    def add(self, usage: JsonObject) -> None:
         self.calls += usage.get("calls", 1)
         for name in COUNTS:
             self.counts[name] += usage.get(name) or 0
         if usage.get("cost_usd") is not None:
             self.cost_usd = (self.cost_usd or 0.0) + usage["cost_usd"]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {**self.counts, "cost_usd": self.cost_usd}
 
 
@@ -139,7 +140,7 @@ class Turn:
     schemas: ToolSchemas = field(default_factory=ToolSchemas)
     # What goes along with the messages: prompt, instructions and schemas.
     fixed_tokens: int = 0
-    reasoning: Mapping[str, Any] | None = None
+    reasoning: JsonMapping | None = None
     stream: bool = True
     with_opaque: bool = True
     max_output: int | None = None
@@ -278,7 +279,7 @@ class Turn:
             first = first or credential
         return first or None
 
-    def usage_event(self, usage: Usage | None, text: str, task: str = "") -> dict[str, Any]:
+    def usage_event(self, usage: Usage | None, text: str, task: str = "") -> JsonObject:
         """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
         usage = usage or Usage()
         given, given_out = usage.input_tokens, usage.output_tokens

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import StepResult
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import KINDS, Failure, error_code, explain
-from hermes.core.result import Message, Result
+from hermes.core.json_types import JsonObject, Message
+from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
@@ -45,7 +45,7 @@ async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolC
     return _result(turn, answered.text, answered.row, calls=calls)
 
 
-async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[str, Any]]) -> None:
+async def _record_completed(turn: Turn, answered: StepResult, calls: list[JsonObject]) -> None:
     if has_own_session(turn.live.spec) and is_silent(answered.text):
         await turn.live.log.settle()
         await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import first_words, names_session, plain_title
@@ -17,11 +15,12 @@ from hermes.agent.prompt_context import gather
 from hermes.agent.turn import Services, Turn
 from hermes.core.errors import ConfigError
 from hermes.core.failures import Failure
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEAN_WINDOW_TOKENS
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of, whole_tree
 from hermes.providers import routes
-from hermes.providers.base import Message, Route, ToolSchema
+from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
@@ -135,10 +134,10 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     return turn, failure
 
 
-def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, settings: Settings) -> RunSpec:
+def _with_session_defaults(spec: RunSpec, session: JsonMapping | None, settings: Settings) -> RunSpec:
     if session is None:
         return spec
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     if spec.workdir is None and session["workdir"] is not None:
         changes["workdir"] = session["workdir"]
     if spec.max_iterations is None and session["max_iterations"] is not None:
@@ -150,7 +149,7 @@ def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, set
 
 
 def _routes(
-    live: LiveRun, services: Services, settings: Settings, session: Mapping[str, Any] | None
+    live: LiveRun, services: Services, settings: Settings, session: JsonMapping | None
 ) -> tuple[list[Route], Failure | None]:
     """The routes, each with the window that its provider names where none is configured."""
     spec = live.spec
@@ -221,7 +220,7 @@ def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
     return frozenset(enabled_toolsets(settings, source))
 
 
-async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:
+async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild: bool = False) -> JsonObject:
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     instructions = (session["instructions"] if session else None) or ""
@@ -262,7 +261,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, re
     }
 
 
-async def _record_start(turn: Turn, record: dict[str, Any], incoming: IncomingMessages, *, begins: bool) -> None:
+async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessages, *, begins: bool) -> None:
     live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CUTS_COMPRESSED_BYTES_MIN
 
 Status = Literal[
@@ -63,7 +64,7 @@ class Event(msgspec.Struct, eq=False):
     run_id: str
     type: str
     step: int = 0
-    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    data: JsonObject = msgspec.field(default_factory=dict)
     seq: int = 0
     ts: float = 0.0
     # The message of the model that it announces, for those who are there when it is committed.
@@ -74,7 +75,7 @@ class Event(msgspec.Struct, eq=False):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {
             "run_id": self.run_id,
             "seq": self.seq,
@@ -114,8 +115,8 @@ class RunState(msgspec.Struct):
 
     status: Status = "queued"
     stopping: bool = False
-    approvals: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    questions: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    approvals: dict[str, JsonObject] = msgspec.field(default_factory=dict)
+    questions: dict[str, JsonObject] = msgspec.field(default_factory=dict)
     controls: set[str] = msgspec.field(default_factory=set)
     started_at: float | None = None
     ended_at: float | None = None
@@ -126,7 +127,7 @@ class RunState(msgspec.Struct):
     failure: str = ""
     code: str = ""
     error: str = ""
-    usage: dict[str, Any] = msgspec.field(default_factory=dict)
+    usage: JsonObject = msgspec.field(default_factory=dict)
     final_row: int | None = None
 
     @property
@@ -281,7 +282,7 @@ def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
 
 
 def deltas(
-    run_id: str, step: int, type_: str, fixed: dict[str, Any], text: str, packed: str, after: int = 0
+    run_id: str, step: int, type_: str, fixed: JsonObject, text: str, packed: str, after: int = 0
 ) -> Iterator[Event]:
     seqs, offsets, times = _unpacked(packed)
     for at in range(bisect_right(seqs, after), len(seqs)):

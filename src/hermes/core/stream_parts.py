@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from hermes.core.json_types import JsonMapping, JsonObject
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "error", "unknown"]
 ReasoningForm = Literal["raw", "summary"]
@@ -30,7 +31,7 @@ class ToolDelta(msgspec.Struct):
     id: str = ""
     name: str = ""
     arguments: str = ""
-    extra: Any = None
+    extra: object = None
     whole: bool = False
 
 
@@ -38,7 +39,7 @@ class Opaque(msgspec.Struct):
     """Something the provider wants back, unread, on the next request. With `joins` it is a piece of one text."""
 
     kind: str
-    data: Any
+    data: object
     joins: bool = False
 
 
@@ -84,15 +85,15 @@ class ToolCall(msgspec.Struct):
     id: str
     name: str
     arguments: str
-    extra: Any = None
+    extra: object = None
 
     @classmethod
-    def from_dict(cls, call: Mapping[str, Any]) -> ToolCall:
+    def from_dict(cls, call: JsonMapping) -> ToolCall:
         function = call["function"]
         return cls(call["id"], function["name"], function["arguments"], call.get("extra_content"))
 
-    def as_dict(self) -> dict[str, Any]:
-        call: dict[str, Any] = {
+    def as_dict(self) -> JsonObject:
+        call: JsonObject = {
             "id": self.id,
             "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
@@ -106,7 +107,7 @@ class Assembled(msgspec.Struct):
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = msgspec.field(default_factory=list)
-    opaque: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    opaque: list[JsonObject] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     model: str = ""
     finish_reason: FinishReason = "unknown"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from yarl import URL
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
 from hermes.http_client.exchange import (
     Answer,
@@ -216,7 +217,7 @@ class HttpClient:
 
     async def _dial(self, place: _Place, make: Callable[[], _P]) -> _P:
         """Connect to the first address that can be had; one that is silent for a moment is not waited for alone."""
-        how: dict[str, Any] = {}
+        how: JsonObject = {}
         if place.scheme == "https":
             how = {"ssl": await self._context(), "server_hostname": place.host.rstrip(".")}
         tried: list[_P] = []

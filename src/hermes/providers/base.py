@@ -9,18 +9,15 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from hermes.core.failures import FailureFacts
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX
 from hermes.core.stream_parts import Part, ServerError
 from hermes.core.tokens import estimate
-
-Message = dict[str, Any]
-JsonObject = dict[str, Any]
-
 
 # The parameters of a call that a caller may set, under our names.
 SAMPLING = frozenset(
@@ -83,7 +80,7 @@ class Route:
     window_tokens: int | None = None
     max_output_tokens: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: JsonMapping = field(default_factory=dict)
     request_timeout_s: float | None = None
     stale_timeout_s: float | None = None
 
@@ -180,10 +177,10 @@ class Prompt(msgspec.Struct):
     system: list[str] = msgspec.field(default_factory=list)
     messages: list[Message] = msgspec.field(default_factory=list)
     tools: ToolSchemas = ToolSchemas()
-    sampling: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    reasoning: Mapping[str, Any] | None = None
-    tool_choice: str | Mapping[str, Any] | None = None
-    response_format: Mapping[str, Any] | None = None
+    sampling: JsonMapping = msgspec.field(default_factory=dict)
+    reasoning: JsonMapping | None = None
+    tool_choice: str | JsonMapping | None = None
+    response_format: JsonMapping | None = None
     max_output: int | None = None
     prefill: str = ""
     cache_ttl: str = "5m"
@@ -208,7 +205,7 @@ class WireEvent(msgspec.Struct):
     """One decoded event of a stream, or, with `whole`, a whole body."""
 
     name: str
-    data: Any
+    data: object
     whole: bool = False
 
 
@@ -236,7 +233,7 @@ class Provider(Protocol):
     def capabilities(self, model: str) -> Capabilities: ...
 
 
-def error_fields(body: Any) -> tuple[str, str, str]:
+def error_fields(body: object) -> tuple[str, str, str]:
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, str):
         return error, "", ""
@@ -381,7 +378,7 @@ def reasoning_given(message: Message) -> str:
     return "".join(as_str(data) for kind, data in items if kind == "reasoning_content")
 
 
-_MESSAGE_FIELDS: dict[str, Callable[[Message], Any]] = {
+_MESSAGE_FIELDS: dict[str, Callable[[Message], object]] = {
     "name": lambda message: message.get("name"),
     "reasoning_content": reasoning_given,
 }
@@ -415,7 +412,7 @@ def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
     return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
 
 
-def wanted_effort(reasoning: Mapping[str, Any] | None) -> str | None:
+def wanted_effort(reasoning: JsonMapping | None) -> str | None:
     """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
     if reasoning is None:
         return None
@@ -425,14 +422,14 @@ def wanted_effort(reasoning: Mapping[str, Any] | None) -> str | None:
     return effort if isinstance(effort, str) else ""
 
 
-def content_parts(content: Any) -> list[JsonObject]:
+def content_parts(content: object) -> list[JsonObject]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "image_url")]
 
 
-def text_of(content: Any, separator: str = "") -> str:
+def text_of(content: object, separator: str = "") -> str:
     if isinstance(content, str):
         return content
     return separator.join(part.get("text") or "" for part in content_parts(content) if part.get("type") == "text")
@@ -445,7 +442,7 @@ def image_of(part: JsonObject) -> tuple[str, str | None] | None:
     return (str(image.get("url") or ""), image.get("detail")) if isinstance(image, dict) else None
 
 
-def images_of(content: Any) -> list[JsonObject]:
+def images_of(content: object) -> list[JsonObject]:
     return [part for part in content_parts(content) if part.get("type") == "image_url"]
 
 
@@ -466,29 +463,30 @@ def call_arguments(text: str) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
-def opaque_items(message: Message, api_mode: str) -> list[tuple[str, Any]]:
+def opaque_items(message: Message, api_mode: str) -> list[tuple[str, object]]:
     items = (message.get("opaque") or {}).get(api_mode) or []
     return [(item.get("kind", ""), item.get("data")) for item in items if isinstance(item, dict)]
 
 
-def token_count(value: Any) -> int | None:
+def token_count(value: object) -> int | None:
     if type(value) is int:
         return value if value >= 0 else None
     return int(value) if type(value) is float and value.is_integer() and value >= 0 else None
 
 
-def money(value: Any) -> float | None:
-    fits = type(value) in (int, float) and 0 <= value < 2**53
-    return float(value) if fits else None
+def money(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < 2**53 else None
 
 
-def as_dict(value: Any) -> JsonObject:
+def as_dict(value: object) -> JsonObject:
     return value if type(value) is dict else {}
 
 
-def as_str(value: Any) -> str:
+def as_str(value: object) -> str:
     return value if type(value) is str else ""
 
 
-def as_index(value: Any) -> int | None:
+def as_index(value: object) -> int | None:
     return value if type(value) is int else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import IPv6Address, ip_address
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
+from hermes.core.json_types import JsonMapping
 from hermes.providers.base import Capabilities, Provider, Route
 from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
@@ -29,8 +29,8 @@ class Prefill:
     """How a provider is given the beginning of an answer: the assistant's last message, with fields in it or in the body
     that say so. With `echoes` the answer begins with it again."""
 
-    message: Mapping[str, Any] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
+    message: JsonMapping = field(default_factory=dict)
+    body: JsonMapping = field(default_factory=dict)
     echoes: bool = False
 
 

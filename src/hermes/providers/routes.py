@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hermes.core.errors import ConfigError
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.spec import RouteChoice
 from hermes.providers.base import Credential, Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, api_mode_for
@@ -85,7 +85,7 @@ def of_provider(settings: Settings, provider: str, model: str | None = None) -> 
     return RouteChoice(provider=provider, model=model) if model else None
 
 
-def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteChoice | None:
+def of_session(settings: Settings, session: JsonMapping | None) -> RouteChoice | None:
     """The choice that a session's own model stands for; None is the configured one."""
     name = session["model"] if session else None
     if not session or not name:
@@ -108,7 +108,7 @@ def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
     return [(str(provider), str(model or "")) for provider, model in named if provider]
 
 
-def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _fallback_entry(entry: str | JsonMapping) -> JsonMapping:
     if not isinstance(entry, str):
         return entry
     provider, _, model = entry.partition("/")
@@ -163,7 +163,7 @@ def local(settings: Settings) -> Route:
     return replace(LOCAL, window_tokens=settings.model.context_length or context(settings))
 
 
-def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
+def fallback(settings: Settings, entry: str | JsonMapping) -> Route:
     """One entry of `fallback_providers`: a provider, `provider/model`, or a mapping."""
     entry = _fallback_entry(entry)
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
@@ -231,7 +231,7 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
     )
 
 
-def _models(entry: Provider) -> dict[str, dict[str, Any]]:
+def _models(entry: Provider) -> dict[str, JsonObject]:
     """`models` of a provider: a list of names, or a mapping of names to what is known of them."""
     models = entry.models or {}
     if isinstance(models, list):

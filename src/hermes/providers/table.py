@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from hermes.providers.base import Capabilities, JsonObject
+from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.providers.base import Capabilities
 from hermes.settings.schema import EFFORTS
 
 
@@ -39,7 +39,7 @@ class ModelFacts:
     forced_choice: bool = True
     json_schema: bool = False
     reasoning_content: Literal["refused", "accepted", "required"] = "refused"
-    call_extra: Mapping[str, Any] | None = None
+    call_extra: JsonMapping | None = None
     custom_tools: bool = False
 
 

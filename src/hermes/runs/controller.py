@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 from hermes.bus.peers import Operation, Stream
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import CLOSE_S_MAX, CONTROL_POLL_S
 from hermes.core.spec import Applied, Control
 from hermes.runs.live_run import LiveRun
@@ -110,7 +111,7 @@ class Controller:
     def streams(self) -> dict[str, Stream]:
         return {"batches": self._batches_for_peer}
 
-    async def _get_for_peer(self, run_id: str) -> dict[str, Any] | None:
+    async def _get_for_peer(self, run_id: str) -> JsonObject | None:
         known = run_id in self._engine.creating or self._engine.is_ephemeral(run_id)
         record = await self._engine.get_here(run_id) if known else None
         return encode_record(record) if record is not None else None
@@ -118,7 +119,7 @@ class Controller:
     async def _has_for_peer(self, run_id: str) -> bool:
         return run_id in self._engine.by_id
 
-    async def _control_for_peer(self, run_id: str, control: dict[str, Any]) -> Applied:
+    async def _control_for_peer(self, run_id: str, control: JsonObject) -> Applied:
         if run_id in self._engine.creating:
             await self._engine.get_here(run_id)
         return await self.control(run_id, Control(**control)) if run_id in self._engine.by_id else "unknown"
@@ -147,5 +148,5 @@ def _apply(live: LiveRun, control: Control) -> Applied:
         return "applied"
     questions = controls.approvals if control.control == "approve" else controls.clarifications
     who = {"by": control.by, "surface": control.surface, "credential": control.credential}
-    answer: Mapping[str, Any] = {**data, **who}
+    answer: JsonMapping = {**data, **who}
     return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"

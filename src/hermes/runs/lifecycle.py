@@ -10,9 +10,10 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core.events import Event, RunState
+from hermes.core.json_types import JsonObject
 from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 Execute = Callable[[LiveRun], Awaitable[Result]]
 # The last event of a run that failed for want of its store, and what one says that has nothing to tell.
-_STORE_FAILED: dict[str, Any] = {
+_STORE_FAILED: JsonObject = {
     "failure": "store_unavailable",
     "code": "session_db_unavailable",
     "error": "The store cannot be written to.",
     "retryable": True,
 }
-_NOTHING: dict[str, Any] = {"partial_row": None, "text_length": 0, "usage": {}}
+_NOTHING: JsonObject = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 class NotStarted(Exception):
@@ -55,7 +57,7 @@ class Lifecycle:
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[object]] = set()
 
     # --- starting -----------------------------------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class Lifecycle:
         shutdown = (
             stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
         )
-        nothing: dict[str, Any] = {**_NOTHING, "steps": 0}
+        nothing: JsonObject = {**_NOTHING, "steps": 0}
         if shutdown and spec.on_detach == "continue" and spec.persist:
             await live.log.emit("run.interrupted")
         elif shutdown or stop.reason not in (None, "deadline"):
@@ -272,7 +274,7 @@ class Lifecycle:
             return
         message = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, message)
-        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        end: JsonObject = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
         if isinstance(sys.exception(), StoreError):
             end = _STORE_FAILED
         try:
@@ -300,13 +302,13 @@ class Lifecycle:
         self._engine.by_id.pop(run_id, None)
         await self._engine.discard_unread(run_id)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._finished)
         return task
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
+    def _finished(self, task: asyncio.Task[object]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen; whoever waits for the run is told, and it is in the log

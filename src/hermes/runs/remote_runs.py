@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,19 +11,20 @@ import msgspec
 
 from hermes.bus.peers import PeerGone, Peers, name_of
 from hermes.core.events import Event, RunState
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import PEER_RUNS_KNOWN_MAX
 from hermes.core.processes import this_process
 from hermes.core.spec import Applied, Control, RunSpec
 from hermes.store.base import Row, RunRecord
 
-EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
+EncodedEvent = tuple[int, float, str, int, JsonObject]
 
 
 def encode_events(batch: Sequence[Event]) -> list[EncodedEvent]:
     return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 
 
-def encode_record(record: RunRecord) -> dict[str, Any]:
+def encode_record(record: RunRecord) -> JsonObject:
     """A record as it travels: no credential is in it, as none is in the store."""
     return {**{name: getattr(record, name) for name in _PLAIN}, "spec": record.spec.stored(), "state": record.state}
 
@@ -39,7 +40,7 @@ def _events(run_id: str, encoded: list[EncodedEvent]) -> list[Event]:
     return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in encoded]
 
 
-def _record(encoded: Mapping[str, Any]) -> RunRecord:
+def _record(encoded: JsonMapping) -> RunRecord:
     state = msgspec.convert(encoded["state"], RunState)
     return RunRecord(RunSpec.from_stored(encoded["spec"]), state, **{name: encoded[name] for name in _PLAIN})
 
@@ -90,7 +91,7 @@ class Elsewhere:
     def _name(self, run_id: str, holder: str) -> str:
         return self._known.get(run_id, "") if holder in ("", this_process()) else name_of(holder)
 
-    async def _ask(self, name: str, operation: str, *arguments: Any) -> Any:
+    async def _ask(self, name: str, operation: str, *arguments: object) -> Any:
         if not name:
             return None
         try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import JOB_CLAIM_S, JOB_LOOK_S
 from hermes.core.text import text_of
 from hermes.runs import schedule as schedules
@@ -75,7 +76,7 @@ class Scheduler:
                 await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else lost))
         return running
 
-    async def _begin(self, job: Job, now: float) -> dict[str, Any]:
+    async def _begin(self, job: Job, now: float) -> JsonObject:
         """Begin the run of a time that has come; what becomes different of the job's record.
 
         The run is named after job and time: whoever takes this time up again, after a crash in between, finds it there.
@@ -127,7 +128,7 @@ def _sooner(job: Job, now: float) -> float | None:
     return soonest if soonest is not None and soonest < at else None
 
 
-def _following(job: Job, now: float) -> dict[str, Any]:
+def _following(job: Job, now: float) -> JsonObject:
     """The time after this one; those that were missed in between are this one."""
     zone = schedules.zone_named(job["timezone"])
     return {"next_run_at": schedules.next_time(job["schedule"], now, zone, last=job["next_run_at"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 
 from hermes.bus.memory import MemoryBus
 from hermes.core.events import DURABLE, ENDING, Cuts, Event, RunState
+from hermes.core.json_types import JsonMapping
 from hermes.core.limits import HELD_S_MAX, PARTIAL_CHARS_MAX, START_HELD_S_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
@@ -40,7 +41,7 @@ class Commit(msgspec.Struct, eq=False):
 
     events: Sequence[Event] = ()
     rows: Sequence[Row] = ()
-    session: Mapping[str, Any] | None = None
+    session: JsonMapping | None = None
     closes: Sequence[str] = ()
     replaces: Sequence[int | None] = ()
     annotate: tuple[int, str] | None = None
@@ -312,7 +313,7 @@ class RunWriter:
         self,
         *events: Event,
         rows: Sequence[Row] = (),
-        session: Mapping[str, Any] | None = None,
+        session: JsonMapping | None = None,
         closes: Sequence[str] = (),
         sync: bool = False,
         hold: bool = False,
