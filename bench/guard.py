@@ -30,8 +30,9 @@ from hermes.core.spec import RunSpec
 from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
+from hermes.runs.commits import LogOutput
 from hermes.runs.control import Stop
-from hermes.runs.writer import LogOutput, RunWriter
+from hermes.runs.writer import RunWriter
 from hermes.server.render_chat import ChatRenderer
 from hermes.store.stores import AsyncStore, Store
 

@@ -227,11 +227,7 @@ class AIAgent(SingleCalls):
         return str(result["final_response"])
 
     async def _drive(
-        self,
-        turn: _Turn,
-        spec: RunSpec,
-        listen: bool,
-        tell: Callable[[Event, str | None], Awaitable[None]],
+        self, turn: _Turn, spec: RunSpec, listen: bool, tell: Callable[[Event, str | None], Awaitable[None]]
     ) -> Result:
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current

@@ -20,8 +20,9 @@ from hermes.bus.memory import MemoryBus
 from hermes.core.events import Cuts, Event, RunState, fold
 from hermes.core.limits import SWEEP_BATCH_ROWS
 from hermes.core.spec import Control, RouteChoice, RunSpec
+from hermes.runs.commits import LogOutput
 from hermes.runs.log import RunLog
-from hermes.runs.writer import LogOutput, RunWriter
+from hermes.runs.writer import RunWriter
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
 from hermes.store.stores import Async, Store, open_store
 

@@ -15,8 +15,8 @@ from hermes.core import message_marks
 from hermes.core.failures import Failure, explain
 from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import BYTES_PER_TOKEN, MESSAGES_AT_ONCE_MAX
+from hermes.runs.commits import Commit
 from hermes.runs.control import Stopped
-from hermes.runs.writer import Commit
 from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
 from hermes.tools.framework.round import last_answer

@@ -14,9 +14,9 @@ from hermes.core.failures import KINDS, Failure, error_code, explain
 from hermes.core.json_types import JsonObject, Message
 from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
+from hermes.runs.commits import Commit
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
-from hermes.runs.writer import Commit
 from hermes.store.base import LeaseLost, Row, StoreError
 
 log = logging.getLogger(__name__)

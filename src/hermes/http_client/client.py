@@ -18,15 +18,7 @@ from yarl import URL
 
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
-from hermes.http_client.exchange import (
-    Answer,
-    ConnectFailed,
-    Connection,
-    RequestTimeout,
-    Timeouts,
-    TlsFailed,
-    plain,
-)
+from hermes.http_client.exchange import Answer, ConnectFailed, Connection, RequestTimeout, Timeouts, TlsFailed, plain
 
 _P = TypeVar("_P", "Connection", "_Tunnel", "_Stream")
 

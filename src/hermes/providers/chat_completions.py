@@ -220,10 +220,7 @@ def _tool_result(message: Message, images: list[JsonObject]) -> Message:
 
 def _assistant(message: Message, facts: ModelFacts, *, reasoning: bool) -> Message:
     calls = [_call(call, facts if i == 0 else None) for i, call in enumerate(message.get("tool_calls") or [])]
-    wire: Message = {
-        "role": "assistant",
-        "content": base.text_of(message.get("content")) or (None if calls else ""),
-    }
+    wire: Message = {"role": "assistant", "content": base.text_of(message.get("content")) or (None if calls else "")}
     if calls:
         wire["tool_calls"] = calls
     opaque = base.opaque_items(message, API_MODE)

@@ -125,9 +125,7 @@ def _plain(schema: object, depth: int = 0) -> JsonObject:
 
 
 def _choice(
-    tools: Mapping[str, tuple[str, JsonObject]],
-    wanted: JsonObject | None,
-    tool_choice: str | JsonMapping | None,
+    tools: Mapping[str, tuple[str, JsonObject]], wanted: JsonObject | None, tool_choice: str | JsonMapping | None
 ) -> JsonObject:
     """One of the calls, or an answer; a caller may ask for a call, or for this one."""
     named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, Mapping) else None

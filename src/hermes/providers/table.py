@@ -73,12 +73,7 @@ _GPT_CHAT = ModelFacts(128 * _K, 16_384, refused=_STEERING | {"verbosity"}, outp
 _CLAUDE = ModelFacts(200 * _K, 64 * _K, prefill=True, cache=True)
 _CLAUDE_BUDGET = replace(_CLAUDE, reasoning=True, thinking="budget")
 _CLAUDE_46 = replace(
-    _CLAUDE,
-    prefill=False,
-    reasoning=True,
-    thinking="adaptive",
-    efforts=_LOW_TO_HIGH,
-    json_schema=True,
+    _CLAUDE, prefill=False, reasoning=True, thinking="adaptive", efforts=_LOW_TO_HIGH, json_schema=True
 )
 _CLAUDE_LONG = replace(
     _CLAUDE_46,

@@ -12,9 +12,10 @@ from hermes.bus.peers import Operation, Stream
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import CLOSE_S_MAX, CONTROL_POLL_S
 from hermes.core.spec import Applied, Control
+from hermes.runs.commits import Commit
 from hermes.runs.live_run import LiveRun
 from hermes.runs.remote_runs import EncodedEvent, encode_events, encode_record, encode_row
-from hermes.runs.writer import Commit, LogEnded
+from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 
 if TYPE_CHECKING:

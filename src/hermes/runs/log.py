@@ -12,9 +12,10 @@ from hermes.bus.peers import Peers
 from hermes.core.events import Event, RunState
 from hermes.core.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.guards.secrets import Secrets
+from hermes.runs.commits import LogOutput
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.remote_runs import Elsewhere
-from hermes.runs.writer import LogOutput, RunWriter
+from hermes.runs.writer import RunWriter
 from hermes.store.base import RunRecord
 from hermes.store.stores import AsyncRuns
 
@@ -26,12 +27,7 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        bus: MemoryBus,
-        *,
-        window_s: float = 0.02,
-        journal: Path | None = None,
-        elsewhere: Elsewhere | None = None,
+        self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None, elsewhere: Elsewhere | None = None
     ) -> None:
         self.bus = bus
         self.elsewhere = elsewhere or Elsewhere(Peers(None))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hermes.core.events import Cuts, packed_size
 from hermes.core.limits import JOURNALED_S_MAX, PARTIAL_S_MAX
 from hermes.guards.secrets import StreamMask
@@ -16,44 +18,35 @@ if TYPE_CHECKING:
     from hermes.runs.writer import RunWriter
 
 
-class Stream:
+class Stream(msgspec.Struct, eq=False):
     """A text that is growing: a message's text or reasoning, or one output of a tool.
 
     `pieces` is all that was written, `length` how much of it was given out, `saved…` how much the store knows, and
-    `journal…` is its place in the journal.
+    `journal…` is its place in the journal. It is `completed` when a commit that closes it is on its way.
     """
 
-    __slots__ = (
-        "completed",
-        "cuts",
-        "fixed",
-        "form",
-        "id",
-        "journal",
-        "journal_ms",
-        "journal_number",
-        "journal_seq",
-        "kind",
-        "last_seq",
-        "length",
-        "mask",
-        "pieces",
-        "saved_cuts",
-        "saved_length",
-        "saved_seq",
-        "step",
-        "type",
-    )
+    id: str
+    kind: str
+    type: str
+    step: int
+    fixed: dict[str, str]
+    mask: StreamMask
+    pieces: list[str] = []
+    cuts: Cuts = msgspec.field(default_factory=Cuts)
+    length: int = 0
+    last_seq: int = 0
+    saved_seq: int = 0
+    saved_length: int = 0
+    saved_cuts: int = 0
+    journal: JournalFile | None = None
+    journal_number: int = 0
+    journal_seq: int = 0
+    journal_ms: int = 0
+    completed: bool = False
 
-    def __init__(self, id_: str, kind: str, type_: str, step: int, fixed: dict[str, str], mask: StreamMask) -> None:
-        self.id, self.kind, self.type, self.step, self.fixed, self.mask = id_, kind, type_, step, fixed, mask
-        self.form: str = fixed.get("form") or fixed.get("stream") or ""
-        self.pieces: list[str] = []
-        self.length = self.last_seq = self.saved_seq = self.saved_length = self.saved_cuts = 0
-        self.journal: JournalFile | None = None
-        self.journal_number = self.journal_seq = self.journal_ms = 0
-        self.completed = False  # a commit that closes it is on its way
-        self.cuts = Cuts()
+    @property
+    def form(self) -> str:
+        return self.fixed.get("form") or self.fixed.get("stream") or ""
 
     @property
     def text(self) -> str:

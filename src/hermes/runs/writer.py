@@ -3,82 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-import msgspec
-
-from hermes.bus.memory import MemoryBus
 from hermes.core.events import DURABLE, ENDING, Cuts, Event, RunState
 from hermes.core.json_types import JsonMapping
 from hermes.core.limits import HELD_S_MAX, PARTIAL_CHARS_MAX, START_HELD_S_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
-from hermes.runs.journal import TailJournal
-from hermes.runs.streams import Saver, Stream
+from hermes.runs.commits import Commit, LogOutput, Pending
+from hermes.runs.streams import Stream
 from hermes.store.base import Partial, Row
 from hermes.store.stores import AsyncRuns
 
 
 class LogEnded(Exception):
     """The log has its last event; nothing can follow it."""
-
-
-# Volatile text in the order in which it came, by its stream. What has no stream is the data of a `tool.drafted`.
-Pending = list[tuple[Stream | None, Any]]
-
-
-class Commit(msgspec.Struct, eq=False):
-    """Something on its way to the store: durable events, or, without any, the texts that have grown.
-
-    `closes` are the streams that end with it; `replaces` and `annotate` are for stored messages, as in `Runs.append`.
-    `prepare` completes the events once the text that came before them (`before`) has been given out; `then` follows the
-    commit before anything else does. With `hold` it is committed together with what follows in a moment, and nobody
-    waits for it.
-    """
-
-    events: Sequence[Event] = ()
-    rows: Sequence[Row] = ()
-    session: JsonMapping | None = None
-    closes: Sequence[str] = ()
-    replaces: Sequence[int | None] = ()
-    annotate: tuple[int, str] | None = None
-    sync: bool = False
-    prepare: Callable[[], None] | None = None
-    then: Callable[[], None] | None = None
-    hold: bool = False
-    before: Pending = []
-    done: asyncio.Future[None] | None = None
-
-    @property
-    def shares(self) -> bool:
-        return bool(self.events) and not self.replaces and self.annotate is None
-
-    def join(self, later: Commit) -> None:
-        """Take over what another commit of the same transaction has."""
-        self.events, self.rows = [*self.events, *later.events], [*self.rows, *later.rows]
-        self.closes = [*self.closes, *later.closes]
-        self.session, self.annotate = later.session or self.session, later.annotate or self.annotate
-        self.replaces, self.sync = later.replaces or self.replaces, later.sync or self.sync
-
-    def follows(self) -> bool:
-        """Whether it may share a transaction with what is before it: no text comes between, or none that stays open."""
-        if not self.before:
-            return self.shares
-        return self.shares and all(stream is not None and stream.id in self.closes for stream, _ in self.before)
-
-
-class LogOutput(msgspec.Struct, eq=False):
-    """Where the logs of a process go. With a `journal` deltas are in a file before readers have them; text that comes
-    within `window_s` is one delta."""
-
-    bus: MemoryBus
-    window_s: float = 0.02
-    journal: TailJournal | None = None
-    saver: Saver = msgspec.field(default_factory=Saver)
-    clock: Callable[[], float] = time.time
 
 
 def _seen(done: asyncio.Future[None]) -> None:
@@ -160,19 +101,14 @@ class RunWriter:
         self._write(stream, text)
 
     def reasoning(self, message_id: str, text: str, form: str) -> None:
-        """Reasoning of a message; its form is that of its beginning."""
-        stream_id = f"{message_id}:reasoning"
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            stream = self._open(stream_id, "reasoning", "reasoning.delta", {"message_id": message_id, "form": form})
+        """The form of all reasoning of a message is that of its beginning."""
+        stream_id, fixed = f"{message_id}:reasoning", {"message_id": message_id, "form": form}
+        stream = self._streams.get(stream_id) or self._open(stream_id, "reasoning", "reasoning.delta", fixed)
         self._write(stream, text)
 
     def output(self, call_id: str, text: str, name: str = "stdout") -> None:
-        stream_id = f"{call_id}/{name}"
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            stream = self._open(stream_id, "tool", "tool.output", {"call_id": call_id, "stream": name})
-        self._write(stream, text)
+        stream_id, fixed = f"{call_id}/{name}", {"call_id": call_id, "stream": name}
+        self._write(self._streams.get(stream_id) or self._open(stream_id, "tool", "tool.output", fixed), text)
 
     def drafted(self, message_id: str, index: int, name: str) -> None:
         """The model has begun to write a call: shown live, kept nowhere."""
