@@ -185,7 +185,7 @@ class Admissions:
             known = lease.begun.said if lease.begun is not None else None
             history = spec.history if known is None else known
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
-        self._engine.creating[spec.run_id] = asyncio.Event()
+        self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
         return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
 
     async def _acquire_session(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:

@@ -67,7 +67,7 @@ class RunEngine:
         self.store, self.log, self.limits = store, run_log, limits or EngineLimits()
         self.by_id: dict[str, LiveRun] = {}
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
-        self.creating: dict[str, asyncio.Event] = {}
+        self.creating: dict[str, asyncio.Future[None]] = {}
         self.draining = False
         self._ephemeral = ephemeral
         self._ephemeral_ids: set[str] = set()
@@ -123,7 +123,7 @@ class RunEngine:
 
     def mark_created(self, run_id: str) -> None:
         if (coming := self.creating.pop(run_id, None)) is not None:
-            coming.set()
+            coming.set_result(None)
 
     def is_ephemeral(self, run_id: str) -> bool:
         return run_id in self._ephemeral_ids
@@ -190,7 +190,7 @@ class RunEngine:
         if record is None and coming is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S_MAX):
-                    await coming.wait()
+                    await asyncio.shield(coming)
             record = await self._recorded(run_id)
         if record is not None and self.log.resume is not None:
             await self.log.resume(record)
