@@ -43,12 +43,16 @@ class Place:
         self.home, self.folder, self.model, self._stack = home, folder, model, stack
         self.env = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home), "HOME": str(folder)}
         self.server: subprocess.Popen[str] | None = None
+        self.more, self.shared, self.options = "", False, ("", "")
         folder.mkdir()
         home.mkdir(mode=0o700)
         self.configure()
 
     def configure(self, more: str = "") -> None:
+        self.more = more
         text = f"model: {{default: m, base_url: '{self.model.url}/v1'}}\n{SETTINGS}{more}"
+        if self.shared:
+            text = text.replace("backend: local", f"backend: local, workspaces: ['{self.folder}']")
         write_private(self.home / "config.yaml", text)
 
     def script(self, *replies: Reply) -> None:
@@ -88,7 +92,9 @@ class Place:
         return made
 
     def serve(self, *words: str) -> None:
-        """A server of the home beside the command."""
+        """A server of the home beside the command, which may work in the command's folder."""
+        self.shared = True
+        self.configure(self.more)
         self.server = self.start("gateway", "run", *(words or ("--port", "0")))
         assert self.server.stdout is not None
         assert "listening" in self.server.stdout.readline(), self.server.communicate()

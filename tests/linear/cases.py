@@ -45,14 +45,13 @@ from hermes.server.render_chat import ChatRenderer
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.server.render_session import SessionRenderer, turn_messages
-from hermes.services import session_markdown
+from hermes.services import session_markdown, skills
 from hermes.settings import check as config_check
 from hermes.settings import files as config_files
 from hermes.settings import splice as config_splice
 from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
 from hermes.tools import images, mcp_names, pages, patching, rg_fallback
-from hermes.tools import skill_files as skills
 from hermes.tools.framework import arguments
 from hermes.tools.framework.registry import ToolError, render
 from hermes.tools.framework.result_limits import ResultLimiter
@@ -913,7 +912,7 @@ texts(
 )
 texts(
     "a skill",
-    "tools.skill_files",
+    "services.skills",
     skills.front_matter,
     ["---\n", "a: b\n", "---", "\n", "name: a\n---\n"],
     large=200_000,

@@ -14,7 +14,7 @@ from agent.house import House
 from hermes.core.spec import Control
 from hermes.guards.secrets import Secrets
 from hermes.runs.scheduler import Scheduler
-from hermes.tools.cronjob import made
+from hermes.services.jobs import new_job
 from support.model_server import ModelServer, Reply
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -43,7 +43,7 @@ class Plan:
         return Scheduler(self.house.engine, self.house.app.store.jobs, lambda: parallel, self.clock)
 
     async def add(self, schedule: str, **fields: Any) -> Json:
-        job = made({"schedule": schedule, "prompt": "Say hi.", **fields}, self.clock.now, "Europe/Berlin", Secrets())
+        job = new_job({"schedule": schedule, "prompt": "Say hi.", **fields}, self.clock.now, "Europe/Berlin", Secrets())
         return await self.house.engine.store.jobs.create(job)  # type: ignore[no-any-return]
 
     async def job(self, job: Json) -> Json:

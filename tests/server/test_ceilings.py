@@ -15,8 +15,8 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import spec_of
 from hermes.runs.scheduler import Scheduler
+from hermes.services.jobs import new_job
 from hermes.store.base import Row
-from hermes.tools.cronjob import made
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, eventually, offered, refused, told, user
@@ -98,7 +98,7 @@ async def _job(api: Api) -> None:
 
 def _record(**fields: Any) -> Json:
     """A job of the owner's that says nothing of ceilings."""
-    job = made({"schedule": "every 1h", "prompt": "hi", **fields}, time.time(), "UTC", Secrets())
+    job = new_job({"schedule": "every 1h", "prompt": "hi", **fields}, time.time(), "UTC", Secrets())
     return {**job, "owner": "limited", "next_run_at": time.time() - 1}
 
 

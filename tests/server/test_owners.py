@@ -18,8 +18,8 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import spec_of
 from hermes.runs.scheduler import Scheduler
+from hermes.services.jobs import new_job
 from hermes.store.base import SessionNotFound
-from hermes.tools.cronjob import made
 from support.model_server import Call, Reply
 
 from .clients import Json, eventually, refused, told, user
@@ -161,7 +161,7 @@ async def test_admin_turn_in_session_keeps_owner(owned: Owned) -> None:
 
 
 def _job(**fields: Any) -> Json:
-    job = made({"schedule": "every 1h", "prompt": "Go on.", **fields}, time.time(), "UTC", Secrets())
+    job = new_job({"schedule": "every 1h", "prompt": "Go on.", **fields}, time.time(), "UTC", Secrets())
     return {**job, "owner": "ben", "session_id": SESSION, "next_run_at": time.time() - 1}
 
 

@@ -10,8 +10,8 @@ import pytest
 from hermes.cli.main import main
 from hermes.core import home
 from hermes.core.ids import scope_name
+from hermes.services.skills import find_skills
 from hermes.settings import config
-from hermes.tools.skill_files import find_skills
 from support.model_server import Call, Reply
 
 from .clients import Json, system_of, told, user

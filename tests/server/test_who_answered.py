@@ -23,7 +23,6 @@ SETTINGS: Json = {"terminal": {"backend": "local"}}
 ANSWERS: dict[str, tuple[Json, tuple[str, str]]] = {
     "owner": (bearer(ANNA), ("anna", "api")),
     "admin": ({}, ("default", "api")),
-    "command line": ({"X-Hermes-Door": "the-token-of-this-home"}, ("default", "cli")),
 }
 
 
@@ -51,7 +50,6 @@ async def resolved(api: Api, run_id: str) -> dict[str, Any]:
 @pytest.mark.parametrize("by", ANSWERS)
 async def test_approval_records_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
     api = await start(Reply(tool_calls=[RISKY]), Reply(text="Done."), keys=KEYS, settings=SETTINGS)
-    api.adapter.door = "the-token-of-this-home"
     run_id = await asked(api, ANNA, "pending_approvals")
     headers, expected = ANSWERS[by]
     with caplog.at_level(logging.INFO, "hermes"):
@@ -67,7 +65,6 @@ async def test_approval_records_credential(start: Start, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("by", ANSWERS)
 async def test_clarify_answer_records_credential(start: Start, caplog: pytest.LogCaptureFixture, by: str) -> None:
     api = await start(Reply(tool_calls=[QUESTION]), Reply(text="Done."), keys=KEYS, toolsets=["clarify"])
-    api.adapter.door = "the-token-of-this-home"
     run_id = await asked(api, ANNA, "pending_question")
     headers, expected = ANSWERS[by]
     with caplog.at_level(logging.INFO, "hermes"):

@@ -9,10 +9,12 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import KEY, House, Json
+from hermes.core import limits
+from hermes.core.errors import ServiceError
 from hermes.runs.schedule import GRAMMAR
+from hermes.services import jobs as jobs_service
 from hermes.tools import cronjob, terminal
 from hermes.tools.framework import toolsets
-from hermes.tools.framework.registry import ToolError
 from support.model_server import Call, ModelServer, Reply
 
 RECORD = {
@@ -131,7 +133,7 @@ async def test_rejected_cronjob_update_changes_nothing(jobs: House, server: Mode
     assert (await call(jobs, server, action="update", job_id=job["id"], schedule="99m 3"))["code"] == "bad_schedule"
     assert (await call(jobs, server, action="update", job_id=job["id"]))["code"] == "invalid_arguments"
     kept = await jobs.app.store.jobs.get(job["id"])
-    assert kept is not None and cronjob.shown(kept) == job
+    assert kept is not None and jobs_service.public_fields(kept) == job
 
 
 async def test_cronjob_script_needs_terminal_tool(jobs: House, server: ModelServer) -> None:
@@ -152,11 +154,11 @@ async def test_cronjob_list_includes_paused_on_request(jobs: House, server: Mode
 
 def test_cronjob_record_of_older_version() -> None:
     old = {"id": "0" * 12, "name": "old", "enabled": True, "owner": "default"}
-    assert cronjob.shown(old).items() >= {"script": None, "effort": None, "continuity": False}.items()
+    assert jobs_service.public_fields(old).items() >= {"script": None, "effort": None, "continuity": False}.items()
 
 
 async def test_cronjob_limit(jobs: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cronjob, "JOBS_MAX", 1)
+    monkeypatch.setattr(limits, "JOBS_MAX", 1)
     await create(jobs, server)
     answer = await call(jobs, server, action="create", schedule="30m", prompt="One more.")
     assert answer["code"] == "limit_reached"
@@ -193,12 +195,12 @@ async def test_cronjob_times_use_configured_timezone(make_house: MakeHouse, serv
 def test_cronjob_record_without_tool() -> None:
     from hermes.guards.secrets import Secrets
 
-    job = cronjob.made({"schedule": "30m", "prompt": "x", "session_id": "s"}, 1e9, "UTC", Secrets())
+    job = jobs_service.new_job({"schedule": "30m", "prompt": "x", "session_id": "s"}, 1e9, "UTC", Secrets())
     assert set(job) | {"id"} == RECORD and job["session_id"] == "s"
-    moved = cronjob.changed(job, {"timezone": "Asia/Tokyo"}, 1e9, Secrets())
+    moved = jobs_service.job_changes(job, {"timezone": "Asia/Tokyo"}, 1e9, Secrets())
     assert moved["timezone"] == "Asia/Tokyo"
-    with pytest.raises(ToolError, match="time zone"):
-        cronjob.changed(job, {"timezone": "Nowhere"}, 1e9, Secrets())
+    with pytest.raises(ServiceError, match="time zone"):
+        jobs_service.job_changes(job, {"timezone": "Nowhere"}, 1e9, Secrets())
 
 
 async def test_cronjob_is_not_offered_when_cron_is_disabled(make_house: MakeHouse, server: ModelServer) -> None:

@@ -13,8 +13,7 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import House, Json
 from hermes.core import limits
-from hermes.tools import skills
-from hermes.tools.skill_files import find_skills, front_matter
+from hermes.services.skills import find_skills, front_matter
 from hermes.tools.skills import LIST, MANAGE, TOOLS, VIEW
 from support.model_server import Call, ModelServer, Reply
 
@@ -158,14 +157,14 @@ async def test_skill_file_link_is_not_read(house: House, server: ModelServer, tm
 
 
 async def test_skill_large_and_binary_files(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skills, "SKILL_FILE_BYTES_MAX", 1000)
+    assert limits.SKILL_FILE_BYTES_MAX == 2**20
+    monkeypatch.setattr(limits, "SKILL_FILE_BYTES_MAX", 1000)
     folder = put(house.home.skills, references__fits="x" * 1000, references__large="x" * 1001)
     (folder / "references" / "binary").write_bytes(b"\x89PNG\0")
     names = [{"name": "brew-tea", "file_path": f"references/{name}"} for name in ("fits", "large", "binary")]
     fits, large, binary = await asked(house, server, VIEW, *names)
     assert fits["content"] == "x" * 1000
     assert (large["code"], binary["code"]) == ("too_large", "binary_file")
-    assert limits.SKILL_FILE_BYTES_MAX == 2**20
 
 
 async def test_skill_injection_text_is_fenced(house: House, server: ModelServer) -> None:
@@ -254,7 +253,7 @@ BIG_BODY = limits.SKILL_CHARS_MAX - len(skill_text(body=""))
 async def test_skill_manage_rejects_invalid_changes(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, change: Json, code: str | None
 ) -> None:
-    monkeypatch.setattr(skills, "SKILL_FILE_BYTES_MAX", 1000)
+    monkeypatch.setattr(limits, "SKILL_FILE_BYTES_MAX", 1000)
     house.home.path.mkdir(exist_ok=True)
     house.home.env_file.write_text(f"SOME_TOKEN={SECRET}\n")
     put(house.home.skills)

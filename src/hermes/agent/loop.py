@@ -33,8 +33,8 @@ from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools.framework import arguments
+from hermes.tools.framework.calls import Outcome
 from hermes.tools.framework.registry import Answer
-from hermes.tools.framework.round import Outcome
 
 log = logging.getLogger(__name__)
 

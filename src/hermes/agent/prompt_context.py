@@ -23,8 +23,8 @@ from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
 from hermes.sandbox.choose import choose_backend
 from hermes.sandbox.proxy import network_of
-from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
-from hermes.tools.skill_files import find_skills
+from hermes.services.memory import FILES, SEPARATOR, Target, memory_file
+from hermes.services.skills import find_skills
 
 if TYPE_CHECKING:
     from hermes.core.home import Home

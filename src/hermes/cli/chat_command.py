@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hermes.cli.chat_loop import Chat
-    from hermes.cli.session import Conversation
+    from hermes.cli.conversation import Conversation
     from hermes.core.home import Home
 
 EXIT_INTERRUPTED = 130
@@ -46,7 +46,7 @@ def _document(args: argparse.Namespace, home: Home) -> int:
 
 
 async def _talk(args: argparse.Namespace, home: Home, at_terminal: bool) -> int:
-    from hermes.cli.session import conversation, exit_code
+    from hermes.cli.conversation import conversation, exit_code
 
     async with conversation(args, home, answerable=at_terminal, aloud=not at_terminal) as talk:
         if at_terminal:

@@ -15,14 +15,15 @@ from typing import Any
 from rich.text import Text
 
 from hermes.cli import attach, slash
-from hermes.cli.door import Json, ServerLost
+from hermes.cli.agents import ServerLost
+from hermes.cli.conversation import EXIT_FAILED, Conversation, here
+from hermes.cli.output import Json
 from hermes.cli.screen import Lines, Open, Screen, choices
-from hermes.cli.session import EXIT_FAILED, Conversation, here
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
 from hermes.core.limits import CLOSE_S_MAX
+from hermes.core.result import Result
 from hermes.core.spec import Content
-from hermes.runs.engine import Result
 from hermes.sandbox.choose import choose_backend
 
 log = logging.getLogger(__name__)
@@ -249,7 +250,7 @@ class Chat:
             await self.stop()
             await asyncio.wait([self._working], timeout=CLOSE_S_MAX)
         if self.deletes and self.talk.saved:
-            await self.talk.db.delete_session(self.talk.session_id, True)
+            await self.talk.sessions.delete_session(self.talk.session_id, True)
 
     # --- what stands on the screen ------------------------------------------------------------------------------------
 
@@ -264,15 +265,17 @@ class Chat:
 
     async def _greet(self) -> None:
         talk = self.talk
-        route = await talk.route()
-        self.route = f"{route.provider}/{route.model}"
-        sandbox = (await talk.blocking(partial(choose_backend, talk.settings))).name
+        self.route = await talk.model_name()
         session = await talk.session()
         named = f"session {talk.session_id}"
         if session:
             named = f"{session['title'] or talk.session_id}, {counted(session['message_count'], 'message')}"
-        facts = [self.route, shown_path(here()), sandbox, named if talk.saved else "not kept"]
-        facts += ["through the server"] if talk.door.kind == "server" else []
+        if talk.remote:
+            facts = [*filter(None, [self.route]), talk.place, named]
+        else:
+            sandbox = (await talk.blocking(partial(choose_backend, talk.settings))).name
+            facts = [self.route, shown_path(here()), sandbox, named if talk.saved else "not kept"]
+            facts += ["through the server"] if talk.server else []
         facts += ["no approvals"] if talk.yolo else []
         if isinstance(self.screen, Screen):
             head = Text.assemble(("Hermes", "bold cyan"), (f" · {' · '.join(facts)}", "dim"))

@@ -10,67 +10,45 @@ from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hermes.cli import output
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
-from hermes.cli.output import (
-    Busy,
-    Json,
-    NotFound,
-    UsageError,
-    confirmed,
-    mask,
-    note,
-    print_redacted,
-    resolve_name,
-    secrets,
-    silence_logs,
-    tool_errors_as_cli,
-)
+from hermes.cli.output import Json, UsageError, note, print_redacted, service_errors
 from hermes.cli.session_maintenance import opened
+from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
-from hermes.core.formatting import columns, iso, local, one_line, span, with_iso, words
+from hermes.core.formatting import iso, local, one_line, span, with_iso, words
 from hermes.core.home import Home, is_served
+from hermes.core.limits import JOBS_MAX
+from hermes.core.spec import Control, RunSpec
+from hermes.runs.jobs import begun, spec_of
+from hermes.services import jobs as service
 from hermes.settings import config
 from hermes.settings.schema import EFFORTS
+from hermes.store.jobs import Jobs
+from hermes.store.runs import Runs
 
 if TYPE_CHECKING:
-    from hermes.core.spec import RunSpec
-    from hermes.store.jobs import Jobs
-    from hermes.store.sessions import SessionDB
     from hermes.store.stores import Store
 
 EXIT_INTERRUPTED = 130
 _MORE = ("provider", "repeat", "session_id", "timezone", "schedule")
 
 
-def _jobs(db: SessionDB) -> Jobs:
-    from hermes.store.jobs import Jobs
-
-    return Jobs(db.engine)
-
-
-def _job(jobs: Jobs, text: str) -> Json:
+def _find(jobs: Jobs, text: str) -> Json:
     """The job that is meant, by its id, the beginning of it, or its name."""
-    known = {job["id"]: job for job in jobs.list()}
-    named = [job_id for job_id, job in known.items() if job["name"] == text]
-    return known[named[0] if len(named) == 1 else resolve_name(text, known, "job", "hermes cron list")]
+    by_id = {job["id"]: job for job in jobs.list()}
+    named = [job_id for job_id, job in by_id.items() if job["name"] == text]
+    return by_id[named[0] if len(named) == 1 else output.resolve_name(text, by_id, "job", "hermes cron list")]
 
 
-def _when(job: Json) -> str:
-    """The next time of a job in words."""
+def _next_time(job: Json) -> str:
     if not job["enabled"] or job["next_run_at"] is None:
         return str(job["state"])
     left = job["next_run_at"] - time.time()
     return f"in {span(left)} ({local(job['next_run_at'])})" if left > 0 else f"due since {span(-left)}"
 
 
-def _shown(job: Json) -> Json:
-    from hermes.tools.cronjob import shown
-
-    told: Json = with_iso(shown(job))
-    return told
-
-
-def _say_unserved(home: Home) -> None:
+def _note_unserved(home: Home) -> None:
     if not is_served(home):
         note("No server is up to run jobs. Try: hermes gateway run")
 
@@ -80,69 +58,66 @@ def _say_unserved(home: Home) -> None:
 
 def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
-        known = _jobs(db).list()
-    found = known if args.all else [job for job in known if job["enabled"]]
-    rows = [(job["id"], job["name"], job["schedule_display"], _when(job), job["last_status"] or "-") for job in found]
-    print_redacted(args, home, {"jobs": [_shown(job) for job in found]}, columns(rows, 1))
-    if not known:
+        jobs = Jobs(db.engine).list()
+    shown = jobs if args.all else [job for job in jobs if job["enabled"]]
+    rows = [
+        (job["id"], job["name"], job["schedule_display"], _next_time(job), job["last_status"] or "-") for job in shown
+    ]
+    document = {"jobs": [with_iso(service.public_fields(job)) for job in shown]}
+    print_table(args, home, document, rows, flexible=1)
+    if not jobs:
         note('There are no jobs. Try: hermes cron create "every 1d" "Say what is new."')
-    if hidden := len(known) - len(found):
+    if hidden := len(jobs) - len(shown):
         note(f"Not shown: {hidden} paused or finished. Try: hermes cron list --all")
-    if any(job["enabled"] for job in found):
-        _say_unserved(home)
+    if any(job["enabled"] for job in shown):
+        _note_unserved(home)
 
 
 def _runs(args: Args, home: Home) -> None:
-    from hermes.runs.jobs import ended
-    from hermes.store.runs import Runs
-
     with opened(home) as db:
-        job = _job(_jobs(db), args.id)
-        found, texts, _ = Runs(db.engine).page(owner=job["owner"], limit=args.limit, job_id=job["id"])
-    rows: list[Json] = [
-        {"run_id": one.spec.run_id, "status": ended(one.state, texts.get(one.state.final_row or 0))["last_status"]}
-        | {"session_id": one.spec.session_id}
-        | {"started_at": one.state.started_at, "finished_at": one.state.ended_at, "error": one.state.error or None}
-        for one in found
-    ]
-    about = ["" if one["status"] == "silent" else one["error"] or one["session_id"] for one in rows]
-    lines = [
-        (one["run_id"], one["status"], local(one["started_at"]), text) for one, text in zip(rows, about, strict=True)
-    ]
-    print_redacted(args, home, {"job_id": job["id"], "runs": with_iso(rows)}, columns(lines, 3))
-    if not found:
-        note("It has not run yet.")
+        job = _find(Jobs(db.engine), args.id)
+        runs = service.job_history(Runs(db.engine), job, args.limit)
+    rows = []
+    for run in runs:
+        about = "" if run["status"] == "silent" else run["error"] or run["session_id"]
+        rows.append((run["run_id"], run["status"], local(run["started_at"]), about))
+    document = {"job_id": job["id"], "runs": with_iso(runs)}
+    print_table(args, home, document, rows, flexible=3, empty="It has not run yet.")
 
 
 def _status(args: Args, home: Home) -> None:
     now, enabled = time.time(), config.load(home).cron.enabled
     with opened(home) as db:
-        found = _jobs(db).list()
-    active = [job for job in found if job["enabled"] and job["next_run_at"] is not None]
+        jobs = Jobs(db.engine).list()
+    active = [job for job in jobs if job["enabled"] and job["next_run_at"] is not None]
     upcoming = min((job["next_run_at"] for job in active), default=None)
-    document = {"enabled": enabled, "server_running": is_served(home), "jobs": len(found), "active": len(active)}
-    document |= {"due": sum(job["next_run_at"] <= now for job in active)}
-    document |= {"running": sum(job["last_status"] == "running" for job in found)}
+    document = {
+        "enabled": enabled,
+        "server_running": is_served(home),
+        "jobs": len(jobs),
+        "active": len(active),
+        "due": sum(job["next_run_at"] <= now for job in active),
+        "running": sum(job["last_status"] == "running" for job in jobs),
+    }
     lines = [f"{name.replace('_', ' ')}: {value}" for name, value in document.items()]
     lines.append(f"next: {local(upcoming) if upcoming else 'never'}")
     print_redacted(args, home, {**document, "next_run_at": iso(upcoming)}, lines)
     if not enabled:
         note("Jobs are turned off. Try: hermes config set cron.enabled true")
     else:
-        _say_unserved(home)
+        _note_unserved(home)
 
 
 # ---- changing
 
 
 def _fields(args: Args, home: Home) -> Json:
-    """What was given of a job, checked as far as the record itself is not."""
+    """The fields of a job that were given, checked as far as the record itself is not."""
     from hermes.sandbox.choose import workspace_of
-    from hermes.tools.cronjob import GIVEN
     from hermes.tools.framework import toolsets
 
     settings = config.load(home)
-    given = {name: value for name in (*GIVEN, *_MORE) if (value := getattr(args, name, None)) is not None}
+    given = {name: value for name in (*service.GIVEN, *_MORE) if (value := getattr(args, name, None)) is not None}
     if given.get("prompt") == "-":
         given["prompt"] = sys.stdin.read()
     known = {*toolsets.DEFAULTS, *toolsets.of_servers(settings)}
@@ -158,59 +133,50 @@ def _fields(args: Args, home: Home) -> Json:
 
 
 def _create(args: Args, home: Home) -> None:
-    from hermes.core.limits import JOBS_MAX
     from hermes.runs.schedule import next_times, zone_named
-    from hermes.tools.cronjob import made
 
     fields, now = _fields(args, home), time.time()
-    with tool_errors_as_cli():
-        job = made(fields, now, fields.get("timezone", config.load(home).timezone), secrets(home))
+    with service_errors():
+        job = service.new_job(fields, now, fields.get("timezone", config.load(home).timezone), output.secrets(home))
     with opened(home, "make") as db:
-        jobs = _jobs(db)
+        jobs = Jobs(db.engine)
         if len(jobs.list(owner="default")) >= JOBS_MAX:
             raise UsageError(f"There are {JOBS_MAX} jobs already.", hint="hermes cron remove ID")
         job = jobs.create(job | {"owner": "default", "origin": {"source": "cli", "session_id": None}})
     times = next_times(job["schedule"], now, zone_named(job["timezone"]))
     lines = [f"{job['id']}  {one_line(job['name'])}  {job['schedule_display']}", *(f"  {when}" for when in times)]
-    print_redacted(args, home, {"job": _shown(job), "next_times": times}, lines)
-    _say_unserved(home)
+    print_redacted(args, home, {"job": with_iso(service.public_fields(job)), "next_times": times}, lines)
+    _note_unserved(home)
 
 
-def _change(change: Callable[[Args, Home], Callable[[Json, float], Json]]) -> Callable[[Args, Home], None]:
-    """An action that changes a job, given what it changes."""
-
-    def action(args: Args, home: Home) -> None:
-        with opened(home, "change") as db, tool_errors_as_cli("hermes cron edit ID --schedule SCHEDULE"):
-            jobs = _jobs(db)
-            job = _job(jobs, args.id)
-            job = jobs.update(job["id"], **change(args, home)(job, time.time())) or job
-        print_redacted(args, home, {"job": _shown(job)}, [f"{job['id']}  {one_line(job['name'])}  {_when(job)}"])
-        if job["enabled"]:
-            _say_unserved(home)
-
-    return action
+def _change(args: Args, home: Home, changes: Callable[[Json, float], Json]) -> None:
+    with opened(home, "change") as db, service_errors("hermes cron edit ID --schedule SCHEDULE"):
+        jobs = Jobs(db.engine)
+        job = _find(jobs, args.id)
+        job = jobs.update(job["id"], **changes(job, time.time())) or job
+    line = f"{job['id']}  {one_line(job['name'])}  {_next_time(job)}"
+    print_redacted(args, home, {"job": with_iso(service.public_fields(job))}, [line])
+    if job["enabled"]:
+        _note_unserved(home)
 
 
-def _edited(args: Args, home: Home) -> Callable[[Json, float], Json]:
-    from hermes.tools.cronjob import changed
-
+def _edit(args: Args, home: Home) -> None:
     fields = _fields(args, home)
     if not fields:
         raise UsageError("Nothing was given that is to change.", hint="hermes cron edit --help")
-    return lambda job, now: changed(job, fields, now, secrets(home))
+    _change(args, home, lambda job, now: service.job_changes(job, fields, now, output.secrets(home)))
 
 
-def _paused_or_resumed(args: Args, home: Home) -> Callable[[Json, float], Json]:
-    from hermes.tools.cronjob import paused, resumed
-
-    return paused if args.action == "pause" else resumed
+def _switch(args: Args, home: Home) -> None:
+    _change(args, home, service.pause_changes if args.action == "pause" else service.resume_changes)
 
 
 def _remove(args: Args, home: Home) -> int:
     with opened(home, "change") as db:
-        jobs = _jobs(db)
-        job = _job(jobs, args.id)
-        if not confirmed(args, f"Removing the job {job['id']}", f"{job['id']}  {one_line(job['name'])} will be gone."):
+        jobs = Jobs(db.engine)
+        job = _find(jobs, args.id)
+        about = f"{job['id']}  {one_line(job['name'])} will be gone."
+        if not output.confirmed(args, f"Removing the job {job['id']}", about):
             return 1
         jobs.delete(job["id"])
     print_redacted(args, home, {"id": job["id"], "removed": True}, [f"The job {job['id']} is gone."])
@@ -223,9 +189,9 @@ def _remove(args: Args, home: Home) -> int:
 def _run(args: Args, home: Home) -> int:
     from hermes.app import new_loop
 
-    silence_logs(args)
+    output.silence_logs(args)
     with opened(home, "change") as db:
-        job = _job(_jobs(db), args.id)
+        job = _find(Jobs(db.engine), args.id)
     with asyncio.Runner(loop_factory=new_loop) as loop:
         return loop.run(_run_now(args, home, job["id"]))
 
@@ -234,41 +200,37 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     """Run it in this process, where every other one can look at it, stop and steer it."""
     from hermes.app import current
     from hermes.cli.runs_command import follow
-    from hermes.core.spec import Control
     from hermes.runs.engine import Refused
     from hermes.runs.scheduler import settled
 
-    app, stopped = await current(home), list[Any]()
+    app, stops = await current(home), list[Any]()
     app.engine.start_background_tasks(resume=False)
-    spec = await app.store.transaction(lambda: _begun(app.store.blocking, job_id))
+    spec = await app.store.transaction(lambda: _begin(app.store.blocking, job_id))
     try:
         await app.engine.start(spec)
     except Refused as error:
         await app.store.jobs.update(job_id, last_status="failed", last_error=str(error))
-        raise Busy(str(error), hint=f"hermes runs list --session {spec.session_id}") from None
+        raise output.Busy(str(error), hint=f"hermes runs list --session {spec.session_id}") from None
 
     def stop() -> None:
-        stopped.append(asyncio.ensure_future(app.engine.control(spec.run_id, Control("interrupt", surface="cli"))))
+        stops.append(asyncio.ensure_future(app.engine.control(spec.run_id, Control("interrupt", surface="cli"))))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
-    code = await follow(args, spec.run_id, app.engine.subscribe(spec.run_id), mask(home))
+    code = await follow(args, spec.run_id, app.engine.subscribe(spec.run_id), output.mask(home))
     record = await app.engine.get(spec.run_id)
     if record is not None:
         await app.store.jobs.update(job_id, **await settled(app.engine, record))
-    return EXIT_INTERRUPTED if stopped else code
+    return EXIT_INTERRUPTED if stops else code
 
 
-def _begun(store: Store, job_id: str) -> RunSpec:
+def _begin(store: Store, job_id: str) -> RunSpec:
     """Note in the record that a run has begun, unless one is at work."""
-    from hermes.runs.jobs import begun, spec_of
-
     job, now = store.jobs.get(job_id), time.time()
     if job is None:
-        raise NotFound(f"The job {job_id} is gone.")
+        raise output.NotFound(f"The job {job_id} is gone.")
     last = store.runs.get(job["last_run_id"]) if job["last_run_id"] else None
-    held = last is not None and store.leases.holder(f"session:{last.spec.session_id}")
-    if last is not None and held and not last.state.ended:
-        raise Busy(f"The job {job_id} is running already.", hint=f"hermes runs tail {last.spec.run_id}")
+    if last is not None and not last.state.ended and store.leases.holder(f"session:{last.spec.session_id}"):
+        raise output.Busy(f"The job {job_id} is running already.", hint=f"hermes runs tail {last.spec.run_id}")
     spec = spec_of(job, now)
     store.jobs.update(job_id, **begun(spec, now))
     return spec
@@ -300,9 +262,9 @@ _ARGUMENTS: Arguments = YES | {
 _ACTIONS: Actions = {
     "list": (_list, "jobs, and when each runs next", "--all"),
     "create": (_create, "a new job; prints its next three times", f"schedule prompt {_OPTIONS}"),
-    "edit": (_change(_edited), "change what is given", f"id --schedule --prompt {_OPTIONS}"),
-    "pause": (_change(_paused_or_resumed), "let a job rest", "id"),
-    "resume": (_change(_paused_or_resumed), "let it go on", "id"),
+    "edit": (_edit, "change what is given", f"id --schedule --prompt {_OPTIONS}"),
+    "pause": (_switch, "let a job rest", "id"),
+    "resume": (_switch, "let it go on", "id"),
     "remove": (_remove, "remove a job; its sessions stay", "id -y/--yes"),
     "run": (_run, "run a job now, here, and follow it", "id"),
     "runs": (_runs, "the runs of a job, the latest first", "id --limit"),

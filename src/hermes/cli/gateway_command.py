@@ -32,7 +32,6 @@ _VARIABLES = {
     "provider": "HERMES_INFERENCE_PROVIDER",
     "toolsets": "API_SERVER_TOOLSETS",
 }
-_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (asked on this machine)
 
 
 class NotStopped(HermesError):
@@ -118,7 +117,7 @@ def _status(args: argparse.Namespace, home: Home) -> int:
     fine = state["gateway_state"] == "running" and readiness.get("status") == "ok"
     document = {
         "state": state["gateway_state"] if fine or state["gateway_state"] != "running" else "degraded",
-        "address": status._address(state) or None,
+        "address": status.server_url(state) or None,
         "pid": state["pid"],
         "runs": health.get("active_agents", state.get("active_agents")),
         "store": (checks.get("state_db") or {}).get("status"),
@@ -140,7 +139,7 @@ def _status(args: argparse.Namespace, home: Home) -> int:
 
 
 def _not_running(args: argparse.Namespace, home: Home) -> int:
-    last = status._read(home)
+    last = status.read_state(home)
     reason = last.get("exit_reason") if last.get("gateway_state") == "startup_failed" else None
     document = {"state": "stopped", "address": None, "pid": None, "profile": home.profile, "home": str(home.path)}
     tell(args, {**document, "error": reason}, "state: stopped")
@@ -161,7 +160,7 @@ def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     host = str(state.get("host") or "")
     if not state.get("port"):
         return {}, "It does not listen yet."
-    connection = HTTPConnection(_ANYWHERE.get(host, host), state.get("port"), timeout=_HEALTH_S_MAX)
+    connection = HTTPConnection(status.ANYWHERE.get(host, host), state.get("port"), timeout=_HEALTH_S_MAX)
     try:
         connection.request("GET", "/health/detailed", headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
@@ -203,7 +202,7 @@ def _patience(home: Home) -> float:
 def _end(home: Home, seconds: float, *, now: bool = False) -> int:
     """Ask the server of a home to end and wait until it has; with `now` it is made to when the time is over."""
     state = status.read_runtime_status(home) or {}
-    pid, start = state.get("pid") or status._pid_in_file(home), state.get("start_time")
+    pid, start = state.get("pid") or status.read_pid(home), state.get("start_time")
     if pid is None:
         if _is_free(home, seconds):
             return 0
@@ -241,7 +240,7 @@ def _is_free(home: Home, seconds: float) -> bool:
 
 @command("gateway restart", help="stop, and serve again here with the same arguments")
 def _restart(args: argparse.Namespace, home: Home) -> int:
-    state = status._read(home)
+    state = status.read_state(home)
     if is_served(home):
         _end(home, _patience(home))
     else:

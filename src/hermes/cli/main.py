@@ -85,6 +85,7 @@ _TALK = (
     Argument("--max-turns", metavar="N", type=_count, help="let the model be asked so often in a turn at most"),
     Argument("--image", metavar="PATH", action="append", help="send this picture along; may be repeated"),
     flag("--no-save", help="keep nothing of this conversation"),
+    Argument("--server", metavar="URL", help="ask the agent of this server, with the key in HERMES_API_KEY"),
 )
 _ONESHOT = (
     Argument("-z", "--oneshot", metavar="PROMPT", help="answer one question and leave; - reads it from stdin"),

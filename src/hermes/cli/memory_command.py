@@ -6,45 +6,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.actions import YES, Actions, Args, Arguments, command
-from hermes.cli.output import confirmed, note, print_redacted, secrets, tell, tool_errors_as_cli
+from hermes.cli.output import confirmed, note, print_redacted, secrets, service_errors, tell
 from hermes.core.formatting import printable
-from hermes.core.home import Home, locked
+from hermes.core.home import Home
 
 if TYPE_CHECKING:
-    from hermes.tools.memory import MemoryFile, Target
+    from hermes.services.memory import MemoryFile, Target
 
 
 def _files(args: Args, home: Home) -> dict[Target, MemoryFile]:
     """The files that are meant, of the session key that is meant."""
+    from hermes.services.memory import FILES, memory_file
     from hermes.settings import config
-    from hermes.tools.memory import FILES, memory_file
 
     wanted = [target for target in FILES if getattr(args, "target", None) in (None, target)]
     return {target: memory_file(home, config.load(home), target, "default", args.key) for target in wanted}
 
 
 def _show(args: Args, home: Home) -> None:
-    from hermes.tools.memory import SEPARATOR
-
     document, lines = {}, []
     for target, file in _files(args, home).items():
-        entries = file.entries()
-        chars = len(SEPARATOR.join(entries))
-        document[target] = {"path": str(file.path), "entries": entries, "chars": chars, "limit": file.chars_max}
-        lines.append(f"{target}: {chars} of {file.chars_max} characters, {file.path}")
-        lines += ["  - " + printable(entry).replace("\n", "\n    ") for entry in entries]
+        facts = file.describe(file.entries())
+        document[target] = {"path": str(file.path), **facts}
+        lines.append(f"{target}: {facts['chars']} of {facts['limit']} characters, {file.path}")
+        lines += ["  - " + printable(entry).replace("\n", "\n    ") for entry in facts["entries"]]
     print_redacted(args, home, document, lines)
 
 
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
-    from hermes.tools.memory import MemoryFile, apply
+    from hermes.services.memory import MemoryFile, apply
 
     [file] = _files(args, home).values()
 
     def check(draft: Path) -> None:
         entries = MemoryFile(draft, file.chars_max).entries()
-        with tool_errors_as_cli():
+        with service_errors():
             apply([], [{"action": "add", "content": entry} for entry in entries], file, secrets(home))
 
     saved = edit(file.path, b"", check)
@@ -52,13 +49,13 @@ def _edit(args: Args, home: Home) -> None:
 
 
 def _reset(args: Args, home: Home) -> int:
-    paths = [file.path for file in _files(args, home).values() if file.path.exists()]
+    files = [file for file in _files(args, home).values() if file.path.exists()]
+    paths = [str(file.path) for file in files]
     if paths and not confirmed(args, "Forgetting all of it", *(f"{path} will be gone." for path in paths)):
         return 1
-    for path in paths:
-        with locked(path.parent):
-            path.unlink(missing_ok=True)
-    tell(args, {"removed": [str(path) for path in paths]}, *(f"{path} is gone." for path in paths))
+    for file in files:
+        file.remove()
+    tell(args, {"removed": paths}, *(f"{path} is gone." for path in paths))
     if not paths:
         note("Nothing is remembered.")
     return 0

@@ -14,13 +14,12 @@ from typing import Any
 
 from hermes.app import new_loop
 from hermes.cli import attach
-from hermes.cli.door import Json
-from hermes.cli.output import UsageError
-from hermes.cli.session import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
+from hermes.cli.conversation import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
+from hermes.cli.output import Json, UsageError
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
-from hermes.runs.engine import Result
+from hermes.core.result import Result
 
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.streams import as_json
-from hermes.core.errors import ConfigError, HermesError
+from hermes.core.errors import ConfigError, HermesError, ServiceError
 from hermes.core.formatting import one_line
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 # Global options that stand for a setting during one call.
 _FLAGS = {"model": "model.default", "provider": "model.provider", "sandbox": "terminal.backend"}
-# What a tool's refusal means to a shell.
-_TOOL_EXITS = {"not_found": 5, "contains_secret": 6, "injection_suspected": 6, "path_refused": 6}
+# What the refusal of a service means to a shell.
+_SERVICE_EXITS = {"not_found": 5, "contains_secret": 6, "injection_suspected": 6, "path_refused": 6}
 _NEAR_MAX = 20
 # Set by the option of that name.
 quiet = False
@@ -145,13 +145,11 @@ def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
 
 
 @contextlib.contextmanager
-def tool_errors_as_cli(hint: str = "") -> Iterator[None]:
-    """A tool's refusal as that of a command."""
-    from hermes.tools.framework.registry import ToolError
-
+def service_errors(hint: str = "") -> Iterator[None]:
+    """The refusal of a service as that of a command, with the command's own hint."""
     try:
         yield
-    except ToolError as error:
-        refused = HermesError(str(error), hint=hint)
-        refused.exit_code = _TOOL_EXITS.get(error.answer["code"], UsageError.exit_code)
+    except ServiceError as error:
+        refused = HermesError(error.message, hint=hint)
+        refused.exit_code = _SERVICE_EXITS.get(error.code, UsageError.exit_code)
         raise refused from None

@@ -16,11 +16,11 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
-from hermes.cli.door import Json
 from hermes.cli.markdown_lines import MarkdownLines
+from hermes.cli.output import Json
 from hermes.core.formatting import one_line, printable
 from hermes.core.limits import TOOL_LINES_SHOWN
-from hermes.runs.engine import Result
+from hermes.core.result import Result
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINS_PER_S = 8

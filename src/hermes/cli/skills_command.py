@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
 from hermes.cli.output import (
@@ -24,20 +22,20 @@ from hermes.cli.output import (
     print_redacted,
     resolve_name,
     secrets,
+    service_errors,
     tell,
-    tool_errors_as_cli,
 )
+from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
-from hermes.core.formatting import columns, counted, size
-from hermes.core.home import Home, locked, make_private_folder, write_private
+from hermes.core.formatting import counted, size
+from hermes.core.home import Home, make_private_folder
 from hermes.settings import config
 
 if TYPE_CHECKING:
-    from hermes.tools.skill_files import Skill
+    from hermes.services.skills import Scan, Skill, Skills
 
 _REMOTE = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 _CLONE_S_MAX = 300.0
-_FILES_MAX = 500
 # Nothing of the user's or the machine's settings is used that could run a program: no hooks, filters or helpers.
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.symlinks=false")
 _CLONE = ("clone", "--quiet", "--depth=1", "--no-tags", "--template=", "--no-recurse-submodules", "--")
@@ -45,99 +43,50 @@ _GIT_ENV = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TE
 _GIT_ENV |= {"GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
 
 
-def _context(home: Home) -> Any:
-    """What the tools for skills need to know."""
-    return SimpleNamespace(
-        home=home, settings=config.load(home), secrets=secrets(home), owner="default", session_key=None
-    )
+def _skills(home: Home) -> Skills:
+    from hermes.services.skills import Skills
+
+    return Skills(config.load(home), secrets(home))
 
 
-def _skill(args: Args, context: Any) -> Skill:
-    from hermes.tools.skill_files import find_skills
-
-    found = {skill.name: skill for skill in find_skills(context.settings)}
-    return found[resolve_name(args.name, found, "skill", "hermes skills list")]
+def _named(args: Args, skills: Skills) -> Skill:
+    by_name = {skill.name: skill for skill in skills.all()}
+    return by_name[resolve_name(args.name, by_name, "skill", "hermes skills list")]
 
 
 # ---- looking
 
 
 def _list(args: Args, home: Home) -> None:
-    from hermes.tools.skill_files import find_skills
-
-    found = find_skills(config.load(home))
-    lines = columns([(skill.name, skill.category or "-", skill.description) for skill in found], 2)
-    print_redacted(args, home, {"skills": [{**skill._asdict(), "path": str(skill.path)} for skill in found]}, lines)
-    if not found:
-        note("There are no skills. Try: hermes skills add PATH_OR_GIT_URL")
+    skills = _skills(home).all()
+    rows = [(skill.name, skill.category or "-", skill.description) for skill in skills]
+    document = {"skills": [{**skill._asdict(), "path": str(skill.path)} for skill in skills]}
+    empty = "There are no skills. Try: hermes skills add PATH_OR_GIT_URL"
+    print_table(args, home, document, rows, flexible=2, empty=empty)
 
 
 def _show(args: Args, home: Home) -> None:
-    from hermes.tools.skill_files import skill_text
-    from hermes.tools.skills import _files
+    from hermes.services.skills import files_of, skill_text
 
-    skill = _skill(args, _context(home))
-    text, files = skill_text(skill.path), _files(skill.path.parent)
+    skill = _named(args, _skills(home))
+    text, files = skill_text(skill.path), files_of(skill)
     document = {**skill._asdict(), "path": str(skill.path), "content": text, "files": files}
     print_redacted(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 
 
 def _check(args: Args, home: Home) -> int:
-    context = _context(home)
-    skill = _skill(args, context)
-    scan = _scan(context, skill.path.parent)
+    skills = _skills(home)
+    skill = _named(args, skills)
+    scan = skills.scan(skill.path.parent)
     faults = [*scan.faults, *scan.suspicions]
     print_redacted(args, home, {"name": skill.name, "faults": faults}, faults or [f"{skill.name} is in order."])
     return 1 if faults else 0
-
-
-class Scan(NamedTuple):
-    """A folder with a skill as it was found: what is kept of it, what not, what is wrong, and what is suspicious."""
-
-    folder: Path
-    name: str
-    files: dict[str, int]
-    left_out: list[str]
-    faults: list[str]
-    suspicions: list[str]
-
-
-def _scan(context: Any, folder: Path) -> Scan:
-    """Read a skill as the tools would. Nothing in it is run."""
-    from hermes.tools import skills as tools
-    from hermes.tools.framework.registry import ToolError
-    from hermes.tools.skill_files import FILE, Skill, front_matter
-
-    name = front_matter((folder / FILE).read_text("utf-8", "replace"))[0]
-    scan = Scan(folder, name, {}, [], [], [])
-    if not tools._NAME.fullmatch(name):
-        scan.faults.append(f"{FILE}: its head does not name it in small letters, digits and hyphens.")
-    for path in (path for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file()):
-        file, code = path.relative_to(folder).as_posix(), "path_refused"
-        with contextlib.suppress(ToolError):
-            parts, code = (FILE,) if file == FILE else tools._parts(file), ""
-        if path.is_symlink() or code:
-            scan.left_out.append(file)
-            continue
-        scan.files[file] = path.stat().st_size
-        try:
-            text = tools._text(Skill(name, "", None, folder / FILE), parts)
-            tools._checked(context, name, tools.Change(path, "", text))
-        except ToolError as error:
-            if (code := error.answer["code"]) != "binary_file":
-                suspected = code in ("injection_suspected", "contains_secret")
-                (scan.suspicions if suspected else scan.faults).append(f"{file}: {error}")
-    if len(scan.files) > _FILES_MAX:
-        scan.faults.append(f"It has {len(scan.files)} files; at most {_FILES_MAX} are possible.")
-    return scan
 
 
 # ---- changing
 
 
 def _new(args: Args, home: Home) -> None:
-    from hermes.tools.skills import _manage
-
     about = json.dumps(args.description or "One line that says when to use it.", ensure_ascii=False)
     text = f"---\nname: {args.name}\ndescription: {about}\n---\n\nThe steps.\n"
     try:
@@ -145,38 +94,36 @@ def _new(args: Args, home: Home) -> None:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"The file cannot be read: {error}.", where=args.file) from None
     given = {"action": "create", "name": args.name, "content": text, "category": args.category}
-    with tool_errors_as_cli("hermes skills list"):
-        file = home.skills / _manage(_context(home), given)["path"]
+    with service_errors("hermes skills list"):
+        file = home.skills / _skills(home).change(given)
     tell(args, {"name": args.name, "path": str(file)}, f"{file} is there.")
     note(f"Try: hermes skills edit {args.name}")
 
 
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
-    from hermes.tools import skills as tools
+    from hermes.services.skills import Change
 
-    context = _context(home)
-    skill = _skill(args, context)
+    skills = _skills(home)
+    skill = _named(args, skills)
 
     def check(draft: Path) -> None:
-        with tool_errors_as_cli():
-            tools._checked(context, skill.name, tools.Change(skill.path, "", draft.read_text("utf-8", "replace")))
+        with service_errors():
+            skills.check(skill.name, Change(skill.path, "", draft.read_text("utf-8", "replace")))
 
-    with tool_errors_as_cli():
-        tools._own_folder(context, skill)
+    with service_errors():
+        skills.own_folder(skill)
     saved = edit(skill.path, b"", check)
     tell(args, {"path": str(skill.path), "saved": saved}, "Saved." if saved else "Nothing was changed.")
 
 
 def _remove(args: Args, home: Home) -> int:
-    from hermes.tools.skills import _manage
-
-    context = _context(home)
-    skill = _skill(args, context)
+    skills = _skills(home)
+    skill = _named(args, skills)
     if not confirmed(args, f"Removing '{skill.name}'", f"{skill.path.parent} will be gone."):
         return 1
-    with tool_errors_as_cli():
-        _manage(context, {"action": "delete", "name": skill.name})
+    with service_errors():
+        skills.change({"action": "delete", "name": skill.name})
     tell(args, {"name": skill.name, "removed": True}, f"The skill '{skill.name}' is gone.")
     return 0
 
@@ -185,19 +132,21 @@ def _remove(args: Args, home: Home) -> int:
 
 
 def _add(args: Args, home: Home) -> int:
-    from hermes.tools.skill_files import FILE
+    from hermes.services.skills import FILE
 
-    context = _context(home)
+    skills, added = _skills(home), dict[str, str]()
     with _source(args.source, home) as folder:
-        places = [path for depth in range(4) for path in sorted(folder.glob("*/" * depth + FILE))]
-        found = [_scan(context, path.parent) for path in places if path.is_file() and not path.is_symlink()]
-        if not found:
+        paths = [path for depth in range(4) for path in sorted(folder.glob("*/" * depth + FILE))]
+        scans = [skills.scan(path.parent) for path in paths if path.is_file() and not path.is_symlink()]
+        if not scans:
             raise NotFound(f"There is no {FILE} in it.", where=args.source)
-        note(*map(mask(home), (line for scan in found for line in _told(scan))))
-        _refuse_unfit(args, found)
-        if not confirmed(args, f"Adding {counted(len(found), 'skill')}"):
+        note(*map(mask(home), (line for scan in scans for line in _scan_lines(scan))))
+        _refuse_unfit(args, scans)
+        if not confirmed(args, f"Adding {counted(len(scans), 'skill')}"):
             return 1
-        added = {scan.name: str(_copied(context, scan, args.category)) for scan in found}
+        for scan in scans:
+            with service_errors(f"hermes skills remove {scan.name}"):
+                added[scan.name] = str(skills.add(scan, args.category))
     document = [{"name": name, "path": path} for name, path in added.items()]
     tell(args, {"added": document}, *(f"{path} is there." for path in added.values()))
     return 0
@@ -222,7 +171,7 @@ def _source(text: str, home: Home) -> Iterator[Path]:
         yield Path(place) / "clone"
 
 
-def _told(scan: Scan) -> Iterator[str]:
+def _scan_lines(scan: Scan) -> Iterator[str]:
     yield f"{scan.name or scan.folder.name}: {counted(len(scan.files), 'file')}"
     yield from (f"  {file}  {size(count)}" for file, count in scan.files.items())
     yield from (f"  {file}  left out: no file of a skill" for file in scan.left_out)
@@ -230,30 +179,14 @@ def _told(scan: Scan) -> Iterator[str]:
     yield from (f"  suspicious: {suspicion}" for suspicion in scan.suspicions or ["nothing was found"])
 
 
-def _refuse_unfit(args: Args, found: list[Scan]) -> None:
-    names = [scan.name for scan in found]
+def _refuse_unfit(args: Args, scans: list[Scan]) -> None:
+    names = [scan.name for scan in scans]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"Two of the skills are called '{twice}'.", hint="the folder of one of them")
-    if faults := [fault for scan in found for fault in scan.faults]:
+    if faults := [fault for scan in scans for fault in scan.faults]:
         raise UsageError(f"This is no skill as it should be: {faults[0]}", hint="a folder with sound ones only")
-    if not args.force and (suspected := [scan.name for scan in found if scan.suspicions]):
+    if not args.force and (suspected := [scan.name for scan in scans if scan.suspicions]):
         raise Refused(f"There is something suspicious in {', '.join(suspected)}.", hint="the same with --force")
-
-
-def _copied(context: Any, scan: Scan, category: str | None) -> Path:
-    from hermes.tools.skills import _new_place
-
-    with locked(context.home.skills), tool_errors_as_cli(f"hermes skills remove {scan.name}"):
-        target = _new_place(context, {"name": scan.name, "category": category}).parent
-        draft = target.with_name(f".new-{os.urandom(6).hex()}")
-        try:
-            for file in scan.files:
-                source = scan.folder / file
-                write_private(draft / file, source.read_bytes(), executable=os.access(source, os.X_OK))
-            os.rename(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    return target
 
 
 _ARGUMENTS: Arguments = YES | {

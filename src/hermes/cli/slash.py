@@ -1,4 +1,4 @@
-"""The commands of a chat that begin with a slash, in one table; the names of skills are commands too."""
+"""The commands of a chat that begin with a slash, each declared by `@slash`; the names of skills are commands too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hermes.cli.actions import folder
-from hermes.cli.door import Door
-from hermes.cli.output import UsageError
-from hermes.cli.session import here, near
+from hermes.cli.command import folder
+from hermes.cli.conversation import here, near
+from hermes.cli.output import Json, UsageError
+from hermes.cli.session_format import session_lines
 from hermes.core.formatting import columns, counted, one_line, width
 from hermes.core.processes import is_alive
 from hermes.core.spec import Content, RouteChoice
@@ -21,35 +21,63 @@ from hermes.providers import routes
 from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choose_backend
 from hermes.services.session_markdown import text_of
+from hermes.services.skills import find_skills, skill_text
 from hermes.settings import config
 from hermes.settings.schema import EFFORTS
 from hermes.store.sessions import new_session_id
-from hermes.tools.skill_files import find_skills, skill_text
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
+    from hermes.providers.base import Route
 
 GLOBAL = "--global"
+Work = Callable[["Chat", str], Awaitable[None]]
+
+
+class Slash(NamedTuple):
+    work: Work
+    arguments: str
+    about: str
+    idle: bool
+    stored: bool
+    shared: bool
+
+
+COMMANDS: dict[str, Slash] = {}
+
+
+def slash(
+    name: str, arguments: str, about: str, *, idle: bool = False, stored: bool = False, shared: bool = False
+) -> Callable[[Work], Work]:
+    """Declare a command. It may need that no turn is under way (`idle`), that the conversation is `stored`, or that
+    its home is that of this process (`shared`)."""
+
+    def declare(work: Work) -> Work:
+        COMMANDS[name] = Slash(work, arguments, about, idle, stored, shared)
+        return work
+
+    return declare
 
 
 async def run(chat: Chat, text: str) -> None:
-    """One of them; an unknown one is never sent to the model."""
+    """Run a line that begins with a slash; an unknown command is never sent to the model."""
     name, _, rest = text[1:].partition(" ")
     skills = _skills(chat)
     if name not in skills:
         chat.screen.said(text)
-    if (known := COMMANDS.get(name)) is not None:
-        await known[0](chat, rest.strip())
+    if (command := COMMANDS.get(name)) is not None:
+        if command.stored and not chat.talk.saved:
+            raise UsageError("This conversation is not kept.", hint="hermes without --no-save")
+        if command.shared:
+            _require_shared(chat)
+        if command.idle:
+            _require_idle(chat)
+        await command.work(chat, rest.strip())
     elif name in skills:
-        file = {
-            "name": f"{name}.md",
-            "media_type": "text/plain",
-            "data": skill_text(chat.talk.skill(name).path).encode(),
-        }
-        words = rest.strip() or skills[name]
+        data = skill_text(chat.talk.skill(name).path).encode()
         content: Content = [
-            {"type": "text", "text": f"Follow the skill {name}: {words}"},
-            {"type": "file", "file": file},
+            {"type": "text", "text": f"Follow the skill {name}: {rest.strip() or skills[name]}"},
+            {"type": "file", "file": {"name": f"{name}.md", "media_type": "text/plain", "data": data}},
         ]
         chat.queue(content, text)
     else:
@@ -59,18 +87,19 @@ async def run(chat: Chat, text: str) -> None:
 
 def names(chat: Chat) -> dict[str, str]:
     """Every command with what it does, for completion."""
-    return {name: about for name, (_, _, about) in COMMANDS.items()} | _skills(chat)
+    return {name: command.about for name, command in COMMANDS.items()} | _skills(chat)
 
 
 def _skills(chat: Chat) -> dict[str, str]:
-    found = [] if chat.talk.args.safe_mode else find_skills(chat.talk.settings)
-    return {skill.name: skill.description for skill in found if skill.name not in COMMANDS}
+    skills = [] if chat.talk.args.safe_mode else find_skills(chat.talk.settings)
+    return {skill.name: skill.description for skill in skills if skill.name not in COMMANDS}
 
 
 async def _command(chat: Chat, *words: str) -> None:
     """What a command of `hermes` prints."""
     from hermes.cli.main import main
 
+    _require_shared(chat)
     async with _printed(chat):
         with suppress(SystemExit):
             await chat.talk.blocking(partial(main, ["-p", chat.talk.home.profile, *words]))
@@ -89,23 +118,24 @@ async def _printed(chat: Chat) -> AsyncIterator[None]:
                 chat.screen.plain(printed.getvalue())
 
 
-def _idle(chat: Chat) -> None:
+def _require_idle(chat: Chat) -> None:
     if chat.busy:
         raise UsageError("A turn is under way.", hint="/stop")
 
 
-def _kept(chat: Chat) -> None:
-    if not chat.talk.saved:
-        raise UsageError("This conversation is not kept.", hint="hermes without --no-save")
+def _require_shared(chat: Chat) -> None:
+    if chat.talk.remote:
+        raise UsageError(f"This is not available {chat.talk.place}.", hint="hermes without --server")
 
 
-def _worded(rest: str) -> tuple[list[str], bool]:
+def _split(rest: str) -> tuple[list[str], bool]:
     """The words of a command, and whether they are meant for every conversation."""
     words = shlex.split(rest)
     return [word for word in words if word != GLOBAL], GLOBAL in words
 
 
-def _for_good(chat: Chat, name: str, value: Any) -> None:
+def _write(chat: Chat, name: str, value: Any) -> None:
+    """Write a setting to the configuration."""
     written = config.set_value(chat.talk.home, name, value)
     chat.screen.note(f"{name} is written to {written.file}.")
 
@@ -113,79 +143,81 @@ def _for_good(chat: Chat, name: str, value: Any) -> None:
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
+@slash("help", "", "this list")
 async def _help(chat: Chat, rest: str) -> None:
-    rows = [[f"/{name} {arguments}".rstrip(), about] for name, (_, arguments, about) in COMMANDS.items()]
+    rows = [[f"/{name} {command.arguments}".rstrip(), command.about] for name, command in COMMANDS.items()]
     rows += [[f"/{name}", about] for name, about in _skills(chat).items()]
     chat.screen.plain("\n".join(columns(rows, 1, width())))
 
 
-async def _quit(chat: Chat, rest: str) -> None:
-    if rest not in ("", "--delete"):
-        raise UsageError(f"/quit does not know '{rest}'.", hint="/quit, or /quit --delete")
-    chat.deletes = bool(rest)
-    chat.leave()
-
-
+@slash("new", "[title]", "begin another session", idle=True)
 async def _new(chat: Chat, rest: str) -> None:
-    _idle(chat)
-    await chat.talk.end()
-    chat.talk.session_id, chat.talk.history = new_session_id(), []
-    if rest and chat.talk.saved:
-        await _titled(chat, chat.talk.db.create_session(chat.talk.session_id, "cli", title=rest, cwd=here()))
-    chat.screen.note(f"A new session: {rest or chat.talk.session_id}.")
+    talk = chat.talk
+    await talk.end()
+    talk.session_id, talk.history = new_session_id(), []
+    if rest and talk.saved:
+        await _titled(talk.sessions.create_session(talk.session_id, "cli", title=rest, cwd=here()))
+    chat.screen.note(f"A new session: {rest or talk.session_id}.")
 
 
-async def _titled(chat: Chat, work: Awaitable[Any]) -> Any:
+async def _titled(work: Awaitable[Any]) -> Any:
     try:
         return await work
     except ValueError as error:
         raise UsageError(str(error), hint="another title") from None
 
 
+@slash("resume", "[id or title]", "go on with another session", stored=True)
 async def _resume(chat: Chat, rest: str) -> None:
-    _kept(chat)
-    if not rest:
+    if not rest and chat.talk.remote:
+        await _sessions(chat, "")
+    elif not rest:
         await _command(chat, "sessions", "list", "--workspace", here(), "--limit", "10")
-        return
-    _idle(chat)
-    before = chat.talk.session_id
-    async with _printed(chat):
-        await chat.talk.resume(rest)
-    if chat.talk.session_id != before:
-        await chat.talk.end(before)
-    await history(chat, "1")
+    else:
+        _require_idle(chat)
+        before = chat.talk.session_id
+        async with _printed(chat):
+            await chat.talk.resume(rest)
+        if chat.talk.session_id != before:
+            await chat.talk.end(before)
+        await history(chat, "1")
 
 
+@slash("sessions", "[query]", "the sessions there are")
 async def _sessions(chat: Chat, rest: str) -> None:
-    await _command(chat, "sessions", "list", *(["--search", rest] if rest else []))
+    if chat.talk.remote:
+        listed = session_lines(await chat.talk.sessions.list_sessions(rest), width())
+        chat.screen.plain("\n".join(listed) or "There are no sessions.")
+    else:
+        await _command(chat, "sessions", "list", *(["--search", rest] if rest else []))
 
 
+@slash("title", "[text]", "look at the title, or change it", stored=True)
 async def _title(chat: Chat, rest: str) -> None:
-    _kept(chat)
     if rest:
-        await chat.talk.db.create_session(chat.talk.session_id, "cli", cwd=here())
-        await _titled(chat, chat.talk.db.set_session_title(chat.talk.session_id, rest))
+        await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=here())
+        await _titled(chat.talk.sessions.set_session_title(chat.talk.session_id, rest))
     title = (await chat.talk.session()).get("title")
     chat.screen.note(f"Title: {title}" if title else "It has no title yet.")
 
 
+@slash("branch", "[title]", "go on in a copy from here", stored=True, idle=True)
 async def _branch(chat: Chat, rest: str) -> None:
-    _kept(chat)
-    _idle(chat)
     if not await chat.talk.session():
         raise UsageError("Nothing has been said yet.")
-    work = chat.talk.db.fork_session(chat.talk.session_id, title=rest or None)
-    chat.talk.session_id = await _titled(chat, work)
+    work = chat.talk.sessions.fork_session(chat.talk.session_id, title=rest or None)
+    chat.talk.session_id = await _titled(work)
     session = await chat.talk.session()
     chat.screen.note(f"This goes on in a branch: {session['title'] or chat.talk.session_id}.")
 
 
+@slash("history", "[turns]", "what was said")
 async def history(chat: Chat, rest: str) -> None:
-    """What was said: all of it, or the last exchanges."""
-    said = await _messages(chat)
-    users = [at for at, message in enumerate(said) if message["role"] == "user"]
+    """Show the whole conversation, or its last exchanges."""
+    messages = await _messages(chat)
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     count = int(rest) if rest.isdecimal() else len(users)
-    for message in said[users[-min(count, len(users))] :] if users and count else []:
+    for message in messages[users[-min(count, len(users))] :] if users and count else []:
         text = text_of(message["content"])
         if message["role"] == "user":
             chat.screen.said(text)
@@ -195,44 +227,50 @@ async def history(chat: Chat, rest: str) -> None:
             chat.screen.note(f"· {message.get('tool_name') or 'tool'}")
 
 
-async def _messages(chat: Chat) -> list[dict[str, Any]]:
-    if not chat.talk.saved:
-        return chat.talk.history
-    found: list[dict[str, Any]] = await chat.talk.db.get_messages(chat.talk.session_id)
-    return found
+async def _messages(chat: Chat) -> list[Json]:
+    talk = chat.talk
+    if not talk.saved:
+        return talk.history
+    messages: list[Json] = await talk.sessions.get_messages(talk.session_id) if await talk.session() else []
+    return messages
 
 
+@slash("save", "PATH", "write the conversation to a file", stored=True)
 async def _save(chat: Chat, rest: str) -> None:
-    _kept(chat)
     if not rest:
         raise UsageError("/save needs a path.", hint="/save conversation.md")
     await _command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(rest))
 
 
+@slash("undo", "[turns]", "take turns back", idle=True)
 async def _undo(chat: Chat, rest: str) -> None:
-    _idle(chat)
     if rest and not rest.isdecimal():
         raise UsageError(f"'{rest}' is no number of turns.", hint="/undo 2")
-    taken = await _rewind(chat, int(rest or 1))
-    chat.screen.note(f"Taken back, from: {one_line(text_of(taken))}")
+    question = await _rewind(chat, int(rest or 1))
+    chat.screen.note(f"Taken back, from: {one_line(text_of(question))}")
 
 
 async def _rewind(chat: Chat, turns: int) -> Any:
-    """Go back by so many turns; the question that is now open again."""
-    talk, said = chat.talk, await _messages(chat)
-    users = [at for at, one in enumerate(said) if one["role"] == "user" and not one.get("synthetic")]
+    """Go back by so many turns; the question that is now open again. A server cannot take turns of a session back: there
+    the conversation goes on in a branch from before them."""
+    talk, messages = chat.talk, await _messages(chat)
+    users = [index for index, one in enumerate(messages) if one["role"] == "user" and not one.get("synthetic")]
     if not 0 < turns <= len(users):
         raise UsageError(f"There are {counted(len(users), 'turn')} to take back.")
-    first = said[users[-turns]]
-    if talk.saved:
-        await talk.db.rewind_to_message(talk.session_id, first["id"])
+    index = users[-turns]
+    if not talk.saved:
+        talk.history = messages[:index]
+    elif not talk.remote:
+        await talk.sessions.rewind_to_message(talk.session_id, messages[index]["id"])
+    elif index:
+        talk.session_id = await talk.sessions.fork_session(talk.session_id, at=messages[index - 1]["id"])
     else:
-        talk.history = said[: users[-turns]]
-    return first["content"]
+        talk.session_id = new_session_id()
+    return messages[index]["content"]
 
 
+@slash("retry", "", "the same question again", idle=True)
 async def _retry(chat: Chat, rest: str) -> None:
-    _idle(chat)
     content = await _rewind(chat, 1)
     chat.queue(content, text_of(content))
 
@@ -240,48 +278,52 @@ async def _retry(chat: Chat, rest: str) -> None:
 # --- what turns are made with ----------------------------------------------------------------------------------------
 
 
+@slash("model", f"[name] [--provider id] [{GLOBAL}]", "look at the model, or change it")
 async def _model(chat: Chat, rest: str) -> None:
     talk = chat.talk
-    words, for_good = _worded(rest)
+    words, for_good = _split(rest)
     provider = words.pop(words.index("--provider") + 1) if "--provider" in words[:-1] else None
     words = [word for word in words if word != "--provider"]
     if words or provider:
-        wanted = RouteChoice(model=words[0] if words else talk.model, provider=provider or talk.provider)
-        routes.primary(talk.settings, wanted)
-        talk.model, talk.provider = wanted.model, wanted.provider
+        choice = RouteChoice(model=words[0] if words else talk.model, provider=provider or talk.provider)
+        if not talk.remote:
+            routes.primary(talk.settings, choice)
+        talk.model, talk.provider = choice.model, choice.provider
         if talk.saved and words and await talk.session():
-            await talk.db.update_session(talk.session_id, model=words[0])
+            await talk.sessions.update_session(talk.session_id, model=words[0])
         if for_good and words:
-            _for_good(chat, "model.default", words[0])
+            _write(chat, "model.default", words[0])
         if for_good and provider:
-            _for_good(chat, "model.provider", provider)
-    route = await talk.route()
-    chat.route = f"{route.provider}/{route.model}"
-    chat.screen.note(f"Model: {chat.route}, window {_window(route):,} tokens.")
+            _write(chat, "model.provider", provider)
+    chat.route = await talk.model_name()
+    window = "" if talk.remote else f", window {_window(await talk.route()):,} tokens"
+    chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")
 
 
-def _window(route: Any) -> int:
+def _window(route: Route) -> int:
     return int(route.window_tokens or capabilities_of(route).window)
 
 
+@slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
 async def _reasoning(chat: Chat, rest: str) -> None:
-    words, for_good = _worded(rest)
+    words, for_good = _split(rest)
     if words and words[0] in ("show", "hide"):
         chat.screen.reasoning = words[0] == "show"
         if for_good:
-            _for_good(chat, "display.show_reasoning", chat.screen.reasoning)
+            _write(chat, "display.show_reasoning", chat.screen.reasoning)
     elif words and words[0] in EFFORTS:
         chat.talk.effort = words[0]
         if for_good:
-            _for_good(chat, "agent.reasoning_effort", words[0])
+            _write(chat, "agent.reasoning_effort", words[0])
     elif words:
         raise UsageError(f"'{words[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
     effort = chat.talk.effort or chat.talk.settings.agent.reasoning_effort or "as the model does by itself"
     chat.screen.note(f"Reasoning: {effort}; it is {'shown' if chat.screen.reasoning else 'hidden'}.")
 
 
+@slash("tools", f"[enable|disable names] [{GLOBAL}]", "which tools are offered")
 async def _tools(chat: Chat, rest: str) -> None:
-    words, for_good = _worded(rest)
+    words, for_good = _split(rest)
     if words and words[0] in ("enable", "disable") and not for_good:
         chat.talk.change_toolsets(words[1:], on=words[0] == "enable")
     elif words or chat.talk.toolsets is None:
@@ -290,8 +332,9 @@ async def _tools(chat: Chat, rest: str) -> None:
         chat.screen.note(f"In this conversation: {', '.join(sorted(chat.talk.toolsets)) or 'none'}.")
 
 
+@slash("skills", "[names|off]", "the skills there are, or follow some")
 async def _use_skills(chat: Chat, rest: str) -> None:
-    words, _ = _worded(rest)
+    words, _ = _split(rest)
     if not words:
         await _command(chat, "skills", "list")
     elif words[0] == "off":
@@ -302,24 +345,26 @@ async def _use_skills(chat: Chat, rest: str) -> None:
         chat.screen.note(f"Followed here: {', '.join(skill.name for skill in chat.talk.skills) or 'none'}.")
 
 
+@slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", shared=True)
 async def _memory(chat: Chat, rest: str) -> None:
-    words, for_good = _worded(rest)
+    words, for_good = _split(rest)
     if words and words[0] in ("on", "off"):
         chat.talk.memory = words[0] == "on"
         if for_good:
-            _for_good(chat, "memory.memory_enabled", chat.talk.memory)
+            _write(chat, "memory.memory_enabled", chat.talk.memory)
         chat.screen.note(f"Memory is {words[0]} in this conversation.")
     else:
         await _command(chat, "memory", *(words or ["show"]))
 
 
+@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", shared=True)
 async def _mcp(chat: Chat, rest: str) -> None:
-    words, for_good = _worded(rest)
+    words, for_good = _split(rest)
     if len(words) == 2 and words[0] in ("enable", "disable"):
         on = words[0] == "enable"
         chat.talk.change_toolsets([f"mcp:{words[1]}"], on=on)
         if for_good:
-            _for_good(chat, f"mcp_servers.{words[1]}.enabled", on)
+            _write(chat, f"mcp_servers.{words[1]}.enabled", on)
         chat.screen.note(f"The server {words[1]} is {'used' if on else 'not used'} in this conversation.")
     else:
         await _command(chat, "mcp", *(words or ["list"]))
@@ -328,52 +373,55 @@ async def _mcp(chat: Chat, rest: str) -> None:
 # --- looking at turns ------------------------------------------------------------------------------------------------
 
 
+@slash("compress", "[topic]", "make the conversation shorter now", idle=True, shared=True)
 async def _compress(chat: Chat, rest: str) -> None:
-    _idle(chat)
-    told: list[str] = []
+    events: list[str] = []
 
-    def show(event: dict[str, Any]) -> None:
-        told.append(event["event"])
+    def show(event: Json) -> None:
+        events.append(event["event"])
         chat.show(event)
 
-    spec = chat.talk.spec("", compact=rest)
-    chat.begin(chat.turn(chat.talk.follow(Door(chat.talk.app), spec, show)))
+    chat.begin(chat.turn(chat.talk.ask("", show, compact=rest)))
     await chat.idle()
-    if "run.completed" in told and "context.compressed" not in told:
+    if "run.completed" in events and "context.compressed" not in events:
         chat.screen.note("There is nothing to make shorter yet.")
 
 
+@slash("usage", "", "tokens and cost of this session")
 async def _usage(chat: Chat, rest: str) -> None:
-    used = await chat.talk.db.get_usage(chat.talk.session_id) if chat.talk.saved else []
-    if not used:
+    usage = await chat.talk.sessions.get_usage(chat.talk.session_id) if chat.talk.saved else []
+    if not usage:
         chat.screen.note(f"{chat.screen.tokens:,} tokens in this conversation.")
         return
     rows = [["model", "for", "calls", "in", "out", "cached", "cost"]]
-    for one in used:
+    for one in usage:
         cost = "-" if one["actual_cost_usd"] is None else f"${one['actual_cost_usd']:.4f}"
         counts = [f"{one[name]:,}" for name in ("calls", "input_tokens", "output_tokens", "cache_read_tokens")]
-        rows.append([f"{one['provider']}/{one['model']}", one["task"] or "turns", *counts, cost])
+        model = "/".join(filter(None, (one["provider"], one["model"])))
+        rows.append([model, one["task"] or "turns", *counts, cost])
     chat.screen.plain("\n".join(columns(rows, 0, width())))
 
 
+@slash("status", "", "model, window, sandbox, session")
 async def _status(chat: Chat, rest: str) -> None:
     talk = chat.talk
-    route, session = await talk.route(), await talk.session()
-    used = talk.result["input_tokens"] if talk.result else 0
-    chosen = await talk.blocking(partial(choose_backend, talk.settings))
-    facts = {
-        "model": f"{route.provider}/{route.model}",
-        "window": f"{used:,} of {_window(route):,} tokens used by the last turn",
-        "sandbox": f"{chosen.name}{'' if chosen.isolated or chosen.reason else ', not isolated'}",
-        "folder": here(),
+    session, used = await talk.session(), talk.result["input_tokens"] if talk.result else 0
+    facts = {"model": await talk.model_name() or "that of the server"}
+    if not talk.remote:
+        facts["window"] = f"{used:,} of {_window(await talk.route()):,} tokens used by the last turn"
+        backend = await talk.blocking(partial(choose_backend, talk.settings))
+        facts["sandbox"] = f"{backend.name}{'' if backend.isolated or backend.reason else ', not isolated'}"
+        facts["folder"] = here()
+    facts |= {
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
-        "agent": "in the server of this home" if talk.door.kind == "server" else "in this process",
+        "agent": talk.place,
         "approvals": "off" if talk.yolo else talk.settings.approvals.mode,
         "typing while it works": chat.mode,
     }
     chat.screen.plain("\n".join(columns([[name, str(value)] for name, value in facts.items()], 1, None)))
 
 
+@slash("prompt", "", "the system prompt as it is sent", shared=True)
 async def _prompt(chat: Chat, rest: str) -> None:
     prompt = (await chat.talk.session()).get("system_prompt")
     if not prompt:
@@ -381,6 +429,85 @@ async def _prompt(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n\n".join([prompt, *([chat.talk.spec("").instructions or ""] if chat.talk.skills else [])]))
 
 
+# --- control ---------------------------------------------------------------------------------------------------------
+
+
+@slash("approve", "[choice]", "allow what is asked about")
+async def _approve(chat: Chat, rest: str) -> None:
+    if not await chat.approve(rest or "once"):
+        raise UsageError("Nothing waits for leave.")
+
+
+@slash("deny", "", "do not allow it")
+async def _deny(chat: Chat, rest: str) -> None:
+    await _approve(chat, "deny")
+
+
+@slash("yolo", "", "ask about nothing in this session, or ask again", shared=True)
+async def _yolo(chat: Chat, rest: str) -> None:
+    chat.talk.yolo = not chat.talk.yolo
+    how = "Nothing is asked about" if chat.talk.yolo else "What could do harm is asked about"
+    chat.screen.note(f"{how}, from the next turn on.", "yellow")
+
+
+@slash("stop", "", "stop the turn")
+async def _stop(chat: Chat, rest: str) -> None:
+    if not chat.busy:
+        raise UsageError("Nothing is under way.")
+    await chat.stop()
+
+
+@slash("steer", "TEXT", "tell the turn something without stopping it")
+async def _steer(chat: Chat, rest: str) -> None:
+    if not rest:
+        raise UsageError("There are no words.", hint="/steer use the other file")
+    await chat.steer(rest)
+
+
+@slash("queue", "TEXT", "ask this after the turn")
+async def _queue(chat: Chat, rest: str) -> None:
+    if not rest:
+        raise UsageError("There are no words.", hint="/queue then run the tests")
+    chat.queue(rest, rest)
+
+
+@slash("processes", "", "commands in the background", shared=True)
+async def _processes(chat: Chat, rest: str) -> None:
+    """Commands in the background, as the conversation tells of them: they live where the agent does."""
+    calls: dict[str, str] = {}
+    rows: list[list[str]] = []
+    for message in await _messages(chat):
+        for call in message.get("tool_calls") or ():
+            calls[call["id"]] = call["function"]["arguments"]
+        answer = _object(text_of(message["content"])) if message["role"] == "tool" else {}
+        if answer.get("status") == "started" and answer.get("pid"):
+            arguments = _object(calls.get(message["tool_call_id"], ""))
+            state = "running" if is_alive(int(answer["pid"]), None) else "ended"
+            rows.append([str(answer.get("session_id")), state, str(arguments.get("command", ""))])
+    chat.screen.plain("\n".join(columns(rows, 2, width())) if rows else "No commands in the background.")
+
+
+def _object(text: str) -> Json:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+@slash("cron", "", "scheduled jobs")
+async def _cron(chat: Chat, rest: str) -> None:
+    await _command(chat, "cron", *(shlex.split(rest) or ["list"]))
+
+
+@slash("expand", "", "all that the last tool said")
+async def _expand(chat: Chat, rest: str) -> None:
+    if not chat.screen.last_output:
+        raise UsageError("No tool has said anything yet.")
+    chat.screen.plain(chat.screen.last_output)
+
+
+@slash("debug", "", "the last request, without secrets", shared=True)
 async def _debug(chat: Chat, rest: str) -> None:
     talk, result = chat.talk, chat.talk.result
     if result is None:
@@ -397,109 +524,9 @@ async def _debug(chat: Chat, rest: str) -> None:
     chat.screen.plain(talk.app.secrets.redact(json.dumps(request, indent=1, ensure_ascii=False, default=str)))
 
 
-# --- control ---------------------------------------------------------------------------------------------------------
-
-
-async def _approve(chat: Chat, rest: str) -> None:
-    if not await chat.approve(rest or "once"):
-        raise UsageError("Nothing waits for leave.")
-
-
-async def _deny(chat: Chat, rest: str) -> None:
-    await _approve(chat, "deny")
-
-
-async def _yolo(chat: Chat, rest: str) -> None:
-    chat.talk.yolo = not chat.talk.yolo
-    how = "Nothing is asked about" if chat.talk.yolo else "What could do harm is asked about"
-    chat.screen.note(f"{how}, from the next turn on.", "yellow")
-
-
-async def _stop(chat: Chat, rest: str) -> None:
-    if not chat.busy:
-        raise UsageError("Nothing is under way.")
-    await chat.stop()
-
-
-async def _steer(chat: Chat, rest: str) -> None:
-    await chat.steer(_some(rest, "/steer use the other file"))
-
-
-async def _queue(chat: Chat, rest: str) -> None:
-    chat.queue(_some(rest, "/queue then run the tests"), rest)
-
-
-def _some(rest: str, example: str) -> str:
-    if not rest:
-        raise UsageError("There are no words.", hint=example)
-    return rest
-
-
-async def _processes(chat: Chat, rest: str) -> None:
-    """Commands in the background, as the conversation tells of them: they live where the agent does."""
-    calls: dict[str, str] = {}
-    rows: list[list[str]] = []
-    for message in await _messages(chat):
-        for call in message.get("tool_calls") or ():
-            calls[call["id"]] = call["function"]["arguments"]
-        told = _object(text_of(message["content"])) if message["role"] == "tool" else {}
-        if told.get("status") == "started" and told.get("pid"):
-            asked = _object(calls.get(message["tool_call_id"], ""))
-            state = "running" if is_alive(int(told["pid"]), None) else "ended"
-            rows.append([str(told.get("session_id")), state, str(asked.get("command", ""))])
-    chat.screen.plain("\n".join(columns(rows, 2, width())) if rows else "No commands in the background.")
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-async def _cron(chat: Chat, rest: str) -> None:
-    await _command(chat, "cron", *(shlex.split(rest) or ["list"]))
-
-
-async def _expand(chat: Chat, rest: str) -> None:
-    if not chat.screen.last_output:
-        raise UsageError("No tool has said anything yet.")
-    chat.screen.plain(chat.screen.last_output)
-
-
-Work = Callable[["Chat", str], Awaitable[None]]
-# name: (what is done, its arguments, what it does)
-COMMANDS: dict[str, tuple[Work, str, str]] = {
-    "help": (_help, "", "this list"),
-    "new": (_new, "[title]", "begin another session"),
-    "resume": (_resume, "[id or title]", "go on with another session"),
-    "sessions": (_sessions, "[query]", "the sessions there are"),
-    "title": (_title, "[text]", "look at the title, or change it"),
-    "branch": (_branch, "[title]", "go on in a copy from here"),
-    "history": (history, "[turns]", "what was said"),
-    "save": (_save, "PATH", "write the conversation to a file"),
-    "undo": (_undo, "[turns]", "take turns back"),
-    "retry": (_retry, "", "the same question again"),
-    "model": (_model, f"[name] [--provider id] [{GLOBAL}]", "look at the model, or change it"),
-    "reasoning": (_reasoning, f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown"),
-    "tools": (_tools, f"[enable|disable names] [{GLOBAL}]", "which tools are offered"),
-    "skills": (_use_skills, "[names|off]", "the skills there are, or follow some"),
-    "memory": (_memory, f"[on|off] [{GLOBAL}]", "what is remembered in every session"),
-    "mcp": (_mcp, f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used"),
-    "compress": (_compress, "[topic]", "make the conversation shorter now"),
-    "usage": (_usage, "", "tokens and cost of this session"),
-    "status": (_status, "", "model, window, sandbox, session"),
-    "prompt": (_prompt, "", "the system prompt as it is sent"),
-    "approve": (_approve, "[choice]", "allow what is asked about"),
-    "deny": (_deny, "", "do not allow it"),
-    "yolo": (_yolo, "", "ask about nothing in this session, or ask again"),
-    "stop": (_stop, "", "stop the turn"),
-    "steer": (_steer, "TEXT", "tell the turn something without stopping it"),
-    "queue": (_queue, "TEXT", "ask this after the turn"),
-    "processes": (_processes, "", "commands in the background"),
-    "cron": (_cron, "", "scheduled jobs"),
-    "expand": (_expand, "", "all that the last tool said"),
-    "debug": (_debug, "", "the last request, without secrets"),
-    "quit": (_quit, "[--delete]", "leave, and delete the session"),
-}
+@slash("quit", "[--delete]", "leave, and delete the session")
+async def _quit(chat: Chat, rest: str) -> None:
+    if rest not in ("", "--delete"):
+        raise UsageError(f"/quit does not know '{rest}'.", hint="/quit, or /quit --delete")
+    chat.deletes = bool(rest)
+    chat.leave()

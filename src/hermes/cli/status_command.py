@@ -20,7 +20,7 @@ def run(args: Args, home: Home) -> int:
     from hermes.server import status
 
     state = status.read_runtime_status(home) if is_served(home) else None
-    server = f"{state['gateway_state']} at {status._address(state)} (pid {state['pid']})" if state else "not running"
+    server = f"{state['gateway_state']} at {status.server_url(state)} (pid {state['pid']})" if state else "not running"
     facts: Json = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
     facts |= _store(home)
     told = {**facts, "store_bytes": size(facts["store_bytes"])}

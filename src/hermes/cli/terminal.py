@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from hermes.cli import slash
 from hermes.cli.chat_loop import Chat
+from hermes.cli.conversation import Conversation
 from hermes.cli.prompt_line import PromptLine
 from hermes.cli.screen import Screen
-from hermes.cli.session import Conversation
 
 
 async def converse(talk: Conversation, query: str | None) -> Chat:

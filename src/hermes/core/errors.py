@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HermesError(Exception):
     """`message` is one sentence and never holds a secret; `exit_code` is what a command that ends by it returns."""
@@ -24,3 +26,18 @@ class ConfigError(HermesError):
     """A setting, or a file of settings, that cannot be used."""
 
     exit_code = 78
+
+
+class ServiceError(Exception):
+    """What an operation of `services` refuses: a sentence, a code for programs, and perhaps what to try next.
+
+    `field` is the argument it is about; `details` go to whoever gets the refusal as an object. HTTP, command line and
+    tools each turn it into their own form in one place.
+    """
+
+    foreign = False
+
+    def __init__(self, message: str, code: str, hint: str = "", *, field: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message, self.code, self.hint, self.field = message, code, hint, field
+        self.answer: dict[str, Any] = {"error": message, "code": code, **({"hint": hint} if hint else {}), **details}

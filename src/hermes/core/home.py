@@ -77,7 +77,6 @@ class Home:
     pid_file = _At("gateway.pid")
     lock_file = _At("gateway.lock")
     state_file = _At("gateway_state.json")
-    door_file = _At("gateway.token")
 
     @property
     def root(self) -> Path:

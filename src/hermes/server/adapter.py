@@ -128,8 +128,6 @@ class APIServerAdapter(ReplaceableMethods):
         self.seal: Any = None
         # The options of requests that ask for none, by whether their client is a strict one.
         self.usual_options: dict[bool, RequestOptions] = {}
-        # What a command line of the same user shows, who alone can read it from the home.
-        self.door = ""
 
     # --- configuration ----------------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
+from hermes.services.skills import find_skills
 from hermes.tools.framework import toolsets as sets
 from hermes.tools.mcp import PREFIX
-from hermes.tools.skill_files import find_skills
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -9,10 +9,18 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
+from hermes.core.errors import ServiceError
 from hermes.core.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
 ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
 _TYPES: dict[int, ErrorType] = {403: "permission_error", 429: "rate_limit_error"}
+# code of a service, where the API has another
+_SERVICE_CODES = {
+    "bad_schedule": "invalid_schedule",
+    "injection_suspected": "prompt_blocked",
+    "contains_secret": "prompt_blocked",
+    "invalid_arguments": "invalid_value",
+}
 
 
 class ErrorObject(Struct, kw_only=True):
@@ -71,6 +79,12 @@ def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code, param)
+
+
+def api_error(error: ServiceError) -> ApiError:
+    """The refusal of a service, as the API has it."""
+    code = _SERVICE_CODES.get(error.code, error.code)
+    return ApiError(400, f"{error.message} {error.hint}".strip(), code, error.field)
 
 
 def error_object(

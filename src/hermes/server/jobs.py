@@ -28,8 +28,7 @@ from hermes.server.routes import route
 from hermes.server.runs import RunList, run_page
 from hermes.server.session_routes import unknown_session
 from hermes.server.turns import check_model, route_of
-from hermes.tools import cronjob
-from hermes.tools.framework.registry import ToolError
+from hermes.services.jobs import job_changes, new_job, pause_changes, public_fields, resume_changes
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -38,13 +37,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 _JOB = "/api/jobs/{job_id}"
 _ID = re.compile(r"[0-9a-f]{12}")
-# code of the tool: the parameter it is about, and the code here
-_CODES = {
-    "bad_schedule": ("schedule", "invalid_schedule"),
-    "injection_suspected": ("prompt", "prompt_blocked"),
-    "contains_secret": ("prompt", "prompt_blocked"),
-    "invalid_arguments": ("prompt", "invalid_value"),
-}
 
 
 class Job(Struct, kw_only=True):
@@ -127,10 +119,7 @@ async def create_job(adapter: APIServerAdapter, request: web.Request, body: JobR
     key, refusal = adapter.session_key(request)
     if refusal:
         raise refusal
-    try:
-        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
-    except ToolError as error:
-        raise _refused(error) from None
+    job = new_job(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
     caller = CALLER.get()
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
@@ -155,12 +144,9 @@ async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobP
     job = await _job(adapter, request)
     enabled = given.pop("enabled", None)
     fields = await _fields(adapter, job["owner"], given, job)
-    try:
-        changes = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
-        if enabled is not None:
-            changes |= _switched({**job, **changes}, enabled)
-    except ToolError as error:
-        raise _refused(error) from None
+    changes = job_changes(job, fields, time.time(), adapter.secrets) if fields else {}
+    if enabled is not None:
+        changes |= _switch_changes({**job, **changes}, enabled)
     return JobKept(job=_shown(adapter, await _change(adapter, job, changes)))
 
 
@@ -260,15 +246,11 @@ async def _change(adapter: APIServerAdapter, job: Record, fields: Mapping[str, A
 
 async def _switch(adapter: APIServerAdapter, request: web.Request, *, enabled: bool) -> JobKept:
     job = await _job(adapter, request)
-    try:
-        job = await _change(adapter, job, _switched(job, enabled))
-    except ToolError as error:
-        raise _refused(error) from None
-    return JobKept(job=_shown(adapter, job))
+    return JobKept(job=_shown(adapter, await _change(adapter, job, _switch_changes(job, enabled))))
 
 
-def _switched(job: Record, enabled: bool) -> Record:
-    return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
+def _switch_changes(job: Record, enabled: bool) -> Record:
+    return (resume_changes if enabled else pause_changes)(job, time.time())
 
 
 async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Record | None = None) -> Record:
@@ -303,11 +285,4 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
 
 
 def _shown(adapter: APIServerAdapter, job: Record) -> Job:
-    return Job(**{**cronjob.shown(job), "owner": adapter.shown_owner(job["owner"])})
-
-
-def _refused(error: ToolError) -> ApiError:
-    param, code = _CODES.get(error.answer["code"], (None, "invalid_value"))
-    named = re.match(r"`(\w+)`", str(error.answer["error"]))
-    message = f"{error.answer['error']} {error.answer.get('hint', '')}".strip()
-    return ApiError(400, message, code, named[1] if named else param)
+    return Job(**{**public_fields(job), "owner": adapter.shown_owner(job["owner"])})

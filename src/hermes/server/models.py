@@ -208,18 +208,6 @@ class SessionChatRequest(Parameters, kw_only=True):
     include_reasoning: bool | None = None
 
 
-class CommandLine(Struct, kw_only=True):
-    """What only a command line of the user whose server it is may ask for."""
-
-    model: str | None = None
-    provider: str | None = None
-    answerable: bool = True
-    yolo: bool = False
-    memory: bool = True
-    max_turns: Count | None = None
-    deadline_seconds: Annotated[float, Meta(gt=0)] | None = None
-
-
 class RunRequest(Parameters, kw_only=True):
     UNSUPPORTED: ClassVar = ("tools",)
 
@@ -232,7 +220,6 @@ class RunRequest(Parameters, kw_only=True):
     tools: Any = None
     workdir: str | None = None
     max_iterations: Count | None = None
-    cli: CommandLine | None = None
 
 
 class CompactRequest(Struct, kw_only=True):

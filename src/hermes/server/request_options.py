@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hmac
 import re
 from dataclasses import dataclass
 from importlib.resources import files
@@ -118,12 +117,6 @@ def _parsed(
         strict=strict,
         recording=recording,
     )
-
-
-def at_door(adapter: APIServerAdapter, request: web.Request) -> bool:
-    """Whether a request comes from the user whose home is served: it shows what only that user can read there."""
-    shown = request.headers.get("X-Hermes-Door", "").encode("utf-8", "surrogateescape")
-    return bool(adapter.door) and hmac.compare_digest(shown, adapter.door.encode())
 
 
 def session_id_of(given: str, where: str) -> str:

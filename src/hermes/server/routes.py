@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from hermes.core.errors import ServiceError
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
-from hermes.server.errors import ApiError, answer
+from hermes.server.errors import ApiError, answer, api_error
 from hermes.server.middleware import request_id
 from hermes.server.query_params import parse_query
 from hermes.server.request_bodies import give_back_room, read
@@ -117,9 +118,10 @@ class Route:
                 if body is not None:
                     response.headers.update(body.headers())
                 return response
-            except ApiError as error:
-                error.redact(adapter.redact)
-                return error.response()
+            except (ApiError, ServiceError) as error:
+                refusal = api_error(error) if isinstance(error, ServiceError) else error
+                refusal.redact(adapter.redact)
+                return refusal.response()
 
         async def handle(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
             try:

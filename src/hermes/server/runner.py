@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 import resource
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from hermes.server.startup_checks import (
     resolved,
     sandbox_backend,
 )
-from hermes.server.status import ServerLock, _address, hold, write_runtime_status
+from hermes.server.status import ServerLock, hold, server_url, write_runtime_status
 from hermes.server.supervisor import Supervisor
 from hermes.settings import config
 from hermes.settings.check import without_secret_fields
@@ -53,7 +52,6 @@ EXIT_AT_ONCE = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
-DOOR_BYTES = 32
 # What a profile served below its name has of its own, if it has it at all.
 _NOT_OF_OTHERS: dict[str, Any] = {"key": "", "cors_origins": []}
 
@@ -206,11 +204,11 @@ class GatewayRunner:
         await self._listen(stack, served, sockets, told)
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
         await self._tell_soon(gateway_state="running", platforms=connected, **told)
-        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({describe(self.home, settings)})"
+        ready = f"Hermes {hermes.__version__} listening on {server_url(told)} ({describe(self.home, settings)})"
         log.info("%s", ready)
         if self._worker is not None:
             return settings
-        self._supervisor.tell("READY=1", f"STATUS=Listening on {_address(told)}")
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(told)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         return settings
@@ -242,7 +240,6 @@ class GatewayRunner:
         extra = load_gateway_config(own[1]).platforms[Platform.API_SERVER].extra
         self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
         self._adapter.attach(self._app)
-        await self._open_door(stack)
         for name, settings in others:
             await self._open_profile(stack, name, settings, told)
         adapters = {name: adapter for name, (_, adapter) in self._profiles.items()}
@@ -287,16 +284,6 @@ class GatewayRunner:
         adapter = APIServerAdapter(PlatformConfig(enabled=True, extra=extra))
         adapter.attach(app)
         self._profiles[name] = (app, adapter)
-
-    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
-        """Leave in the home what proves to this server that a request comes from the user whose home it is."""
-        if self._worker is not None:
-            self._adapter.door = self._worker.orders.door
-            return
-        self._adapter.door = secrets.token_urlsafe(DOOR_BYTES)
-        write = partial(homes.write_private, self.home.door_file, self._adapter.door)
-        await self._app.services.files.call(write)
-        stack.callback(self.home.door_file.unlink, missing_ok=True)
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
+from hermes.core.spec import Control, ControlKind, RunKind, RunSpec
 from hermes.core.text import text_of
 from hermes.runs.engine import Refused
 from hermes.server import outcome
@@ -36,7 +35,6 @@ from hermes.server.render_run import ROWS, THOUGHTS, Run, RunRenderer, RunStatus
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
-    at_door,
     max_iterations_of,
     parse_options,
     session_id_of,
@@ -151,37 +149,13 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         },
         **fields,
     )
-    spec = await _placed(adapter, request, asked, spec)
+    if asked.workdir is not None:
+        await workdir_of(adapter, owner, spec.session_key, asked.workdir)
+    max_iterations = await max_iterations_of(adapter, asked.max_iterations)
+    spec = spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
-
-
-async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunRequest, spec: RunSpec) -> RunSpec:
-    """The run where it is to work; that of a command line works for its user, in whatever folder that one is."""
-    if asked.cli is None:
-        if asked.workdir is not None:
-            await workdir_of(adapter, spec.owner, spec.session_key, asked.workdir)
-        max_iterations = await max_iterations_of(adapter, asked.max_iterations)
-        return spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
-    if not at_door(adapter, request):
-        raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
-    if asked.workdir is None or not os.path.isabs(asked.workdir):
-        raise invalid("workdir", "A command line names the folder it works in, by its whole path.")
-    cli = asked.cli
-    return spec.replace(
-        kind="cli",
-        source="cli",
-        workdir=asked.workdir,
-        route=RouteChoice(model=cli.model, provider=cli.provider) if cli.model or cli.provider else None,
-        toolsets=toolsets_of(asked.toolsets, "toolsets") if asked.toolsets is not None else None,
-        toolsets_by_default=asked.toolsets is None,
-        answerable=cli.answerable,
-        approvals="off" if cli.yolo else None,
-        memory=cli.memory,
-        max_iterations=cli.max_turns,
-        deadline_seconds=cli.deadline_seconds,
-    )
 
 
 async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:
@@ -382,7 +356,7 @@ class RunStopping(Struct, kw_only=True):
 @route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
 async def stop_run(adapter: APIServerAdapter, request: web.Request) -> RunStopping:
     record = await _record(adapter, request)
-    if record.state.ended or not (record.state.stopping or await _tell(adapter, request, record, "interrupt", {})):
+    if record.state.ended or not (record.state.stopping or await _tell(adapter, record, "interrupt", {})):
         raise _finished(record)
     return RunStopping(run_id=record.spec.run_id)
 
@@ -413,7 +387,7 @@ async def steer_run(adapter: APIServerAdapter, request: web.Request, body: Steer
         raise invalid("input", "text and input are the same and have different values.")
     text = _checked_text(adapter, *((body.text, "text") if body.text is not None else (body.input or "", "input")))
     record = await _record(adapter, request)
-    control = None if record.state.ended else await _tell(adapter, request, record, "steer", {"text": text})
+    control = None if record.state.ended else await _tell(adapter, record, "steer", {"text": text})
     if control is None:
         raise _finished(record)
     return Steered(run_id=record.spec.run_id, steer_id=control.control_id)
@@ -453,9 +427,7 @@ async def approve_run(adapter: APIServerAdapter, request: web.Request, body: App
     for approval_id in ids:
         if choice not in pending[approval_id]["choices"]:
             raise _bad_choice(pending[approval_id]["choices"])
-    controls = [
-        await _tell(adapter, request, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids
-    ]
+    controls = [await _tell(adapter, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids]
     if not any(controls):
         raise ApiError(409, "No such question for leave is open.", "approval_not_pending")
     return ApprovalAnswer(run_id=run_id, choice=choice, resolved=sum(control is not None for control in controls))
@@ -486,17 +458,14 @@ async def clarify_run(adapter: APIServerAdapter, request: web.Request, body: Cla
     pending = {} if record.state.ended else record.state.questions
     request_id = body.request_id or next(iter(pending), "")
     data = {"id": request_id, "answer": text}
-    if request_id not in pending or not await _tell(adapter, request, record, "answer", data):
+    if request_id not in pending or not await _tell(adapter, record, "answer", data):
         raise ApiError(409, "No such question is open.", "clarify_not_pending")
     return ClarifyAnswer(run_id=record.spec.run_id, request_id=request_id)
 
 
-async def _tell(
-    adapter: APIServerAdapter, request: web.Request, record: RunRecord, kind: ControlKind, data: Json
-) -> Control | None:
+async def _tell(adapter: APIServerAdapter, record: RunRecord, kind: ControlKind, data: Json) -> Control | None:
     """Tell a run something. None: it does not concern it any more."""
-    surface = "cli" if at_door(adapter, request) else "api"
-    control = Control(kind, data, surface=surface, credential=adapter.credential())
+    control = Control(kind, data, surface="api", credential=adapter.credential())
     applied = await (await adapter.app()).engine.control(record.spec.run_id, control)
     if applied == "unknown":
         raise _unknown(record.spec.run_id)

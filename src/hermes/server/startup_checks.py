@@ -17,7 +17,7 @@ from hermes.core import home as homes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
 from hermes.server.keys import CEILINGS, COUNTS, ENTRY_FIELDS, SCOPES
-from hermes.server.status import _address, read_runtime_status
+from hermes.server.status import read_runtime_status, server_url
 from hermes.settings import config
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ def _bound(family: socket.AddressFamily, where: tuple[Any, ...], *, shared: bool
 
 
 def _not_bound(home: Home, host: str, port: int, error: OSError) -> Unavailable:
-    told = f"{_address({'host': host or '*', 'port': port})} cannot be bound: {error.strerror}."
+    told = f"{server_url({'host': host or '*', 'port': port})} cannot be bound: {error.strerror}."
     for profile in homes.list_profiles(home):
         other = homes.Home(home.root) if profile == homes.DEFAULT_PROFILE else homes.open_profile(home.root, profile)
         state = read_runtime_status(other)

@@ -29,6 +29,8 @@ FIELDS = (
     "platforms",
     "updated_at",
 )
+# An address on which a server listens everywhere, and where this machine reaches it.
+ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 # Whoever only asks whether the home is served has the lock for a moment; a server keeps it.
 _TRIES, _WAIT_S = 5, 0.01
 
@@ -97,7 +99,7 @@ def read_runtime_status(home: Home | None = None) -> dict[str, Any] | None:
             home = homes.resolve()
         except HermesError:
             return None
-    state = _read(home)
+    state = read_state(home)
     return state if _is_live(state) else None
 
 
@@ -108,7 +110,7 @@ def write_runtime_status(home: Home, **fields: Any) -> None:
     """
     _check(fields)
     with homes.locked(home.path):
-        old = _read(home)
+        old = read_state(home)
         pid = fields.get("pid", os.getpid())
         start = process_start(pid)
         same = old.get("pid") == pid and old.get("start_time") == start
@@ -145,9 +147,9 @@ def _unlockable(home: Home, error: OSError) -> HermesError:
 
 def _served(home: Home) -> HomeServed:
     state = read_runtime_status(home) or {}
-    pid = state.get("pid") or _pid_in_file(home)
+    pid = state.get("pid") or read_pid(home)
     known = [f"pid {pid}"] if pid else []
-    if address := _address(state):
+    if address := server_url(state):
         known.append(address)
     flag = "" if home.profile == homes.DEFAULT_PROFILE else f" -p {home.profile}"
     return HomeServed(
@@ -157,14 +159,21 @@ def _served(home: Home) -> HomeServed:
     )
 
 
-def _address(state: dict[str, Any]) -> str:
+def server_url(state: dict[str, Any]) -> str:
     host, port = state.get("host"), state.get("port")
     if not host or not port:
         return ""
     return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
 
 
-def _pid_in_file(home: Home) -> int | None:
+def local_url(home: Home) -> str:
+    """Where this machine reaches the running server of a home; empty when there is none."""
+    state = read_runtime_status(home) or {}
+    host = str(state.get("host") or "")
+    return server_url({**state, "host": ANYWHERE.get(host, host)}) if state.get("gateway_state") == "running" else ""
+
+
+def read_pid(home: Home) -> int | None:
     try:
         pid = int(home.pid_file.read_text())
     except (OSError, ValueError):
@@ -172,7 +181,7 @@ def _pid_in_file(home: Home) -> int | None:
     return pid if is_alive(pid, None) else None
 
 
-def _read(home: Home) -> dict[str, Any]:
+def read_state(home: Home) -> dict[str, Any]:
     try:
         state = json.loads(home.state_file.read_bytes())
     except (OSError, ValueError, RecursionError):

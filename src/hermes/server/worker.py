@@ -34,7 +34,6 @@ class Orders(msgspec.Struct, frozen=True):
     profile: str
     host: str
     port: int
-    door: str
     allow_local_exec: bool
     verbose: bool
     leads: bool

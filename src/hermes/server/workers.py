@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
@@ -22,16 +21,15 @@ from typing import Any
 import msgspec
 
 import hermes
-from hermes.core import home as homes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
 from hermes.core.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
 from hermes.server import shared_counters
-from hermes.server.runner import DOOR_BYTES, STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
+from hermes.server.runner import STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
 from hermes.server.settings import Platform
 from hermes.server.startup_checks import bind, check_settings, resolved
-from hermes.server.status import ServerLock, _address, hold
+from hermes.server.status import ServerLock, hold, server_url
 from hermes.server.supervisor import Supervisor
 from hermes.server.worker import LOOK, Orders
 from hermes.settings import config
@@ -134,9 +132,6 @@ class Workers:
         addresses = [(family, (where[0], port, *where[2:])) for family, where in addresses]
         for sock in bind(self.home, host, addresses, shared=True, listen=False):
             stack.callback(sock.close)
-        door = secrets.token_urlsafe(DOOR_BYTES)
-        homes.write_private(self.home.door_file, door)
-        stack.callback(self.home.door_file.unlink, missing_ok=True)
         numbers = shared_counters.make()
         stack.callback(os.close, numbers)
         self._orders = Orders(
@@ -145,7 +140,6 @@ class Workers:
             profile=self.home.profile,
             host=host,
             port=port,
-            door=door,
             allow_local_exec=self._allow_local_exec,
             verbose=self._verbose,
             leads=True,
@@ -258,9 +252,9 @@ class Workers:
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
         self._tell(gateway_state="running", platforms=connected, **told)
         facts = f"{describe(self.home, settings)}, {self._count} workers"
-        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({facts})"
+        ready = f"Hermes {hermes.__version__} listening on {server_url(told)} ({facts})"
         log.info("%s", ready)
-        self._supervisor.tell("READY=1", f"STATUS=Listening on {_address(told)}")
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(told)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         counting = asyncio.create_task(self._keep_state())

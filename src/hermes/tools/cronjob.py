@@ -1,4 +1,4 @@
-"""The tool `cronjob`, and what a job's record is made of: work to be done later, without anybody asking again."""
+"""The tool `cronjob`: work to be done later, without anybody asking again."""
 
 from __future__ import annotations
 
@@ -6,111 +6,30 @@ import re
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hermes.core.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOB_SCRIPT_CHARS_MAX, JOBS_MAX
+from hermes.core import limits
 from hermes.core.spec import narrowed
-from hermes.guards.exfiltration import exfiltrates
-from hermes.guards.injection import suspicious
 from hermes.providers.routes import is_allowed
 from hermes.runs import schedule as schedules
 from hermes.runs.jobs import route_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
+from hermes.services.jobs import (
+    CEILINGS,
+    GIVEN,
+    Job,
+    job_changes,
+    new_job,
+    pause_changes,
+    public_fields,
+    resume_changes,
+)
 from hermes.settings.schema import EFFORTS
 from hermes.tools.framework import approvals, toolsets
 from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
-if TYPE_CHECKING:
-    from hermes.guards.secrets import Secrets
-
-Job = dict[str, Any]
 ACTIONS = ("create", "list", "update", "pause", "resume", "remove", "run")
-GIVEN = (
-    *("name", "prompt", "skills", "model", "enabled_toolsets", "workdir"),
-    *("script", "effort", "continuity"),
-)
-# What a job's record has besides what it was given; `session_key` and the ceilings bind its runs and are not shown.
-_EMPTY: Job = {
-    "name": "", "prompt": "", "skills": [], "model": None, "provider": None, "enabled_toolsets": None, "workdir": None,
-    "last_run_at": None, "last_status": None, "last_error": None, "last_run_id": None, "session_id": None,
-    "last_session_id": None, "deliver": "local", "origin": None, "paused_at": None, "paused_reason": None,
-    "script": None, "effort": None, "continuity": False,
-}  # fmt: skip
-_TEXT_LIMITS = {"name": JOB_NAME_CHARS_MAX, "prompt": JOB_PROMPT_CHARS_MAX, "script": JOB_SCRIPT_CHARS_MAX}
-_CEILINGS = ("tool_policy", "allowed_models")
-_HIDDEN = ("owner", "session_key", *_CEILINGS)
-
-
-def made(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secrets) -> Job:
-    """A new job's record. Raises ToolError: bad_schedule, contains_secret, injection_suspected, invalid_arguments."""
-    prompt = str(fields.get("prompt") or "").strip()
-    if not prompt and not fields.get("skills"):
-        raise ToolError("`prompt` is missing: say what the job is to do.", "invalid_arguments")
-    begin = {"timezone": timezone, "enabled": True, "state": "scheduled", "created_at": now}
-    job = {**_EMPTY, **begin, "name": prompt[:60].splitlines()[0] if prompt else "Job"}
-    job["repeat"] = {"times": None, "completed": 0}
-    return {**job, **changed(job, {"schedule": "", **fields}, now, secrets)}
-
-
-def changed(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, secrets: Secrets) -> Job:
-    """What of a job's record becomes different. Raises as `made`."""
-    found: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
-    for name, most in _TEXT_LIMITS.items():
-        if found.get(name) is not None:
-            _check_text(name, str(found[name]), most, secrets)
-    if found.get("effort") not in (None, *EFFORTS):
-        raise ToolError(f"`effort` is one of {', '.join(EFFORTS)}.", "invalid_arguments")
-    if {**job, **found}.get("continuity") and {**job, **found}["session_id"]:
-        hint = "Leave one of them out."
-        raise ToolError(
-            "`continuity` has a session of its own and cannot go with session_id.", "invalid_arguments", hint
-        )
-    zone = str(fields.get("timezone", job["timezone"]) or "")
-    try:
-        if "schedule" in fields or zone != job["timezone"]:
-            where = schedules.zone_named(zone)
-            text = fields.get("schedule")
-            found["schedule"] = schedules.parse(str(text), now, where) if text is not None else job["schedule"]
-            found |= {"timezone": zone, "schedule_display": found["schedule"]["display"]}
-            found["next_run_at"] = schedules.next_time(found["schedule"], now, where)
-            found |= {"state": "scheduled" if job["enabled"] else "paused"}
-    except schedules.BadSchedule as error:
-        raise ToolError(str(error), "bad_schedule") from None
-    once = {**job, **found}["schedule"]["kind"] == "once"
-    if "repeat" in fields or (once and job["repeat"]["times"] is None):
-        found["repeat"] = {"times": fields.get("repeat") or (1 if once else None), "completed": 0}
-    return found
-
-
-def paused(job: Mapping[str, Any], now: float) -> Job:
-    """What becomes different of a job that is to rest."""
-    return {"enabled": False, "state": "paused", "paused_at": now} if job["enabled"] else {}
-
-
-def resumed(job: Mapping[str, Any], now: float) -> Job:
-    """What becomes different of a job that is to go on."""
-    if job["enabled"]:
-        return {}
-    following = schedules.next_time(job["schedule"], now, schedules.zone_named(job["timezone"]))
-    if following is None:
-        raise ToolError("Its time is over.", "bad_schedule", "Give it another schedule with the action update.")
-    begin: Job = {"enabled": True, "state": "scheduled", "paused_at": None, "paused_reason": None}
-    return {**begin, "next_run_at": following}
-
-
-def shown(job: Mapping[str, Any]) -> Job:
-    """The record as it is told, also one that was kept before all of its fields were known."""
-    return {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
-
-
-def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
-    if not text.strip() or len(text) > most:
-        raise ToolError(f"`{name}` has {len(text)} characters; 1 to {most} are possible.", "invalid_arguments")
-    if secrets.redact(text) != text:
-        raise ToolError(f"`{name}` holds a secret.", "contains_secret", "Leave it out; the job finds it where you did.")
-    if why := suspicious(text) or exfiltrates(text):
-        raise ToolError(f"`{name}` cannot be kept: {why}.", "injection_suspected", "Say plainly what is to be done.")
 
 
 class _Jobs:
@@ -135,9 +54,11 @@ class _Jobs:
 
     async def add(self, args: Args) -> Job:
         ctx, spec = self._ctx, self._ctx.resources.spec
-        if len(await self.all()) >= JOBS_MAX:
-            raise ToolError(f"There are {JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed.")
-        job = made(args, time.time(), ctx.settings.timezone, ctx.secrets)
+        if len(await self.all()) >= limits.JOBS_MAX:
+            raise ToolError(
+                f"There are {limits.JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed."
+            )
+        job = new_job(args, time.time(), ctx.settings.timezone, ctx.secrets)
         job |= {"owner": ctx.owner, "session_key": ctx.session_key}
         job |= _ceilings(ctx, {})
         job["origin"] = {"source": spec.source, "session_id": ctx.session_id}
@@ -164,35 +85,35 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     jobs, action, now = _Jobs(ctx), args["action"], time.time()
     if action == "list":
         found = await jobs.all()
-        return {"jobs": [shown(job) for job in found if job["enabled"] or args.get("include_disabled")]}
+        return {"jobs": [public_fields(job) for job in found if job["enabled"] or args.get("include_disabled")]}
     await _check_place(ctx, args)
     if action == "create":
-        return _told(await jobs.add(args), now)
+        return _answer(await jobs.add(args), now)
     job = await jobs.one(args)
     if action == "remove":
         await jobs.remove(job)
         return {"removed": job["id"], "name": job["name"]}
     fields: Job = {}
     if action == "update":
-        fields = changed(job, args, now, ctx.secrets)
+        fields = job_changes(job, args, now, ctx.secrets)
         if not fields:
             hint = f"Give one of {', '.join((*GIVEN, 'schedule', 'repeat'))}."
             raise ToolError("Nothing was given that is to change.", "invalid_arguments", hint)
         fields |= _ceilings(ctx, job)
     elif action in ("pause", "resume"):
-        fields = paused(job, now) if action == "pause" else resumed(job, now)
+        fields = pause_changes(job, now) if action == "pause" else resume_changes(job, now)
     elif action == "run":
         if not job["enabled"]:
             raise ToolError("The job is paused.", "invalid_arguments", "Resume it first.")
         fields = {"next_run_at": now}
-    return _told(await jobs.change(job, **fields) if fields else job, now)
+    return _answer(await jobs.change(job, **fields) if fields else job, now)
 
 
-def _told(job: Job, now: float) -> Answer:
+def _answer(job: Job, now: float) -> Answer:
     soon = job["enabled"] and job["next_run_at"] is not None and job["next_run_at"] <= now
     zone = schedules.zone_named(job["timezone"])
     times = schedules.next_times(job["schedule"], now, zone) if job["enabled"] else []
-    return {"job": shown(job), "next_times": times, **({"note": "It is due now."} if soon else {})}
+    return {"job": public_fields(job), "next_times": times, **({"note": "It is due now."} if soon else {})}
 
 
 def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
@@ -201,7 +122,7 @@ def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
     if spec.disabled_toolsets:
         every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings)}
         spec = spec.within(frozenset(every - spec.disabled_toolsets), None)
-    known = {name: None if job.get(name) is None else frozenset(job[name]) for name in _CEILINGS}
+    known = {name: None if job.get(name) is None else frozenset(job[name]) for name in CEILINGS}
     found = {name: narrowed(getattr(spec, name), names) for name, names in known.items()}
     return {name: None if names is None else sorted(names) for name, names in found.items()}
 
@@ -247,9 +168,9 @@ TOOL = ToolDef(
         "properties": {
             "action": {"type": "string", "enum": list(ACTIONS)},
             "job_id": {"type": "string", "description": "Which job; all but create and list need it."},
-            "name": {"type": "string", "maxLength": JOB_NAME_CHARS_MAX},
+            "name": {"type": "string", "maxLength": limits.JOB_NAME_CHARS_MAX},
             "schedule": {"type": "string", "maxLength": 200},
-            "prompt": {"type": "string", "description": f"At most {JOB_PROMPT_CHARS_MAX} characters."},
+            "prompt": {"type": "string", "description": f"At most {limits.JOB_PROMPT_CHARS_MAX} characters."},
             "skills": _TEXTS,
             "model": {"type": "string", "maxLength": 200},
             "enabled_toolsets": _TEXTS,
