@@ -9,12 +9,12 @@ import time
 
 import uvloop
 
-from bench import serving, state, workers
+from bench import serving, state, workers, writes
 from bench.results import keep, show
 from bench.servers import OTHER_CORE
 
 FILES_WANTED = 16_384
-PARTS = {"serving": serving.measure, "state": state.measure, "workers": workers.measure}
+PARTS = {"serving": serving.measure, "state": state.measure, "workers": workers.measure, "writes": writes.measure}
 
 
 def busy_s() -> tuple[float, float]:

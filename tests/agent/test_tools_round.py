@@ -15,7 +15,7 @@ import pytest
 from hermes.core.threads import Threads
 from hermes.tools import clarify
 from hermes.tools.framework import round as tool_round
-from hermes.tools.framework.registry import ToolError
+from hermes.tools.framework.registry import ToolArguments, ToolError
 from hermes.tools.framework.round import ToolRound
 from support.gateway import until
 from support.model_server import Call, ModelServer, Protocol, Reply
@@ -389,6 +389,16 @@ async def test_invalid_tool_arguments_are_not_executed(house: House, server: Mod
     assert calls == []
     assert ran.tool_results()[0]["code"] == "invalid_arguments"
     assert ran.one("tool.finished")["status"] == "error"
+
+
+class _Wait(ToolArguments):
+    seconds: float
+
+
+async def test_number_too_large_for_a_float_is_an_invalid_argument(house: House, server: ModelServer) -> None:
+    house.offer(tool("wait", arguments=_Wait))
+    ran = await one_round(house, server, Call("wait", json.dumps({"seconds": 10**400})))
+    assert ran.tool_results()[0]["code"] == "invalid_arguments"
 
 
 async def test_broken_json_arguments_report_position(house: House, server: ModelServer) -> None:

@@ -647,7 +647,7 @@ async def act(ctx, args):
 
 async def main():
     app = App(Home(home), config.load(Home(home)))
-    tools = Registry([ToolDef("act", "Acts.", "x", {"type": "object", "properties": {}}, act)])
+    tools = Registry([ToolDef(name="act", description="Acts.", toolset="x", parameters={"type": "object", "properties": {}}, run=act)])
     app.services = replace(app.services, registry=lambda: tools, jitter=lambda: 0.0)
     if len(sys.argv) > 4:
         route = RouteChoice(model="m", base_url=url + "/v1", api_mode="chat_completions")

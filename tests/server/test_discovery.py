@@ -477,7 +477,13 @@ async def test_toolset_can_be_disabled(start: Start, options: Json, settings: Js
 
 
 async def test_tool_with_missing_requirement_is_unavailable(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = ToolDef("lacks", "Needs a key.", "lacking", {}, lambda context, args: {}, available=lambda _: "no key")
+    lacking = ToolDef(
+        name="lacks",
+        description="Needs a key.",
+        toolset="lacking",
+        run=lambda context, args: {},
+        available=lambda _: "no key",
+    )
     monkeypatch.setitem(DEFAULTS, "lacking", frozenset())
     monkeypatch.setitem(builtin()._tools, "lacks", lacking)
     entry = (await toolsets_of(api))["lacking"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hermes.store.base import StoreError
 from hermes.store.leases import Leases
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import open_store
 
 from .tools import (
     LATEST,
@@ -300,3 +302,37 @@ def test_usage_leases_and_the_last_token_are_those_of_before(path: Path) -> None
         leases = Leases(db.engine)
         assert leases.holder("session:s") == "another host:1:1"
         assert leases.acquire("session:t", "me", 60) == 10
+
+
+def test_migration_keeps_logs_and_messages_of_runs(path: Path) -> None:
+    with raw(path) as db:
+        for statement in [statement for step in MIGRATIONS[:10] for statement in step]:
+            db.execute(statement)
+        db.execute("PRAGMA user_version = 10")
+        fill(db, "sessions", id="s", owner="default", source="cli", kind="root")
+        fill(
+            db,
+            "runs",
+            run_id="r",
+            session_id="s",
+            owner="guest",
+            kind="chat",
+            source="cli",
+            spec='{"user_message":"hi"}',
+        )
+        for number in range(1, 4):
+            fill(db, "run_events", run_id="r", seq=2 * number, ts=number / 8, type="notice", data=f'{{"n":{number}}}')
+        for run_id in ("other", "r", "r"):
+            fill(db, "messages", session_id="s", role="user", content=f"of {run_id}", timestamp=1, run_id=run_id)
+        fill(db, "sessions", id="b", owner="default", source="cli", kind="root", base_id="b")
+        fill(db, "sessions", id="b-2", owner="default", source="cli", kind="root", base_id="b")
+    with closing(open_store(f"sqlite://{path}")) as store:
+        log = [(e.seq, e.ts, e.type, e.data) for e in store.runs.read("r", 2, 10)]
+        assert log == [(4, 0.25, "notice", {"n": 2}), (6, 0.375, "notice", {"n": 3})]
+        assert [row.id for row in store.runs.rows("r")] == [2, 3]
+        record = store.runs.get("r")
+        assert record is not None and (record.spec.kind, record.spec.owner) == ("chat", "guest")
+        assert store.sessions.bind_session("b", []) == "b-3"
+    assert look(path, "SELECT run_id, seq, ts, type, step, data FROM run_events LIMIT 1") == [
+        ("r", 2, 0.125, "notice", 0, '{"n":1}')
+    ]

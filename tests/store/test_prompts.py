@@ -152,7 +152,7 @@ def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
             )
         db.execute(
             "INSERT INTO runs (run_id, spec, session_id, owner, kind, source, holder, status, created_at, updated_at) "
-            "VALUES (?, ?, 'a', 'default', 'run', 'cli', '', 'queued', 1, 1)",
+            "VALUES (?, ?, 'a', 'default', 'run', 'api_server', '', 'queued', 1, 1)",
             (spec.run_id, json.dumps(spec.stored())),
         )
     with closing(open_store(url(path))) as store:

@@ -435,7 +435,7 @@ def test_synced_append_uses_full_synchronous(tmp_path: Path) -> None:
     for statement in statements:
         if statement.startswith("PRAGMA synchronous="):
             at = statement.partition("=")[2]
-        elif statement.startswith("INSERT INTO run_events"):
+        elif statement.startswith("INSERT INTO run_log"):
             modes.append(at)
     assert modes == ["FULL", "NORMAL", "FULL", "FULL", "NORMAL"]
 
@@ -1151,3 +1151,21 @@ def test_ended_run_log_rejects_further_events(store: Store) -> None:
     with pytest.raises(LeaseLost):
         store.runs.append(spec.run_id, None, [event("notice", 4)])
     assert [e.seq for e in store.runs.durable(spec.run_id)] == [2, 3]
+
+
+def test_run_recorded_with_its_end_keeps_log_and_drops_history(store: Store) -> None:
+    history = [{"role": "user", "content": "an earlier question"}]
+    spec = RunSpec("What is the time?", "s", kind="chat", history=history, owner="guest")
+    started = Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p", "user_row": None}, 1, 1.0)
+    ended = Event(spec.run_id, "run.completed", 0, {"row": None, "usage": {}, "message": "\ud800"}, 2, 2.0)
+    row = Row("s", "user", "What is the time?", spec.run_id, announced_in=((started, "user_row"),))
+    session = {"id": "s", "source": "api_server", "owner": "guest"}
+    store.runs.append(spec.run_id, None, [started, ended], [row], session=session, creates=spec)
+    assert ended.data["message"] == "\ufffd"  # what is shown is what is stored
+    assert store.runs.read(spec.run_id, 0, 10) == store.runs.durable(spec.run_id) == [started, ended]
+    assert store.runs.read(spec.run_id, 1, 10) == [ended]
+    assert [row.content for row in store.runs.rows(spec.run_id)] == ["What is the time?"]
+    record = store.runs.get(spec.run_id)
+    assert record is not None
+    assert record.spec == spec.replace(history=[])
+    assert store.runs.page(owner="guest", limit=5)[0][0].spec.owner == "guest"

@@ -104,7 +104,7 @@ def saved(path: Path) -> set[str]:
         (leaves("sessions", 0), 0),
         (leaves("messages_session", 0), 0),
         (leaves("sqlite_autoindex_sessions_1", 0), 0),
-        (leaves("run_events", 0), 0),
+        (leaves("run_log", 0), 0),
     ],
     ids=[
         *("3% cut off", "a fifth cut off", "a third cut off", "first page", "last page", "some pages", "sessions"),
@@ -164,11 +164,12 @@ def test_salvage_finds_logs_behind_damaged_page(tmp_path: Path) -> None:
         for _ in range(60):
             turn = Turn(store, "s")
             turn.begin()
-            turn.append(*(turn.event("warning", message="x" * 200) for _ in range(10)))
+            for _ in range(10):
+                turn.append(turn.event("warning", message="x" * 200))
             turn.end()
-    pages = pages_of(path, "run_events", "leaf")
+    pages = pages_of(path, "run_log", "leaf")
     zeroed(path, pages[len(pages) // 3], pages[len(pages) * 2 // 3])
-    assert repair(path)["damaged"] == ["run_events"]
+    assert repair(path)["damaged"] == ["run_log"]
     with contextlib.closing(open_store(url(path))) as store:
         whole = [run for run in store.runs.list() if len(store.runs.durable(run.spec.run_id)) == 12]
         assert 50 <= len(whole) < 60

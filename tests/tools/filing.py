@@ -92,7 +92,7 @@ class Filing:
             raise ToolError(fault, "invalid_arguments")
         ctx = self.context()
         if tool.prepare is not None:
-            made: Any = tool.prepare(ctx, args)
+            made: Any = tool.prepare(ctx, tool.decode(args))
             ready = await made
             ctx.prepared = ready.value
             self.started = ready.started
@@ -100,8 +100,8 @@ class Filing:
 
     async def carry_out(self, tool: ToolDef, ctx: ToolContext, args: Json) -> Json:
         if inspect.iscoroutinefunction(tool.run):
-            return await tool.run(ctx, args)
-        return await self.threads.call(partial(tool.run, ctx, args))
+            return await tool.run(ctx, tool.decode(args))
+        return await self.threads.call(partial(tool.run, ctx, tool.decode(args)))
 
     async def call(self, tool: ToolDef, **args: Any) -> Json:
         """The answer, or what the model is told of a refusal."""

@@ -135,7 +135,6 @@ async def test_read_file_of_huge_file_is_bounded(filing: Filing, monkeypatch: py
 
     monkeypatch.setattr(Lines, "_took", watched)
     monkeypatch.setattr(file_access, "type_of", lambda *_: None)
-    monkeypatch.setattr(files, "type_of", lambda *_: None)
     answer = await filing.call(READ, path="huge", offset=4, limit=2)
     assert answer["content"] == "4|third\n5|fourth" and answer["truncated"] and answer["total_lines"] is None
     assert biggest <= 1024**2 and str(5 * 1024**3) in answer["note"]

@@ -413,5 +413,5 @@ async def test_patch_reconcile_by_digests(filing: Filing) -> None:
 
 
 def test_patch_preview_names_files() -> None:
-    assert TOOL.preview({"patch": SEVERAL}) == "a.py, new/b.py, c.txt, run.sh"
-    assert TOOL.preview({"mode": "patch"}) == ""
+    assert TOOL.preview(TOOL.decode({"mode": "patch", "patch": SEVERAL})) == "a.py, new/b.py, c.txt, run.sh"
+    assert TOOL.preview(TOOL.decode({"mode": "patch"})) == ""

@@ -113,7 +113,7 @@ async def test_process_tool_rejects_invalid_requests(desk: Desk, arguments: Json
 
 
 async def test_background_process_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_tool, "BACKGROUND_MAX", 2)
+    monkeypatch.setattr(process_tool.limits, "BACKGROUND_MAX", 2)
     short = await started(desk, "true")
     await process(desk, "wait", short)
     long = [await started(desk, f"sleep {new_mark()}") for _ in range(2)]

@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import pytest
+from msgspec import Meta
 
 from hermes.core.errors import ServiceError
 from hermes.core.home import Home
@@ -16,15 +17,42 @@ from hermes.guards.secrets import Secrets
 from hermes.services.memory import MemoryFile, memory_dir
 from hermes.tools import memory, todo
 from hermes.tools.framework.arguments import check
-from hermes.tools.framework.registry import Registry, ToolContext, ToolDef, ToolError, render
+from hermes.tools.framework.registry import (
+    Registry,
+    ToolArguments,
+    ToolContext,
+    ToolDef,
+    ToolError,
+    render,
+    struct_schema,
+)
 from hermes.tools.framework.round import last_answer
 from hermes.tools.framework.toolsets import _get_platform_tools, builtin
 
 # ---- the registry
 
 
+class _Task(ToolArguments):
+    goal: Annotated[str, Meta(min_length=1, description="What to do.")]
+
+
+class _Tasks(ToolArguments):
+    tasks: Annotated[list[_Task], Meta(min_length=1, max_length=2)]
+    mode: Literal["z", "a"] = "z"
+    seconds: Annotated[float, Meta(gt=0)] | None = None
+    count: Annotated[int, Meta(ge=1, le=5)] = 1
+    quiet: bool = False
+
+
 def tool(name: str, toolset: str = "x", **fields: Any) -> ToolDef:
-    return ToolDef(name, "about", toolset, {"type": "object"}, lambda _ctx, _args: {}, **fields)
+    return ToolDef(
+        name=name,
+        description="about",
+        toolset=toolset,
+        parameters={"type": "object"},
+        run=lambda _ctx, _args: {},
+        **fields,
+    )
 
 
 def test_registry_offers_sorted_available_tools() -> None:
@@ -110,7 +138,7 @@ def plan(args: dict[str, Any], last: str | None = None) -> dict[str, Any]:
     ctx = cast("ToolContext", SimpleNamespace(last_answer=lambda name, field: last_answer(messages, name, field)))
     args, fault = check(args, todo.TOOL.parameters)
     assert not fault
-    return cast("dict[str, Any]", todo.TOOL.run(ctx, args))
+    return cast("dict[str, Any]", todo.TOOL.run(ctx, todo.TOOL.decode(args)))
 
 
 def test_todo_write_read_and_count() -> None:
@@ -158,7 +186,10 @@ def test_todo_duplicate_ids_are_rejected() -> None:
 
 def test_todo_is_idempotent_with_preview() -> None:
     assert todo.TOOL.effect_of({}) == "idempotent"
-    assert (todo.TOOL.preview({"todos": [item("1")]}), todo.TOOL.preview({})) == ("1 items", "show")
+    assert (todo.TOOL.preview(todo.TOOL.decode({"todos": [item("1")]})), todo.TOOL.preview(todo.Todo())) == (
+        "1 items",
+        "show",
+    )
 
 
 # ---- memory
@@ -280,3 +311,19 @@ def test_memory_only_list_is_read_effect(args: dict[str, Any], effect: str) -> N
 def test_memory_schema_requires_known_target() -> None:
     assert check({}, memory.TOOL.parameters)[1]
     assert check({"target": "other"}, memory.TOOL.parameters)[1]
+
+
+def test_argument_struct_becomes_json_schema() -> None:
+    text = {"type": "string", "minLength": 1, "description": "What to do."}
+    task = {"type": "object", "properties": {"goal": text}, "required": ["goal"], "additionalProperties": False}
+    properties = {
+        "tasks": {"type": "array", "items": task, "minItems": 1, "maxItems": 2},
+        "mode": {"type": "string", "enum": ["z", "a"]},
+        "seconds": {"type": "number", "exclusiveMinimum": 0},
+        "count": {"type": "integer", "minimum": 1, "maximum": 5},
+        "quiet": {"type": "boolean"},
+    }
+    expected = {"type": "object", "properties": properties, "required": ["tasks"], "additionalProperties": False}
+    assert struct_schema(_Tasks) == expected
+    decoded = tool("tasks", arguments=_Tasks).decode({"tasks": [{"goal": "x"}], "seconds": 1})
+    assert (decoded.tasks[0].goal, decoded.mode, decoded.seconds) == ("x", "z", 1.0)

@@ -36,11 +36,12 @@ from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools.framework import arguments
+from hermes.tools.framework.calls import Outcome
 from hermes.tools.framework.questions import Asking
 from hermes.tools.framework.registry import Answer, ToolContext, ToolDef, redaction
 from hermes.tools.framework.resources import RunResources
 from hermes.tools.framework.result_limits import ResultLimiter
-from hermes.tools.framework.round import Outcome, ToolRound, last_answer
+from hermes.tools.framework.round import ToolRound, last_answer
 
 log = logging.getLogger(__name__)
 

@@ -312,9 +312,9 @@ async def _states(look: Look, wanted: list[str]) -> list[Json]:
 
 
 def _web(look: Look) -> Finding:
-    from hermes.tools.web import _available, backend_of
+    from hermes.tools.web import backend_of, why_no_search
 
-    if why := _available(look.settings):
+    if why := why_no_search(look.settings):
         return Finding(WARN, f"The web can be read, but not searched: {why}.", "hermes config env-path")
     return Finding(OK, f"Searches go to {backend_of(look.settings)}.")
 

@@ -69,7 +69,7 @@ async def _connected(home: Home, settings: config.Settings, name: str) -> Json:
     app, began = App(home, settings), time.monotonic()
     try:
         state = await app.services.mcp.test(name, settings) or {}
-        tools = app.services.mcp._servers[name].tools.values()
+        tools = app.services.mcp.tools_of(name)
         seconds = round(time.monotonic() - began, 3)
         told = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
         return {**state, "seconds": seconds, "tools": told}

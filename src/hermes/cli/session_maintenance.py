@@ -24,7 +24,7 @@ _NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
 _PARTS = {
     "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
     "blobs": ("blobs", "message_blobs"),
-    "logs": ("runs", "run_events", "run_partials", "run_controls"),
+    "logs": ("runs", "run_log", "run_partials", "run_controls"),
 }
 _COUNTED = {
     "sessions": "sessions",

@@ -132,19 +132,16 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
     online = settings.terminal.network or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
     kept = approvals.rules_to_approve(line, hits, forms, isolated=sandbox.isolated, network=online)
-    hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
-    hard += ["denied"] * any(
-        approvals._mentions(text, one) for one in settings.approvals.deny for text in (line, *forms)
-    )
-    allowed = all(approvals._is_allowed(approvals._pieces(hit, forms), settings.command_allowlist) for hit in kept)
+    hard = approvals.forbidden_rules(settings.approvals.deny, (line, *forms), hits)
+    allowed = all(approvals.is_allowed(approvals.pieces_of(hit, forms), settings.command_allowlist) for hit in kept)
     answers: list[tuple[Any, str, str]] = [
-        (hard, "blocked", approvals._explain(hard)),
+        (hard, "blocked", approvals.explain(hard)),
         (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
         (not hits and not kept, "free", "No rule is met."),
         (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
         (settings.approvals.mode == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
-        (True, "asked", approvals._explain(dict.fromkeys(hit.rule for hit in kept))),
+        (True, "asked", approvals.explain(dict.fromkeys(hit.rule for hit in kept))),
     ]
     found, reason = next((word, why) for holds, word, why in answers if holds)
     every = dict.fromkeys([*hits, *kept])

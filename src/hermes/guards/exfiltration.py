@@ -93,18 +93,13 @@ def exfiltrates(text: str) -> str:
 
 
 def _kinds(text: str) -> Iterator[set[str]]:
-    before, words = "", _words(text)
+    words = filter(None, (match[0][:_WORD_CHARS_MAX].rstrip(".!?:") for match in _WORD.finditer(text)))
+    before = ""
     word = next(words, "")
     while word:
         after = next(words, "")
         yield {kind for kind, is_kind in _TESTS.items() if is_kind(before, word, after)}
         before, word = word, after
-
-
-def _words(text: str) -> Iterator[str]:
-    for match in _WORD.finditer(text):
-        if word := match[0][:_WORD_CHARS_MAX].rstrip(".!?:"):
-            yield word
 
 
 def _is_secret(_: str, word: str, after: str) -> bool:

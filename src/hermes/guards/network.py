@@ -18,11 +18,7 @@ CONNECT_S_MAX = 10.0
 
 class Network:
     def __init__(
-        self,
-        lookup: Callable[[Callable[[], Any]], Pending],
-        *,
-        ca_bundle: str | None = None,
-        proxy: str | None = None,
+        self, lookup: Callable[[Callable[[], Any]], Pending], *, ca_bundle: str | None = None, proxy: str | None = None
     ) -> None:
         self._lookup, self._ca_bundle, self._proxy = lookup, ca_bundle, proxy
         self._tls: ssl.SSLContext | None = None
@@ -30,14 +26,14 @@ class Network:
     async def addresses(self, host: str, port: int) -> list[str]:
         """Every address of a name. Raises OSError, TimeoutError among them."""
         async with asyncio.timeout(RESOLVE_S_MAX):
-            found = await self._in_thread(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
-        return list(dict.fromkeys(at[0] for *_, at in found))
+            infos = await self._in_thread(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
+        return list(dict.fromkeys(at[0] for *_, at in infos))
 
     def dial(self, address: str, port: int) -> tuple[str, int]:
         return address, port
 
     def is_here(self, address: str) -> bool:
-        return any(_can_bind(str(found)) for found in unwrap_address(address))
+        return any(_can_bind(str(each)) for each in unwrap_address(address))
 
     async def client(self, host: str, addresses: list[str]) -> HttpClient:
         """A client for one exchange with this host, at these addresses and no others."""
@@ -77,10 +73,10 @@ class _PinnedClient(HttpClient):
         self._network, self._tls, self._pinned = network, tls, known
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
-        found = await self._network.addresses(host, port) if self._proxy else self._pinned.get(host, [])
-        if not found:
+        addresses = await self._network.addresses(host, port) if self._proxy else self._pinned.get(host, [])
+        if not addresses:
             raise OSError("there is no address that may be used")
-        return [self._network.dial(address, port) for address in found]
+        return [self._network.dial(address, port) for address in addresses]
 
     @staticmethod
     def _connect_s() -> float:
@@ -131,9 +127,9 @@ def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
 
 def address_kinds(text: str) -> list[str]:
     """What speaks against an address: the kinds of it and of those inside, the gravest first; none if it is global."""
-    found = unwrap_address(text)
-    if len(found) > 1 and any(found[0] in network for network in _CARRIERS):
-        found = found[1:]
-    met = [kind for kind, networks in _KINDS.items() if any(a in network for a in found for network in networks)]
-    outside = any(isinstance(a, IPv6Address) and a not in _UNICAST for a in found)
+    addresses = unwrap_address(text)
+    if len(addresses) > 1 and any(addresses[0] in network for network in _CARRIERS):
+        addresses = addresses[1:]
+    met = [kind for kind, networks in _KINDS.items() if any(a in network for a in addresses for network in networks)]
+    outside = any(isinstance(a, IPv6Address) and a not in _UNICAST for a in addresses)
     return met or (["reserved"] if outside else [])

@@ -139,13 +139,13 @@ class Lists:
         for folder in (*names, *self._own["hermes"]):
             with contextlib.suppress(OSError):
                 names += [f"{folder}/{name}" for name in os.listdir(folder)]
-        found: set[tuple[int, int]] = set()
+        identities: set[tuple[int, int]] = set()
         for name in names:
             with contextlib.suppress(OSError):
                 if name in self._names or any(self.hits(name, name, "read")):
                     about = os.stat(name)
-                    found.add((about.st_dev, about.st_ino))
-        return found
+                    identities.add((about.st_dev, about.st_ino))
+        return identities
 
 
 def _pattern(rule: Rule, bases: list[str]) -> re.Pattern[str]:

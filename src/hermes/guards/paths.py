@@ -78,9 +78,9 @@ class Paths:
         """The real path, or PathRefused. It need not be there yet; whoever opens it is told."""
         real = self._decide(path, mode)
         with contextlib.suppress(OSError):
-            found = os.lstat(real)
-            self._examine(found)
-            if mode == "read" and stat.S_ISREG(found.st_mode):
+            status = os.lstat(real)
+            self._examine(status)
+            if mode == "read" and stat.S_ISREG(status.st_mode):
                 os.close(self._look(real))
         return real
 
@@ -157,12 +157,12 @@ class Paths:
     def _root_of(self, path: str) -> str | None:
         return max((root for root in self._roots if below(path, root)), key=len, default=None)
 
-    def _examine(self, found: os.stat_result) -> None:
+    def _examine(self, status: os.stat_result) -> None:
         """Refuse what is neither file nor folder, and a second name of a refused file."""
-        if rule := _KINDS.get(stat.S_IFMT(found.st_mode), "device"):
+        if rule := _KINDS.get(stat.S_IFMT(status.st_mode), "device"):
             raise PathRefused(rule)
-        is_linked = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
-        if is_linked and (found.st_dev, found.st_ino) in self._lists.sealed():
+        is_linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+        if is_linked and (status.st_dev, status.st_ino) in self._lists.sealed():
             raise PathRefused("hard_link")
 
     # ---- files
@@ -228,13 +228,13 @@ class Paths:
 
     def _before(self, folder: int, name: str) -> os.stat_result | None:
         try:
-            found = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        self._examine(found)
+        self._examine(status)
         if not os.access(name or ".", os.W_OK, dir_fd=folder):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-        return found
+        return status
 
     def _look(self, real: Path, *, for_digest: bool = False) -> int:
         """A descriptor for reading; unless only a digest is wanted, the content is seen to be no private key."""
@@ -243,9 +243,9 @@ class Paths:
             self._examine(os.stat(name, dir_fd=folder, follow_symlinks=False))
             fd = os.open(name, _LOOK, dir_fd=folder)
         try:
-            found = os.fstat(fd)
-            self._examine(found)
-            sniffed = b"" if for_digest or not stat.S_ISREG(found.st_mode) else os.pread(fd, SNIFFED_BYTES, 0)
+            status = os.fstat(fd)
+            self._examine(status)
+            sniffed = b"" if for_digest or not stat.S_ISREG(status.st_mode) else os.pread(fd, SNIFFED_BYTES, 0)
             if PRIVATE_KEY.search(sniffed):
                 raise PathRefused("private_key")
         except BaseException:

@@ -324,9 +324,9 @@ class _Test:
         self.other = tuple(alt.removeprefix("@") for alt in alternatives if alt not in options)
 
     def holds(self, args: list[str], short: set[str], long: set[str]) -> bool:
-        found = not self.short.isdisjoint(short) or any(map(_pattern(self.other).match, args))
-        found = found or any(alt == o or (len(o) > 3 and alt.startswith(o)) for alt in self.long for o in long)
-        return found is not self.absent
+        is_there = not self.short.isdisjoint(short) or any(map(_pattern(self.other).match, args))
+        is_there = is_there or any(alt == o or (len(o) > 3 and alt.startswith(o)) for alt in self.long for o in long)
+        return is_there is not self.absent
 
 
 def _compiled() -> dict[str, list[tuple[str, bool, list[_Test]]]]:
@@ -355,7 +355,7 @@ def hits(argv: list[str], root: bool) -> list[str]:
     options = [arg for arg in args if arg[:1] == "-" and len(arg) > 1]
     short = {letter for arg in options if arg[1] != "-" for letter in (arg[1:] if arg[1:].isalnum() else arg[1])}
     long = {arg.partition("=")[0] for arg in options}
-    found: list[str] = []
+    rules: list[str] = []
     for rule, needs_root, tests in _TABLE[argv[0]]:
         words = [test for test in tests if test.operand]
         operands = [arg for arg in args if arg[:1] != "-"][: len(words)]
@@ -367,5 +367,5 @@ def hits(argv: list[str], root: bool) -> list[str]:
             and (root or not needs_root)
             and all(test.holds(args, short, long) for test in tests if not test.operand)
         ):
-            found.append(rule)
-    return found
+            rules.append(rule)
+    return rules

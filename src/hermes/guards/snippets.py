@@ -48,24 +48,24 @@ def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
     for match in _REMOVES.finditer(code):
         yield ["rm", "-rf", clean(match[1] or "") or UNKNOWN]
     for match in _RUNS.finditer(code):
-        found = [match[3]] if match[3] and language in ("perl", "ruby", "php") else literals_of(match[2] or "")
-        if found and (not match[1] or "subprocess" in code):
-            yield found if len(found) > 1 and " " not in found[0] else found[0]
+        words = [match[3]] if match[3] and language in ("perl", "ruby", "php") else literals_of(match[2] or "")
+        if words and (not match[1] or "subprocess" in code):
+            yield words if len(words) > 1 and " " not in words[0] else words[0]
 
 
 def literals_of(code: str) -> list[str]:
-    found: list[str] = []
+    literals: list[str] = []
     # Where a quote is not closed on its line, neither is any escaped one after it: up to there none is tried again.
     at, open_until = 0, dict.fromkeys(_LITERALS, 0)
     while match := _QUOTE.search(code, at):
         quote, at = match[0], match.end()
         if match.start() >= open_until[quote] and (literal := _LITERALS[quote].match(code, match.start())):
             if literal[2]:
-                found.append(clean(literal[1]))
+                literals.append(clean(literal[1]))
                 at = literal.end()
             else:
                 open_until[quote] = literal.end()
-    return found
+    return literals
 
 
 def is_destructive_sql(sql: str) -> bool:

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import idna
 
-if TYPE_CHECKING:
-    from hermes.guards.secrets import Secrets
+from hermes.guards.secrets import Secrets
 
 URL_CHARS_MAX = 8192
 ESCAPES_DEEP_MAX = 5
@@ -87,14 +85,14 @@ def parse(url: str) -> Target:
         raise UrlRefused("scheme" if parts.scheme else "malformed")
     if "@" in parts.netloc:
         raise UrlRefused("user_info")
-    found = _AUTHORITY.fullmatch(parts.netloc)
-    if found is None:
+    authority = _AUTHORITY.fullmatch(parts.netloc)
+    if authority is None:
         raise UrlRefused("host")
-    port = int(found[3]) if found[3] else DEFAULT_PORTS[parts.scheme]
+    port = int(authority[3]) if authority[3] else DEFAULT_PORTS[parts.scheme]
     if port in _PORTS_REFUSED or port > 65_535:
         raise UrlRefused("port")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, _host(found[1], found[2]), port, path)
+    return Target(parts.scheme, _host(authority[1], authority[2]), port, path)
 
 
 def _host(bracketed: str | None, name: str) -> str:
@@ -153,15 +151,15 @@ _OF_FILES = frozenset(
 
 
 def hosts_in(text: str) -> frozenset[str]:
-    found: set[str] = set()
+    hosts: set[str] = set()
     for match in _NAMED.finditer(text):
         bare = match[3]
         if bare is not None and bare.rpartition(".")[2].lower() in _OF_FILES:
             continue
         host = f"[{match[1]}]" if match[1] else match[2] or bare
         with suppress(UrlRefused):
-            found.add(parse(f"http://{host.strip('.-_')}").host)
-    return frozenset(found)
+            hosts.add(parse(f"http://{host.strip('.-_')}").host)
+    return frozenset(hosts)
 
 
 def is_named(host: str, named: Iterable[str]) -> bool:

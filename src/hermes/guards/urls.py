@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urljoin
 
 from hermes.guards.network import CONNECT_S_MAX, Network
@@ -15,9 +15,7 @@ from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, domain_suffix, has_secret, parse
 from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 __all__ = ["DOCUMENTS", "IMAGES", "FetchFailed", "Fetched", "Opened", "UrlGuard", "UrlRefused"]
 
@@ -226,24 +224,24 @@ class UrlGuard:
 
     def _next(self, target: Target, place: str, trusted: bool) -> Target:
         try:
-            found = self.check(urljoin(target.url, place), any_host=trusted)
+            next_target = self.check(urljoin(target.url, place), any_host=trusted)
         except ValueError:
             raise UrlRefused("malformed") from None
-        if target.scheme == "https" and found.scheme == "http":
+        if target.scheme == "https" and next_target.scheme == "http":
             raise UrlRefused("downgrade")
-        return found
+        return next_target
 
     async def _addresses(self, target: Target, trusted: bool) -> list[str]:
         try:
-            found = [target.host] if target.is_address else await self._network.addresses(target.host, target.port)
+            addresses = [target.host] if target.is_address else await self._network.addresses(target.host, target.port)
         except (OSError, UnicodeError):
-            found = []
-        if not found:
+            addresses = []
+        if not addresses:
             raise UrlRefused("unresolvable")
-        for address in found:
+        for address in addresses:
             against = kinds_of_address(address)
             if against and (not (trusted or self._private_ok) or _FIXED.intersection(against)):
                 raise UrlRefused(against[0])
             if target.port in self._own_ports() and self._network.is_here(address):
                 raise UrlRefused("own_listener")
-        return found
+        return addresses

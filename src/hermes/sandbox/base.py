@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hermes.sandbox.mounts import Mount, Place
     from hermes.sandbox.proxy import EgressProxy
     from hermes.sandbox.quota import DiskQuota
-    from hermes.sandbox.workspace_watch import Watching
+    from hermes.sandbox.watching import Watching
 
 log = logging.getLogger(__name__)
 Ended = Literal["exit", "timeout", "interrupted", "killed"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from hermes.core.limits import (
     SANDBOX_FILE_BYTES_MAX,
@@ -27,13 +27,11 @@ from hermes.core.limits import (
 from hermes.sandbox import cgroup
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError, hide_text
 from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
-from hermes.sandbox.namespace import Namespace, RemoteProcess
-from hermes.sandbox.proxy import PROXY_PORT, proxy_env
+from hermes.sandbox.namespace import Data, Namespace, RemoteProcess
+from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
 from hermes.sandbox.quota import quota_of
-from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
-
-if TYPE_CHECKING:
-    from hermes.sandbox.proxy import EgressProxy
+from hermes.sandbox.watching import Watching
+from hermes.sandbox.workspace_watch import WorkspaceWatch
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -55,10 +53,7 @@ class Bubblewrap(Sandbox):
     python = os.path.realpath(sys.executable)
 
     def __init__(
-        self,
-        place: Place,
-        is_granted: Callable[[str], bool] | None = None,
-        idle: dict[Bubblewrap, None] | None = None,
+        self, place: Place, is_granted: Callable[[str], bool] | None = None, idle: dict[Bubblewrap, None] | None = None
     ) -> None:
         """`idle` holds the idle sandboxes of a process, the longest idle one first."""
         super().__init__(place)
@@ -136,7 +131,7 @@ class Bubblewrap(Sandbox):
             with contextlib.suppress(OSError):
                 self._group.add(pid)
 
-    def _request(self) -> dict[str, Any]:
+    def _request(self) -> Data:
         limits = {
             "AS": self.place.memory_mb * 1024**2,
             "NPROC": SANDBOX_PROCESSES_MAX,
@@ -211,7 +206,7 @@ def _system_paths() -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-def _build_plan(place: Place, mounts: Sequence[Mount]) -> dict[str, Any]:
+def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
     system = _system_paths()
     links = {path: os.readlink(path) for path in system if path in _SYSTEM and os.path.islink(path)}
     real = dict.fromkeys(os.path.realpath(path) for path in system if path not in links)

@@ -79,7 +79,7 @@ def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group 
 
 
 def sweep() -> None:
-    for group in (found for parent in _parents() for found in parent.glob(f"{_PREFIX}*-*")):
+    for group in (group for parent in _parents() for group in parent.glob(f"{_PREFIX}*-*")):
         maker = group.name.removeprefix(_PREFIX).partition("-")[0]
         if maker.isdigit() and not is_alive(int(maker), None):
             Group((group,), frozenset()).remove()

@@ -8,7 +8,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, make_private_folder
@@ -21,9 +21,7 @@ from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
 from hermes.sandbox.mounts import Place, resolve_root
 from hermes.sandbox.shell import Shell
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "TERM", "TMPDIR", "TZ")
 _STANDARD = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/", "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -52,16 +50,16 @@ def choose_backend(settings: Settings) -> Choice:
     wanted = settings.terminal.backend
     if wanted == "local":
         return Choice("local", isolated=False)
-    found = docker.probe(settings.terminal.docker_image) if wanted == "docker" else bubblewrap.probe()
-    if not found:
+    failure = docker.probe(settings.terminal.docker_image) if wanted == "docker" else bubblewrap.probe()
+    if not failure:
         return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
     if wanted == "auto":
         # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
         image = settings.terminal.docker_image
         if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
-            return Choice("docker", isolated=True, failure=found)
-        return Choice("local" if settings.terminal.allow_local else "none", isolated=False, failure=found)
-    message = f"The sandbox {wanted!r} does not work here: {found}"
+            return Choice("docker", isolated=True, failure=failure)
+        return Choice("local" if settings.terminal.allow_local else "none", isolated=False, failure=failure)
+    message = f"The sandbox {wanted!r} does not work here: {failure}"
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
 
@@ -180,15 +178,15 @@ class Sandboxes:
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
-        if (found := self._known.get(key)) is None:
+        if (sandbox := self._known.get(key)) is None:
             if backend == "docker":
-                found = Docker(place, image, session_id, self._is_granted)
+                sandbox = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
-                found = Bubblewrap(place, self._is_granted, self._idle)
+                sandbox = Bubblewrap(place, self._is_granted, self._idle)
             else:
-                found = Local(place) if backend == "local" else NoSandbox(place)
-            self._known[key] = found
-        return found
+                sandbox = Local(place) if backend == "local" else NoSandbox(place)
+            self._known[key] = sandbox
+        return sandbox
 
     def _place(
         self, settings: Settings, backend: str, session_id: str, workspace: Path, granted: tuple[Path, ...]

@@ -32,7 +32,7 @@ from hermes.sandbox.base import (
 )
 from hermes.sandbox.mounts import Mode, Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
 from hermes.sandbox.quota import quota_of
-from hermes.sandbox.workspace_watch import Watching
+from hermes.sandbox.watching import Watching
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
@@ -112,10 +112,10 @@ class Docker(Sandbox):
         return parts, Exec(container, record, self._watching)
 
     async def _container(self, arguments: tuple[str, ...]) -> Container:
-        for other in [key for key, found in self._containers.items() if key != arguments and not found.active]:
+        for other in [key for key, container in self._containers.items() if key != arguments and not container.active]:
             await self._containers.pop(other).remove()
-        if (found := self._containers.get(arguments)) and not found.doomed and await found.runs():
-            return found
+        if (container := self._containers.get(arguments)) and not container.doomed and await container.runs():
+            return container
         labels = {"home": _home_label(self.place.home), "holder": this_process(), "session": self._session_id}
         options = [part for name, value in labels.items() for part in ("--label", f"hermes.{name}={value}")]
         made = Container(self)
@@ -237,12 +237,8 @@ def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
     with open(listed, "wb", closefd=False) as file:
         for name, value in env.items():
             line = os.fsencode(f"{name}={value}")
-            if not (
-                b"\n" in line
-                or b"\r" in line
-                or len(line) > limits.CONTAINER_VARIABLE_BYTES_MAX
-                or not line[:1].isalpha()
-            ):
+            fits = len(line) <= limits.CONTAINER_VARIABLE_BYTES_MAX and b"\n" not in line and b"\r" not in line
+            if fits and line[:1].isalpha():
                 file.write(line + b"\n")
             elif _NAME.fullmatch(name):
                 others += os.fsencode(f"export {name}={shlex.quote(value)}\n")
@@ -269,13 +265,8 @@ async def _run_docker(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_
 
 
 async def sweep(home: Home) -> None:
-    wanted = (
-        "--filter",
-        f"label=hermes.home={_home_label(home)}",
-        "--format",
-        '{{.Names}} {{.Label "hermes.holder"}}',
-    )
-    code, output = await _run_docker("ps", "--all", *wanted)
+    own, names = f"label=hermes.home={_home_label(home)}", '{{.Names}} {{.Label "hermes.holder"}}'
+    code, output = await _run_docker("ps", "--all", "--filter", own, "--format", names)
     for name, _, holder in (line.partition(" ") for line in output.splitlines() if not code):
         if is_gone(holder):
             await _run_docker("rm", "--force", name)

@@ -25,11 +25,7 @@ lfs.repositoryformatversion commit.verbose commit.status tag.sort versionsort.su
 """
 _HARMLESS = frozenset(_HARMLESS_TEXT.split())
 # Only with these values.
-_WITH_VALUE = {
-    "core.fsmonitor": {"false"},
-    "commit.gpgsign": {"false"},
-    "tag.gpgsign": {"false"},
-}
+_WITH_VALUE = {"core.fsmonitor": {"false"}, "commit.gpgsign": {"false"}, "tag.gpgsign": {"false"}}
 _REFERENCES = frozenset({"core.hookspath", "include.path", "includeif.path"})
 _ADDRESSES_TEXT = """
 remote.*.url remote.*.pushurl submodule.*.url branch.*.remote branch.*.pushremote
@@ -88,7 +84,7 @@ def _is_harmless(section: str, key: str, value: str | None, worktree_allowed: Ca
 
 def referenced_paths(text: str) -> list[str]:
     """The values of settings that name files or folders with more settings or hooks, as far as lines are plain."""
-    found, section = list[str](), ""
+    values, section = list[str](), ""
     for line in text.split("\n"):
         plain = line.strip(" \t\r")
         if match := _SECTION.match(plain):
@@ -96,5 +92,5 @@ def referenced_paths(text: str) -> list[str]:
             plain = plain[match.end() :].strip(" \t")
         key, _, value = plain.partition("=")
         if f"{section}.{key.strip().lower()}" in _REFERENCES and (value := value.strip(' \t"')):
-            found.append(value)
-    return found
+            values.append(value)
+    return values

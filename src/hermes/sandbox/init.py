@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    Json = dict[str, Any]
+
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 437, 442
 _OPEN_TREE_CLONE, _AT_EMPTY_PATH, _AT_RECURSIVE = 1, 0x1000, 0x8000
 _MOVE_EMPTY_PATHS = 0x04 | 0x40
@@ -200,7 +202,7 @@ class _FileSystem:
         return here
 
 
-def _build(plan: "dict[str, Any]") -> None:
+def _build(plan: "Json") -> None:
     devices = [f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}")]
     roots = [path for path, _, is_root in plan["mounts"] if is_root]
     files = _FileSystem(plan["memory_bytes"], [*plan["system"], *devices, *roots])
@@ -258,7 +260,7 @@ def _own_proc() -> None:
             _call("mount", None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
 
 
-def _first_process(request: "dict[str, Any]", stdin: int, output: int, errors: int) -> int:
+def _first_process(request: "Json", stdin: int, output: int, errors: int) -> int:
     """Process 1 of a command: runs it, hands signals on to its group, and ends when it does, and with it all it left."""
     for fd, number in ((stdin, 0), (output, 1), (errors, 2)):
         os.dup2(fd, number)
@@ -288,7 +290,7 @@ def _first_process(request: "dict[str, Any]", stdin: int, output: int, errors: i
                 return 128 - code if code < 0 else code
 
 
-def _become(request: "dict[str, Any]") -> None:
+def _become(request: "Json") -> None:
     _make_group(0)
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
@@ -354,7 +356,7 @@ class _Init:
                 os.close(fd)
         return True
 
-    def _start(self, number: int, request: "dict[str, Any]", fds: "list[int]") -> None:
+    def _start(self, number: int, request: "Json", fds: "list[int]") -> None:
         try:
             # `unshare` gives the next child a new PID namespace; a second one needs the way back first.
             _call("setns", self._pid_namespace, _CLONE_NEWPID)
@@ -377,7 +379,7 @@ class _Init:
             self._answer({"id": number, "error": str(error)})
 
     @staticmethod
-    def _child(request: "dict[str, Any]", fds: "list[int]") -> None:
+    def _child(request: "Json", fds: "list[int]") -> None:
         code = 255
         try:
             code = _first_process(request, *fds[1:4])
@@ -399,14 +401,14 @@ class _Init:
                 code = os.waitstatus_to_exitcode(status)
                 self._answer({"id": number, "code": 128 - code if code < 0 else code})
 
-    def _answer(self, message: "dict[str, Any]", fds: "tuple[int, ...] | list[int]" = ()) -> None:
+    def _answer(self, message: "Json", fds: "tuple[int, ...] | list[int]" = ()) -> None:
         socket.send_fds(self._control, [json.dumps(message).encode()], list(fds))
 
 
-def _content(fd: int) -> "dict[str, Any]":
+def _content(fd: int) -> "Json":
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
-        content: dict[str, Any] = json.loads(file.read())
+        content: Json = json.loads(file.read())
     return content
 
 

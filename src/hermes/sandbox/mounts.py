@@ -159,11 +159,11 @@ def _matches(base: str, rule: Rule) -> Iterator[str]:
     for entry in rule.entries:
         name = entry.removeprefix("=")
         if "*" in name:
-            found = glob.glob(os.path.join(glob.escape(base), name))
+            paths = glob.glob(os.path.join(glob.escape(base), name))
         else:
             path = os.path.join(base, name)
-            found = [path] if os.path.lexists(path) else []
-        yield from (path for path in found if path not in free and not (entry[0] == "=" and os.path.isdir(path)))
+            paths = [path] if os.path.lexists(path) else []
+        yield from (path for path in paths if path not in free and not (entry[0] == "=" and os.path.isdir(path)))
 
 
 def _between(outer: str, inner: str) -> Iterator[str]:

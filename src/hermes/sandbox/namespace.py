@@ -31,7 +31,7 @@ _OPTIONS = (
 )
 _PACKET_BYTES = 4096
 _ARGUMENT_BYTES_MAX = 128 * 1024  # the system's own bound for a single one
-Plan = Mapping[str, Any]
+Data = Mapping[str, Any]  # a JSON object for `init.py`
 
 
 def bwrap_argv(control: int, info: int) -> list[str]:
@@ -53,7 +53,7 @@ class Namespace:
         self.alive = True
 
     @classmethod
-    async def create(cls, plan: Plan, enter: Callable[[int], None] = lambda _: None) -> Namespace:
+    async def create(cls, plan: Data, enter: Callable[[int], None] = lambda _: None) -> Namespace:
         """Build the file system of the plan. `enter` gets the process id of the first process before it does anything."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
@@ -94,7 +94,7 @@ class Namespace:
         asyncio.get_running_loop().add_reader(control, made._take)
         return made
 
-    async def spawn(self, request: Mapping[str, Any], command: Command) -> tuple[Parts, RemoteProcess]:
+    async def spawn(self, request: Data, command: Command) -> tuple[Parts, RemoteProcess]:
         ours, theirs = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.set_blocking(ours, False)
@@ -108,9 +108,7 @@ class Namespace:
             _close(theirs, null)
         return (child, output), child
 
-    async def spawn_with_pipes(
-        self, request: Mapping[str, Any], command: Command
-    ) -> tuple[RemoteProcess, int, int, int]:
+    async def spawn_with_pipes(self, request: Data, command: Command) -> tuple[RemoteProcess, int, int, int]:
         """Start a program that is spoken to; returns it with descriptors of its input, output and errors."""
         pipes = [os.pipe() for _ in range(3)]
         (input_read, input_write), (output_read, output_write), (errors_read, errors_write) = pipes
@@ -123,9 +121,7 @@ class Namespace:
             _close(input_read, output_write, errors_write)
         return child, input_write, output_read, errors_read
 
-    async def _start(
-        self, request: Mapping[str, Any], command: Command, stdin: int, stdout: int, stderr: int
-    ) -> RemoteProcess:
+    async def _start(self, request: Data, command: Command, stdin: int, stdout: int, stderr: int) -> RemoteProcess:
         if any(len(os.fsencode(text)) >= _ARGUMENT_BYTES_MAX for text in (*command.argv, *command.env.values())):
             raise SandboxError("The command cannot be started: Argument list too long.")
         number = next(self._numbers)
@@ -276,7 +272,7 @@ async def _child_pid(fd: int) -> int:
 
 
 @contextlib.contextmanager
-def _memory_file(content: Mapping[str, Any]) -> Iterator[int]:
+def _memory_file(content: Data) -> Iterator[int]:
     fd = os.memfd_create("request")
     try:
         with open(fd, "wb", closefd=False) as file:

@@ -9,17 +9,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core.limits import CHATTER_LINE_BYTES, CHATTER_LINES_MAX, CHATTER_LINES_PER_S, CHUNK_BYTES_MAX
 from hermes.sandbox.base import Group
-
-if TYPE_CHECKING:
-    from hermes.sandbox.bubblewrap import Bubblewrap
+from hermes.sandbox.bubblewrap import Bubblewrap
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _HAS_REAPER = sys.platform == "linux"
@@ -81,13 +78,7 @@ async def sandboxed_process(
             yield Program(stdin, stdout)
         finally:
             stdin.close()
-            for number in (signal.SIGTERM, signal.SIGKILL, None):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(end_s / 2):
-                        await asyncio.shield(child.exited())
-                        break
-                if number is not None:
-                    child.signal(number)
+            await _wait_or_signal(child.exited, child.signal, end_s / 2)
             await asyncio.wait([hearing], timeout=end_s / 10)  # its last words often say why
             hearing.cancel()
             child.release()
@@ -141,18 +132,23 @@ async def _read_errors(stderr: asyncio.StreamReader, note: Callable[[str], None]
         await throttle.spend(data)
 
 
+async def _wait_or_signal(exited: Callable[[], Awaitable[int]], send: Callable[[int], None], seconds: float) -> None:
+    """Wait so long for the end of a process, then so long after each signal."""
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await exited()
+                return
+        if number is not None:
+            send(number)
+
+
 async def _end(process: asyncio.subprocess.Process, hearing: asyncio.Future[None], seconds: float) -> None:
     """Close its input; what does not end by that is told to, and then made to."""
     assert process.stdin is not None
     group = Group(process.pid, reaped=_HAS_REAPER)
     process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL, None):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await process.wait()
-                break
-        if number is not None:
-            group.signal(number)
+    await _wait_or_signal(process.wait, group.signal, seconds / 2)
     await group.sweep()
     # Its last words often say why. A pipe that is not read to its end would stay open.
     await asyncio.wait([hearing], timeout=seconds / 10)

@@ -6,12 +6,9 @@ import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core.home import write_private
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 # What the kernel lets a user do decides whether commands can be shut in.
 _RULES = (

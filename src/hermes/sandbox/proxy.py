@@ -9,7 +9,8 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
 
 from hermes.core import limits
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused
@@ -24,9 +25,7 @@ from hermes.sandbox.proxy_messages import (
     read_body,
     read_request,
 )
-
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
+from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +35,6 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Meter = Callable[[int], None]
 
 _AUTHORITY = re.compile(r"[^/?#\\@\[\]:]+:[0-9]{1,5}")
-_REASONS = {
-    400: "Bad Request",
-    403: "Forbidden",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-    504: "Gateway Timeout",
-}
 # accept() fails with these for a moment; any other error means that the listener is of no use any more.
 _TRANSIENT = frozenset({errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINTR})
 _ACCEPT_RETRY_S = 1.0
@@ -96,10 +87,7 @@ class EgressProxy:
     """
 
     def __init__(
-        self,
-        guard: Callable[[], UrlGuard],
-        authorize: Authorize,
-        refused: Callable[[str], None] = lambda _: None,
+        self, guard: Callable[[], UrlGuard], authorize: Authorize, refused: Callable[[str], None] = lambda _: None
     ) -> None:
         self._guard, self._authorize, self._refused = guard, authorize, refused
         self._slots = asyncio.Semaphore(limits.EGRESS_CONNECTIONS_MAX)
@@ -312,7 +300,7 @@ async def _respond(reader: asyncio.StreamReader, client: _Client, meter: _Meter)
 async def _refuse(refusal: Refused, client: _Client) -> None:
     """Answer with the reason in the body, and in the status line: of a refused CONNECT most clients show only that."""
     reason, text, writer = str(refusal), f"{refusal}\n".encode(), client.writer
-    phrase = reason if refusal.status == 403 else _REASONS[refusal.status]
+    phrase = reason if refusal.status == 403 else HTTPStatus(refusal.status).phrase
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]
     writer.write(format_head(f"HTTP/1.1 {refusal.status} {phrase}", headers) + text)
     await writer.drain()

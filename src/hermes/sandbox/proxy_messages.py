@@ -15,18 +15,8 @@ _REQUEST_LINE = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/(1\.[01
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?\r\n")
-_HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "upgrade",
-    }
-)
+_HOP_BY_HOP_TEXT = "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade"
+_HOP_BY_HOP = frozenset(_HOP_BY_HOP_TEXT.split())
 # What the proxy writes anew: where the body ends, and the host that was checked.
 FRAMING = frozenset({"host", "content-length", "transfer-encoding"})
 
@@ -63,7 +53,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
     if request_line is None:
         raise Refused(400, "Hermes: the request line is malformed.")
     method, target, version = request_line.groups()
-    parsed = [(found[1], found[2].strip(" \t")) for found in headers if found is not None]
+    parsed = [(header[1], header[2].strip(" \t")) for header in headers if header is not None]
     if len(parsed) != len(headers):
         raise Refused(400, "Hermes: a header of the request is malformed.")
     return Request(method, target, version, parsed)
@@ -115,10 +105,9 @@ async def _exactly(reader: asyncio.StreamReader, length: int) -> AsyncIterator[b
 
 
 async def _chunk_size(reader: asyncio.StreamReader) -> int:
-    found = _CHUNK_LINE.fullmatch(await _line(reader))
-    if found is None:
+    if (line := _CHUNK_LINE.fullmatch(await _line(reader))) is None:
         raise Refused(400, "Hermes: a chunk of the request is malformed.")
-    return int(found[1], 16)
+    return int(line[1], 16)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -14,14 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.home import write_private
 from hermes.sandbox.base import SandboxError
-
-if TYPE_CHECKING:
-    from hermes.sandbox.mounts import Place
+from hermes.sandbox.mounts import Place
 
 log = logging.getLogger(__name__)
 _MB = 1024**2
@@ -139,10 +136,10 @@ def disk_use(folders: Sequence[Path]) -> int | None:
 
 def _free_bytes(folder: Path) -> float:
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return float("inf")
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 # ---- spill files

@@ -42,7 +42,7 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-_TABLES = ("sessions", "messages", "runs", "run_events", "jobs", "idempotency")
+_TABLES = ("sessions", "messages", "runs", "run_log", "jobs", "idempotency")
 
 # name, without what every name begins and a counter ends with: what it is, and its labels
 _COUNTS: dict[str, tuple[str, Labels]] = {

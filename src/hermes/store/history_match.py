@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,11 +69,12 @@ def bound(
     for message, digest in zip(history, digests, strict=True):
         asked = continued(asked, digest) if message.get("role") == "user" else asked
 
-    same = tx.rows(
-        "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
-        "ORDER BY last_active DESC LIMIT ?",
-        (base_id, owner, session_key, BOUND_SESSIONS_MAX),
-    )
+    same: list[sqlite3.Row] = []
+    for condition in ("id = ? AND base_id = id", "base_id = ? AND base_id <> id"):
+        sql = f"SELECT id, transcript_digest, last_active FROM sessions WHERE {condition} AND owner = ? "
+        sql += "AND session_key IS ? ORDER BY last_active DESC LIMIT ?"
+        same += tx.rows(sql, (base_id, owner, session_key, BOUND_SESSIONS_MAX))
+    same = sorted(same, key=lambda row: float(row["last_active"]), reverse=True)[:BOUND_SESSIONS_MAX]
     waiting = _waiting(tx, call_ids, owner, session_key)
     possible = waiting | {str(one[0]): True for one in same if one[1] == asked or not is_current(one[1])}
     found: dict[str, Match] = {}
@@ -110,8 +112,8 @@ def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | Non
 def _free(tx: Tx, base_id: str) -> str:
     number, wanted = 0, base_id
     while tx.value("SELECT 1 FROM sessions WHERE id = ?", (wanted,)) is not None or held_by(tx, f"session:{wanted}"):
-        number = number or max(1, int(tx.value("SELECT count(*) FROM sessions WHERE base_id = ?", (base_id,))))
-        number += 1
+        sql = "SELECT 1 + count(*) FROM sessions WHERE base_id = ? AND base_id <> id"
+        number = 1 + (number or int(tx.value(sql, (base_id,))))
         wanted = f"{base_id}-{number}"
     return wanted
 

@@ -259,7 +259,7 @@ def _drop_orphans(tx: Tx) -> None:
         ("messages", "session_id", "sessions", "id"),
         ("session_files", "session_id", "sessions", "id"),
         ("pending_calls", "session_id", "sessions", "id"),
-        ("run_events", "run_id", "runs", "run_id"),
+        ("run_log", "run_id", "runs", "run_id"),
         ("run_partials", "run_id", "runs", "run_id"),
         ("run_controls", "run_id", "runs", "run_id"),
     ):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hermes.core.events import Cuts, Event, RunState
@@ -24,14 +24,15 @@ from hermes.store.replay import closed_stream, joined, part_of, replay
 from hermes.store.repository import Repository, blocks, reads, writes
 from hermes.store.session_rows import check_owner, count_usage, exists, open_session
 
-_EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
-_EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"
 _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# What a spec says that has a column of its own; older rows have it in both places.
+_SPEC_COLUMNS = ("run_id", "owner", "kind", "session_id", "response_id", "session_key", "source", "job_id")
 _STATE = (
-    "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
-    "log_expired"
+    "status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, log_expired"
 )
-_HELD_STATE = f"SELECT {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS held FROM runs"
+_HELD_STATE = (
+    f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS held FROM runs"
+)
 _HELD_STATE += " WHERE run_id = ?"
 _KEPT = [
     "status",
@@ -49,23 +50,24 @@ _KEPT = [
 ]
 # SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
 _PUT_STATE, _PUT_PROGRESS = (
-    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ? WHERE run_id = ?"
+    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ?, "
+    "first_row = coalesce(first_row, ?) WHERE run_id = ?"
     for names in (_KEPT, _KEPT[2:])
 )
 _CREATE = (
-    "INSERT INTO runs (run_id, owner, kind, session_id, response_id, session_key, source, created_at, holder, job_id, "
-    f"parent_run_id, parent_call_id, instructions_sha256, spec, {', '.join(_KEPT)}) "
-    f"VALUES ({', '.join('?' * (14 + len(_KEPT)))})"
+    f"INSERT INTO runs ({', '.join(_SPEC_COLUMNS)}, created_at, holder, parent_run_id, parent_call_id, "
+    f"instructions_sha256, spec, first_events, first_row, {', '.join(_KEPT)}) "
+    f"VALUES ({', '.join('?' * (len(_SPEC_COLUMNS) + 8 + len(_KEPT)))})"
 )
 # A run with what it was told by its caller, which older rows have in their spec.
 _WHOLE = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
 _LIGHT = (
-    f"run_id, {_STATE}, created_at, updated_at, resumes, holder, NULL AS instructions, json_set(spec, '$.user_message', '', "
+    f"{', '.join(_SPEC_COLUMNS)}, {_STATE}, created_at, updated_at, resumes, holder, NULL AS instructions, json_set(spec, '$.user_message', '', "
     "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 # A row may say that it is of a run; it is, if it stands in the run's own transcript.
-_OWN = "run_id = ? AND +session_id IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
+_OWN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
@@ -137,11 +139,13 @@ class Runs(Repository):
                         data.get("provider", ""),
                         data.get("task", ""),
                     )
+            log, first_row = _pack_events(events), rows[0].id if rows else None
             if creates is not None:
-                _create(tx, creates, state, events[-1].ts, opened=session is not None)
+                _create(tx, creates, state, log, events[-1].ts, first_row, opened=session is not None)
             else:
-                _put_state(tx, run_id, state, events, moved=state.status != run["status"] or state.ended)
-            tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
+                moved = state.status != run["status"] or state.ended
+                _put_state(tx, run_id, state, events, first_row, moved=moved)
+                tx.execute("INSERT INTO run_log VALUES (?, ?, ?)", (run_id, state.last_seq, log))
             if state.ended and creates is None:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
                 tx.execute(sql, (state.ended_at, run_id))
@@ -174,8 +178,7 @@ class Runs(Repository):
             found = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
             if found is None or found["ended_at"] is not None:
                 continue
-            sql = f"{_EVENTS} AND type IN ('message.completed', 'tool.finished')"
-            closed = {closed_stream(event) for event in _events(tx, run_id, sql, (run_id,))}
+            closed = {closed_stream(event) for event in _events(tx, run_id)}
             known = _partials(tx, run_id)
             fresh = [one for one in joined(known, own) if one not in known and part_of(one) not in closed]
             _put(tx, run_id, fresh)
@@ -208,12 +211,10 @@ class Runs(Repository):
         expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
         if expired:
             raise EventsExpired(f"The events of {run_id} are no longer kept.")
-        page = _events(tx, run_id, f"{_EVENTS} AND seq > ? ORDER BY seq LIMIT ?", (run_id, after, limit))
-        behind: list[Event] = []
-        if len(page) == limit:
-            # A message that is completed behind this page may have begun in it.
-            sql = f"{_EVENTS} AND seq > ? AND type IN (?, ?) ORDER BY seq LIMIT 2"
-            behind = _events(tx, run_id, sql, (run_id, page[-1].seq, *_CLOSING))
+        following = (event for event in _events(tx, run_id, after) if event.seq > after)
+        page = list(islice(following, limit))
+        # A message that is completed behind this page may have begun in it.
+        behind = list(islice((event for event in following if event.type in _CLOSING), 2))
         wanted = [e.data["row"] for e in (*page, *behind) if e.type == "message.completed"]
         marks = ", ".join("?" * len(wanted))
         texts = {row.id: row for row in messages.read(tx, f"id IN ({marks})", wanted)} if wanted else {}
@@ -224,7 +225,7 @@ class Runs(Repository):
     @reads
     def durable(self, tx: Tx, run_id: str) -> list[Event]:
         """All events that were committed as such, without deltas."""
-        return _events(tx, run_id, f"{_EVENTS} ORDER BY seq", (run_id,))
+        return list(_events(tx, run_id))
 
     @reads
     def partials(self, tx: Tx, run_id: str) -> list[Partial]:
@@ -234,13 +235,14 @@ class Runs(Repository):
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
         """The messages of the run that are live, in order; of one that it went on with, its own part."""
-        found = messages.read(tx, f"{_OWN} AND (active OR {messages.REST})", (run_id,) * 3)
+        own = f"{_OWN.format('session_id')} AND id >= (SELECT coalesce(first_row, 0) FROM runs WHERE run_id = ?)"
+        found = messages.read(tx, f"{own} AND (active OR {messages.REST})", (run_id,) * 4)
         return list(messages.in_call_order(sorted(found, key=messages.model_place)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
         """A message that the run's log announces."""
-        found = messages.read(tx, f"{_OWN} AND id = ?", (run_id, run_id, run_id, row_id))
+        found = messages.read(tx, f"{_OWN.format('+session_id')} AND id = ?", (run_id, run_id, run_id, row_id))
         return found[0] if found else None
 
     @reads
@@ -415,9 +417,9 @@ class Runs(Repository):
             (kind, before, now, SWEEP_BATCH_ROWS),
         )
         for (run_id,) in found:
-            tx.execute("DELETE FROM run_events WHERE run_id = ?", (run_id,))
+            tx.execute("DELETE FROM run_log WHERE run_id = ?", (run_id,))
             tx.execute("DELETE FROM run_partials WHERE run_id = ?", (run_id,))
-            tx.execute("UPDATE runs SET log_expired = 1 WHERE run_id = ?", (run_id,))
+            tx.execute("UPDATE runs SET log_expired = 1, first_events = NULL WHERE run_id = ?", (run_id,))
         return len(found)
 
     @writes
@@ -456,29 +458,33 @@ def _descending(order: str) -> str:
 
 
 def _create(
-    tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None, *, opened: bool = False
+    tx: Tx,
+    spec: RunSpec,
+    state: RunState | None = None,
+    first_events: str | None = None,
+    updated_at: float | None = None,
+    first_row: int | None = None,
+    *,
+    opened: bool = False,
 ) -> None:
     """Put a run on record; `opened`: the owner of its session has been checked."""
     if not opened:
         check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
-    stored = spec.stored()
-    instructions = clean(stored.pop("instructions")) if spec.instructions else ""
+    if state is not None and state.ended:  # nobody takes it up again: what was said is in its session
+        spec = spec.replace(history=spec.history and [], results=())
+    rest = {name: value for name, value in spec.stored().items() if name not in _SPEC_COLUMNS}
+    instructions = clean(rest.pop("instructions")) if spec.instructions else ""
     values = (
-        spec.run_id,
-        spec.owner,
-        spec.kind,
-        spec.session_id,
-        spec.response_id,
-        spec.session_key,
-        spec.source,
+        *(getattr(spec, name) for name in _SPEC_COLUMNS),
         now,
         this_process(),
-        spec.job_id,
         *parent,
         put(tx, instructions) if instructions else None,
-        pack(stored),
+        pack(rest),
+        first_events,
+        first_row,
         *_columns(state or RunState(), updated_at or now),
     )
     tx.execute(_CREATE, values)
@@ -534,11 +540,14 @@ def _state_of(run: sqlite3.Row) -> RunState:
     )
 
 
-def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event], *, moved: bool) -> None:
+def _put_state(
+    tx: Tx, run_id: str, state: RunState, events: Sequence[Event], first_row: int | None, *, moved: bool
+) -> None:
     """Keep the state; `moved`: its status or its end is another than before."""
     resumes = sum(event.type == "run.resumed" for event in events)
     columns = _columns(state, events[-1].ts)
-    tx.execute(_PUT_STATE if moved else _PUT_PROGRESS, (*(columns if moved else columns[2:]), resumes, run_id))
+    values = (*(columns if moved else columns[2:]), resumes, first_row, run_id)
+    tx.execute(_PUT_STATE if moved else _PUT_PROGRESS, values)
 
 
 def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
@@ -567,7 +576,7 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
 
 
 def _record_of(found: sqlite3.Row) -> RunRecord:
-    spec = unpack(found["spec"])
+    spec = {**{name: found[name] for name in _SPEC_COLUMNS}, **unpack(found["spec"])}
     if found["instructions"] is not None:
         spec["instructions"] = found["instructions"]
     return RunRecord(
@@ -584,18 +593,21 @@ def _record_of(found: sqlite3.Row) -> RunRecord:
 # --- events and partials ---------------------------------------------------------------------------------------------
 
 
-def _packed(event: Event) -> str:
-    text = pack(event.data)
-    if "\ufffd" in text:
-        event.data = unpack(text)  # what is shown is what is stored
+def _pack_events(events: Sequence[Event]) -> str:
+    text = pack([(event.seq, event.ts, event.type, event.step, event.data) for event in events])
+    if "\ufffd" in text:  # what is shown is what is stored
+        for event, (*_, data) in zip(events, unpack(text), strict=True):
+            event.data = data
     return text
 
 
-def _events(tx: Tx, run_id: str, sql: str, params: Sequence[Any]) -> list[Event]:
-    return [
-        Event(run_id, row["type"], row["step"], unpack(row["data"]), row["seq"], row["ts"])
-        for row in tx.rows(sql, params)
-    ]
+def _events(tx: Tx, run_id: str, after: int = 0) -> Iterator[Event]:
+    """The log from the commit on that leads beyond `after`."""
+    first = tx.rows("SELECT first_events FROM runs WHERE run_id = ?", (run_id,))
+    rest = "SELECT events FROM run_log WHERE run_id = ? AND last_seq > ? ORDER BY last_seq"
+    for (events,) in chain(first, tx.each(rest, (run_id, after))):
+        for seq, ts, kind, step, data in unpack(events) or ():
+            yield Event(run_id, kind, step, data, seq, ts)
 
 
 def _partials(tx: Tx, run_id: str) -> list[Partial]:

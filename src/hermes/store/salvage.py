@@ -19,6 +19,7 @@ _NAMED_BY = {
         "UNION SELECT instructions_sha256 FROM runs WHERE instructions_sha256 IS NOT NULL",
     ),
     "run_events": ("run_id", "SELECT run_id FROM runs"),
+    "run_log": ("run_id", "SELECT run_id FROM runs"),
     "run_partials": ("run_id", "SELECT run_id FROM runs"),
     "run_controls": ("run_id", "SELECT run_id FROM runs"),
     "message_blobs": ("sha256", "SELECT sha256 FROM blobs"),

@@ -403,7 +403,35 @@ _FEWER_PAGES = (
     "DELETE FROM state_meta WHERE key = 'lease_token'",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES, _GROWTH, _FEWER_PAGES)
+# The events of one commit are one value: those of the commit that makes the run are in its row, which is one page less
+# to write. A session that has its plain id is found by that alone, and the messages of a run from its first one on.
+_EVENT_COLUMNS = ", ".join(
+    f"json_extract(event.value, '$[{at}]') AS {name}" for at, name in enumerate(("seq", "ts", "type", "step", "data"))
+)
+_FEWER_ROWS = (
+    """CREATE TABLE run_log (
+      run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+      last_seq INTEGER NOT NULL,
+      events TEXT NOT NULL,
+      PRIMARY KEY (run_id, last_seq)
+    ) WITHOUT ROWID""",
+    "INSERT INTO run_log SELECT run_id, seq, json_array(json_array(seq, ts, type, step, json(data))) FROM run_events",
+    "DROP TABLE run_events",
+    "ALTER TABLE runs ADD COLUMN first_events TEXT",
+    f"""CREATE VIEW run_events AS
+      SELECT run_id, {_EVENT_COLUMNS} FROM runs, json_each(runs.first_events) AS event
+      UNION ALL SELECT run_id, {_EVENT_COLUMNS} FROM run_log, json_each(run_log.events) AS event""",
+    "ALTER TABLE runs ADD COLUMN first_row INTEGER",
+    "UPDATE runs SET first_row = (SELECT min(id) FROM messages WHERE messages.run_id = runs.run_id)",
+    "DROP INDEX messages_run",
+    "DROP INDEX sessions_base",
+    "CREATE INDEX sessions_base ON sessions(base_id, last_active) WHERE base_id <> id",
+)
+
+MIGRATIONS = (
+    *(_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES, _GROWTH, _FEWER_PAGES),
+    _FEWER_ROWS,
+)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.core.errors import HermesError
@@ -20,16 +23,7 @@ from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import why_no_commands
 from hermes.tools.framework import approvals
-from hermes.tools.framework.registry import (
-    Answer,
-    Args,
-    Prepared,
-    ToolContext,
-    ToolDef,
-    ToolError,
-    object_schema,
-    render,
-)
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError, render
 from hermes.tools.output_buffer import CapturedOutput
 from hermes.tools.terminal import (
     ENDED,
@@ -44,6 +38,10 @@ from hermes.tools.terminal import (
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
 _LAST_WORDS_S = 1.0
+
+
+class ExecuteCode(ToolArguments):
+    code: Annotated[str, Meta(min_length=1, max_length=limits.CODE_CHARS_MAX)]
 
 
 class ScriptChannel:
@@ -142,13 +140,13 @@ def _write_script(folder: Path, code: str) -> socket.socket:
     return listening
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+async def _prepare(ctx: ToolContext, args: ExecuteCode) -> Prepared:
     sandbox, shell = await sandbox_and_shell(ctx)
-    await approvals.script(ctx, args["code"], shell.cwd)
+    await approvals.script(ctx, args.code, shell.cwd)
     return Prepared(value=(sandbox, shell))
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
+async def _run(ctx: ToolContext, args: ExecuteCode) -> Answer:
     sandbox, shell = ctx.prepared
     folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
     names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
@@ -159,7 +157,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     booth = ScriptChannel(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
-        await booth.open(args["code"])
+        await booth.open(args.code)
         async with ctx.resources.session.hosts.call(ctx) as call:
             process, _ = await start_process(
                 sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
@@ -190,11 +188,11 @@ TOOL = ToolDef(
         f"tools: `from hermes_tools import {', '.join(CALLABLE)}`; each takes the arguments of the tool and returns its "
         f"answer as a dict. At most {limits.CODE_CALLS_MAX} calls and {limits.CODE_S_MAX:g} seconds."
     ),
-    parameters=object_schema({"code": {"type": "string", "minLength": 1, "maxLength": limits.CODE_CHARS_MAX}}, "code"),
+    arguments=ExecuteCode,
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
     available=why_no_commands,
-    preview=lambda args: str(args["code"]).strip().partition("\n")[0],
+    preview=lambda args: args.code.strip().partition("\n")[0],
 )

@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from hermes.core.events import Event
 from hermes.core.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
@@ -17,7 +18,16 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.framework.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import (
+    Answer,
+    Data,
+    Json,
+    Reconciled,
+    ToolArguments,
+    ToolContext,
+    ToolDef,
+    ToolError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +36,36 @@ WITHOUT = frozenset({"delegation", "clarify", "memory", "cronjob"})
 _STATUS = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
 
+_Goal = Annotated[
+    str,
+    Meta(min_length=1, description="What is to be done, complete enough for somebody who knows nothing of this talk."),
+]
+_Context = Annotated[str, Meta(min_length=1, description="Facts, paths and limits that the work needs.")]
+
+
+class Task(ToolArguments):
+    goal: _Goal
+    context: _Context | None = None
+
+
+class DelegateTask(ToolArguments):
+    goal: _Goal | None = None
+    context: _Context | None = None
+    tasks: Annotated[list[Task], Meta(min_length=1, max_length=DELEGATED_TASKS_MAX)] | None = None
+
+
 class Child:
     """One task and the run that does it. Its id follows from the call's, so that a call cut off finds it again."""
 
-    def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, task: Mapping[str, str]) -> None:
-        self._ctx, self._parent, self._number, self._task = ctx, parent, number, task
+    def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, goal: str, context: str | None) -> None:
+        self._ctx, self._parent, self._number, self._goal, self._context = ctx, parent, number, goal, context
         self._engine = ctx.resources.engine
         place = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
         self._id = hashlib.sha256(place.encode()).hexdigest()[:32]
         self.run_id = f"run_{self._id}"
         self._begun = False
         self._seen = 0
-        self._asked: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, Json] = {}
         self._open: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
@@ -68,14 +96,14 @@ class Child:
     async def _begin(self, recorded: set[tuple[str, str]]) -> None:
         self._begun = True
         if ("subagent.started", self.run_id) not in recorded:
-            goal = self._ctx.secrets.redact(self._task["goal"])[:GOAL_SHOWN_CHARS_MAX]
+            goal = self._ctx.secrets.redact(self._goal)[:GOAL_SHOWN_CHARS_MAX]
             await self._tell("subagent.started", goal=goal)
         if await self._engine.get(self.run_id) is None:
             await self._engine.start(await self._spec())
 
     async def _spec(self) -> RunSpec:
         ctx, spec = self._ctx, self._parent.spec
-        goal, context = self._task["goal"], self._task.get("context")
+        goal, context = self._goal, self._context
         route, until = spec.route, self._parent.deadline_at
         if route is None:
             session = await self._parent.store.sessions.get_session(self._parent.transcript_id)
@@ -148,7 +176,7 @@ class Child:
         self._open[approval_id] = asyncio.create_task(self._pass_on(approval_id, answered))
         await self._parent.log.append(event)
 
-    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Mapping[str, Any]]) -> None:
+    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Data]) -> None:
         answer = dict(await answered)
         by, surface = str(answer.pop("by", "user")), str(answer.pop("surface", ""))
         who = (by, surface, str(answer.pop("credential", "")))
@@ -188,22 +216,21 @@ class Child:
                     await self._follow(recorded)
 
 
-def _children(ctx: ToolContext, args: Args) -> list[Child]:
-    tasks = args.get("tasks") or ([args] if args.get("goal") else [])
-    if not tasks or (args.get("tasks") and args.get("goal")):
+def _children(ctx: ToolContext, args: DelegateTask) -> list[Child]:
+    if bool(args.tasks) == bool(args.goal):
         raise ToolError("Give either `goal` or `tasks`.", "invalid_arguments")
     parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.spec.parent is not None:
         raise ToolError("A subagent cannot delegate.", "tool_unavailable", "Do the work yourself.")
-    texts = [task.get(name) or "" for task in (args, *tasks) for name in ("goal", "context")]
-    if max(map(len, texts)) > DELEGATED_CHARS_MAX:
+    tasks = args.tasks or [Task(goal=args.goal or "")]
+    texts = [args.context, *(text for task in tasks for text in (task.goal, task.context))]
+    if any(len(text or "") > DELEGATED_CHARS_MAX for text in texts):
         hint = "Put what is long into a file, and name the file."
         raise ToolError(f"More than {DELEGATED_CHARS_MAX} characters were given.", "too_large", hint)
-    common = {"context": args["context"]} if args.get("context") else {}
-    return [Child(ctx, parent, number, {**common, **task}) for number, task in enumerate(tasks)]
+    return [Child(ctx, parent, number, task.goal, task.context or args.context) for number, task in enumerate(tasks)]
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
+async def _run(ctx: ToolContext, args: DelegateTask) -> Answer:
     children = _children(ctx, args)
     # Children ask for what the user has not named, and know what the conversation has seen.
     ctx.resources.named_hosts()
@@ -223,7 +250,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     return {"results": [work.result() for work in works]}
 
 
-async def _reconcile(ctx: ToolContext, args: Args, _: Mapping[str, Any]) -> Reconciled:
+async def _reconcile(ctx: ToolContext, args: DelegateTask, _: Data) -> Reconciled:
     """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
     parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
@@ -233,9 +260,6 @@ async def _reconcile(ctx: ToolContext, args: Args, _: Mapping[str, Any]) -> Reco
     return "unclear"
 
 
-_TEXT = {"type": "string", "minLength": 1}
-_GOAL = {**_TEXT, "description": "What is to be done, complete enough for somebody who knows nothing of this talk."}
-_CONTEXT = {**_TEXT, "description": "Facts, paths and limits that the work needs."}
 TOOL = ToolDef(
     name="delegate_task",
     toolset="delegation",
@@ -244,23 +268,12 @@ TOOL = ToolDef(
         "your tools and your workspace, and sees nothing of this conversation but what you write. Good for work that "
         "reads much and reports little, and for parts that do not depend on each other."
     ),
-    parameters=object_schema(
-        {
-            "goal": _GOAL,
-            "context": _CONTEXT,
-            "tasks": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": DELEGATED_TASKS_MAX,
-                "items": object_schema({"goal": _GOAL, "context": _CONTEXT}, "goal"),
-            },
-        }
-    ),
+    arguments=DelegateTask,
     run=_run,
     effect="effect",
     timeout_s=None,
     alone=True,
     resumable=True,
     reconcile=_reconcile,
-    preview=lambda args: "; ".join(task["goal"] for task in args.get("tasks") or [args] if "goal" in task),
+    preview=lambda args: "; ".join(task.goal for task in args.tasks or [args] if task.goal),
 )

@@ -7,9 +7,9 @@ import json
 import os
 import re
 from collections.abc import Callable
-from typing import Any
 
 from hermes.core.limits import DIAGNOSED_BYTES_MAX
+from hermes.tools.framework.registry import Json
 
 
 class _Fault(ValueError):
@@ -18,7 +18,7 @@ class _Fault(ValueError):
         self.lineno, self.colno, self.msg = lineno, colno, msg
 
 
-def diagnostics(path: str, data: bytes) -> list[dict[str, Any]] | None:
+def diagnostics(path: str, data: bytes) -> list[Json] | None:
     """Where and why content does not parse; None where it is too much to be looked at."""
     parse = _PARSERS.get(os.path.splitext(path)[1].lower())
     if parse is None:
@@ -59,7 +59,7 @@ def _python(text: str) -> None:
     compile(text, "<content>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
+_PARSERS: dict[str, Callable[[str], object]] = {
     ".json": json.loads,
     ".yaml": _yaml,
     ".yml": _yaml,

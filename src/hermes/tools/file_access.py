@@ -9,20 +9,18 @@ import mimetypes
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
-from hermes.tools.framework.registry import Args, Prepared, Reconciled, ToolContext, ToolError
-
-if TYPE_CHECKING:
-    from hermes.tools.framework.resources import RunResources
+from hermes.tools.framework.registry import Args, Data, Prepared, Reconciled, ToolContext, ToolError
+from hermes.tools.framework.resources import RunResources
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})
@@ -238,9 +236,9 @@ class LineRedactor:
 
 def refuse_redaction_marks(*texts: str) -> None:
     """Refuse to write what stands for a secret: the secret itself would be lost."""
-    if found := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
+    if mark := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
-        raise ToolError(f"The text holds {found}, which only stands for a secret.", "redacted_marker", hint)
+        raise ToolError(f"The text holds {mark}, which only stands for a secret.", "redacted_marker", hint)
 
 
 def type_of(head: bytes, name: str) -> str | None:
@@ -338,7 +336,7 @@ def stale_refusal(path: str, why: str) -> ToolError:
     return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
 
 
-async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Reconciled:
+async def reconcile(ctx: ToolContext, _: Args, started: Data) -> Reconciled:
     before, after = started.get("before"), started.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict) or not after:
         return "unclear"

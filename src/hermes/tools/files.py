@@ -6,67 +6,57 @@ import contextlib
 import os
 from collections import Counter
 from io import BufferedReader
+from typing import Annotated
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.core.text import spaced_json
 from hermes.guards.paths import PathRefused, Paths
+from hermes.tools import file_access as access
 from hermes.tools.diagnostics import diagnostics
-from hermes.tools.file_access import (
-    BOM,
-    SCOPE,
-    SNIFFED_BYTES,
-    Change,
-    LineRedactor,
-    Lines,
-    binary_refusal,
-    commit,
-    content_chars_max,
-    content_of,
-    display_path,
-    is_crlf,
-    prepare_changes,
-    reconcile,
-    refuse_redaction_marks,
-    report_file_errors,
-    resolve_path,
-    stale_refusal,
-    type_of,
-    writable,
-)
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.vision import data_url
 
 # ---- read_file
 
 
-async def _paths(ctx: ToolContext, _: Args) -> Prepared:
+class ReadFile(ToolArguments):
+    path: Annotated[str, Meta(min_length=1)]
+    offset: Annotated[int, Meta(ge=1, description="First line, from 1.")] = 1
+    limit: Annotated[int, Meta(ge=1, le=limits.READ_LINES_MAX, description="Lines; 500 if not given.")] = (
+        limits.READ_LINES
+    )
+
+
+async def _paths(ctx: ToolContext, _: ReadFile) -> Prepared:
     return Prepared(value=await ctx.resources.paths())
 
 
-def _read(ctx: ToolContext, args: Args) -> Answer:
+def _read(ctx: ToolContext, args: ReadFile) -> Answer:
     paths: Paths = ctx.prepared
-    path = args["path"]
-    with report_file_errors(ctx, paths, path):
-        real = str(paths.check(resolve_path(ctx, paths, path), "read"))
+    path = args.path
+    with access.report_file_errors(ctx, paths, path):
+        real = str(paths.check(access.resolve_path(ctx, paths, path), "read"))
         ctx.foreign = ctx.resources.is_foreign_file(real)
         with paths.open(real) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
-            kind = type_of(head, real)
+            size, head = os.fstat(file.fileno()).st_size, file.read(access.SNIFFED_BYTES)
+            kind = access.type_of(head, real)
             is_image = kind is not None and kind.startswith("image/")
             if kind is not None and not (is_image and ctx.sees_images):
                 seen = is_image and "vision_analyze" in ctx.tools
-                raise binary_refusal(path, kind, size, "vision_analyze can look at it." if seen else "")
+                raise access.binary_refusal(path, kind, size, "vision_analyze can look at it." if seen else "")
             file.seek(0)
-            answer: Answer = {"path": display_path(ctx, paths, real)}
+            answer: Answer = {"path": access.display_path(ctx, paths, real)}
             if not is_image:
                 return answer | _slice(ctx, args, file, size, real)
             ctx.images.append(data_url(file.read(limits.IMAGE_BYTES_MAX + 1)))
             return answer | {"type": kind, "bytes": size, "note": "The image itself comes with this answer."}
 
 
-def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: str) -> Answer:
-    offset, limit = args.get("offset", 1), args.get("limit", limits.READ_LINES)
-    lines, shower, left = Lines(file, ctx.cancelled), LineRedactor(ctx), content_chars_max(ctx)
+def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, real: str) -> Answer:
+    offset, limit = args.offset, args.limit
+    lines, shower, left = access.Lines(file, ctx.cancelled), access.LineRedactor(ctx), access.content_chars_max(ctx)
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
@@ -108,23 +98,11 @@ READ = ToolDef(
         "Read a text file, or look at an image. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
         "What looks like «redacted:kind» stands for a secret that is not shown."
     ),
-    parameters=object_schema(
-        {
-            "path": {"type": "string", "minLength": 1},
-            "offset": {"type": "integer", "minimum": 1, "description": "First line, from 1."},
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": limits.READ_LINES_MAX,
-                "description": "Lines; 500 if not given.",
-            },
-        },
-        "path",
-    ),
+    arguments=ReadFile,
     run=_read,
     effect="read",
-    scope=lambda _: SCOPE,
-    preview=lambda args: str(args["path"]),
+    scope=lambda _: access.SCOPE,
+    preview=lambda args: args.path,
     prepare=_paths,
 )
 
@@ -132,38 +110,44 @@ READ = ToolDef(
 # ---- write_file
 
 
-async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
-    path, content = args["path"], args["content"]
-    refuse_redaction_marks(content)
+class WriteFile(ToolArguments):
+    path: Annotated[str, Meta(min_length=1)]
+    content: str
+    overwrite: Annotated[bool, Meta(description="Replace a file without having read it.")] = False
+
+
+async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
+    path, content = args.path, args.content
+    access.refuse_redaction_marks(content)
     if len(content) > limits.WRITTEN_BYTES_MAX or len(content.encode()) > limits.WRITTEN_BYTES_MAX:
         hint = "Write it in parts, or make it with a command."
         raise ToolError(f"That is more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
     paths = await ctx.resources.paths()
-    real = await writable(ctx, paths, path)
+    real = await access.writable(ctx, paths, path)
 
     def look() -> Prepared:
-        with report_file_errors(ctx, paths, path):
+        with access.report_file_errors(ctx, paths, path):
             before, old = paths.digest(real), None
-            if before is not None and not args.get("overwrite") and ctx.resources.session.seen.get(real) != before:
+            if before is not None and not args.overwrite and ctx.resources.session.seen.get(real) != before:
                 why = (
                     "was not read in this session"
                     if real not in ctx.resources.session.seen
                     else "has changed since it was read"
                 )
-                raise stale_refusal(path, why)
+                raise access.stale_refusal(path, why)
             if before is not None:
                 with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
-                    old = content_of(paths, real)
+                    old = access.content_of(paths, real)
         data = content.encode()
-        if old is not None and is_crlf(old[0]) and "\r" not in content:
+        if old is not None and access.is_crlf(old[0]) and "\r" not in content:
             data = data.replace(b"\n", b"\r\n")
-        if old is not None and old[0].startswith(BOM) and not data.startswith(BOM):
-            data = BOM + data
-        answer: Answer = {"path": display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
+        if old is not None and old[0].startswith(access.BOM) and not data.startswith(access.BOM):
+            data = access.BOM + data
+        answer: Answer = {"path": access.display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
         answer |= _counts(b"" if before is None else old and old[0], data)
         answer["diagnostics"] = diagnostics(real, data)
-        change = Change(real, before, data)
-        return prepare_changes([change], (paths, change, answer))
+        change = access.Change(real, before, data)
+        return access.prepare_changes([change], (paths, change, answer))
 
     return await ctx.blocking(look)
 
@@ -176,10 +160,10 @@ def _counts(old: bytes | None, new: bytes) -> Answer:
     return {"added": (lines[1] - lines[0]).total(), "removed": (lines[0] - lines[1]).total()}
 
 
-def _write(ctx: ToolContext, args: Args) -> Answer:
+def _write(ctx: ToolContext, args: WriteFile) -> Answer:
     paths, change, answer = ctx.prepared
-    with report_file_errors(ctx, paths, args["path"]):
-        commit(ctx, paths, [change])
+    with access.report_file_errors(ctx, paths, args.path):
+        access.commit(ctx, paths, [change])
     ctx.resources.session.seen[change.path] = change.after
     return answer  # type: ignore[no-any-return]
 
@@ -191,19 +175,11 @@ WRITE = ToolDef(
         "Write a whole file; folders on the way are made. A file that exists must have been read before, unless "
         "overwrite=true. To change a part of a file use patch. `diagnostics` tells where the content does not parse."
     ),
-    parameters=object_schema(
-        {
-            "path": {"type": "string", "minLength": 1},
-            "content": {"type": "string"},
-            "overwrite": {"type": "boolean", "description": "Replace a file without having read it."},
-        },
-        "path",
-        "content",
-    ),
+    arguments=WriteFile,
     run=_write,
     effect="idempotent",
-    scope=lambda _: SCOPE,
-    preview=lambda args: f"{args['path']} ({len(args['content'])} characters)",
+    scope=lambda _: access.SCOPE,
+    preview=lambda args: f"{args.path} ({len(args.content)} characters)",
     prepare=_prepare_write,
-    reconcile=reconcile,
+    reconcile=access.reconcile,
 )

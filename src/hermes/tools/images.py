@@ -50,7 +50,7 @@ def remove_images(messages: Sequence[Message]) -> list[Message]:
     return [_map_images(message, lambda _: note) for message in messages]
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
 

@@ -9,11 +9,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.core import limits
@@ -27,7 +28,7 @@ from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Json, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Servers:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def test(self, name: str, settings: Settings) -> dict[str, Any] | None:
+    async def test(self, name: str, settings: Settings) -> Json | None:
         """Connect a server anew, whatever has become of it, and say how it stands; None: there is none."""
         if name in self._servers:
             self._retire(name)
@@ -116,7 +117,10 @@ class Servers:
         await asyncio.wait([server.tried])
         return next(state for state in self.states() if state["name"] == name)
 
-    def states(self) -> list[dict[str, Any]]:
+    def tools_of(self, name: str) -> list[ToolDef]:
+        return list(self._servers[name].tools.values())
+
+    def states(self) -> list[Json]:
         return [
             {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}
             for s in self._servers.values()
@@ -140,15 +144,15 @@ class Servers:
         until = settings.mcp_discovery_timeout
         if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
-        found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
+        offered = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
         room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
-        fitting, left_out = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
-        notices = _new_notices(servers, {name: found[name] for name in fitting}, known)
+        fitting, left_out = names.fit_into_window(((name, _size(offered[name])) for name in sorted(offered)), room)
+        notices = _new_notices(servers, {name: offered[name] for name in fitting}, known)
         if left_out:
             notices.append(
                 ("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left_out)}.")
             )
-        every = {**tools, **{name: found[name] for name in fitting}}
+        every = {**tools, **{name: offered[name] for name in fitting}}
         return dict(sorted(every.items())), notices
 
     async def close(self) -> None:
@@ -162,9 +166,9 @@ def _size(tool: ToolDef) -> int:
     return estimate({"n": tool.name, "d": tool.description, "p": tool.parameters})
 
 
-def _shorten_list(found: list[str]) -> str:
-    more = len(found) - _NAMED_MAX
-    return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+def _shorten_list(texts: list[str]) -> str:
+    more = len(texts) - _NAMED_MAX
+    return ", ".join(texts[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], known: dict[str, str]) -> list[Notice]:
@@ -272,7 +276,7 @@ class Server:
         self._up.clear()
         self._news.set()
 
-    def _streams(self, link: Any) -> Any:
+    def _streams(self, link: ModuleType) -> Any:
         command, url = self.wanted.command or "", self.wanted.url
         if bool(command) == bool(url):
             raise ValueError("Its settings need either `command` or `url`.")
@@ -321,7 +325,7 @@ class Server:
             text = f"It has ended, or refuses. {self._said}"
         return " ".join(text.split())[:_WORDS_CHARS_MAX]
 
-    async def _take(self, listing: list[dict[str, Any]]) -> None:
+    async def _take(self, listing: list[Json]) -> None:
         chosen, taken = self.wanted.tools, self._servers.taken
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
@@ -332,7 +336,7 @@ class Server:
         made += (self._tool(names.toolname(self.name, t.name, taken), t, partial(self._call, t.name)) for t in fit)
         self.tools = {tool.name: tool for tool in made}
 
-    def _tool(self, name: str, tool: names.Fit, run: Any) -> ToolDef:
+    def _tool(self, name: str, tool: names.Fit, run: Callable[[ToolContext, Args], Awaitable[Answer]]) -> ToolDef:
         return ToolDef(
             name=name,
             toolset=f"{PREFIX}{self.name}",
@@ -373,7 +377,7 @@ class Server:
         result = await self._asked(lambda client: client.read_resource(uri))
         return await _store_blobs(ctx, *names.answer(result["contents"]))
 
-    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Json:
         """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
         client = await self._ready()
         link = await self._servers.blocking(_load_client)
@@ -399,7 +403,7 @@ class Server:
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None
         self._served = True
-        dumped: dict[str, Any] = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        dumped: Json = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         return dumped
 
     async def _ready(self) -> Client:
@@ -416,9 +420,9 @@ class Server:
         return ToolError(f"The MCP server {self.name!r} {problem}.", "mcp_unavailable", hint, foreign=True)
 
 
-async def _store_blobs(ctx: ToolContext, answer: dict[str, Any], blobs: list[names.Blob]) -> Answer:
+async def _store_blobs(ctx: ToolContext, answer: Json, blobs: list[names.Blob]) -> Answer:
     """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
-    files: list[dict[str, Any]] = []
+    files: list[Json] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
         call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]
@@ -434,7 +438,7 @@ async def _store_blobs(ctx: ToolContext, answer: dict[str, Any], blobs: list[nam
     return answer or {"note": "The tool has answered with nothing."}
 
 
-def _load_client() -> Any:
+def _load_client() -> ModuleType:
     return import_module("hermes.tools.mcp_link")
 
 

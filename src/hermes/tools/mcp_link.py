@@ -36,6 +36,7 @@ from hermes.guards.urls import Opened, UrlGuard
 from hermes.http_client.exchange import Timeouts
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.piped import Program, Throttle, piped_process, sandboxed_process
+from hermes.tools.framework.registry import Json
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -47,7 +48,9 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 # What the SDK says when the server does not know its session any more.
 FORGOTTEN = "Session terminated"
-Streams = AbstractAsyncContextManager[tuple[Any, Any]]
+# What the SDK reads messages from, and what it writes them to; it does not name their types.
+Ends = tuple[Any, Any]
+Streams = AbstractAsyncContextManager[Ends]
 # How long an exchange takes is up to the calls made over it.
 _UNHURRIED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
 _HEARD = frozenset(
@@ -73,16 +76,16 @@ async def connected(streams: Streams, changed: Callable[[], None], gone: Callabl
         yield client
 
 
-async def tools(client: Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+async def tools(client: Client) -> list[Json]:
+    listed: list[Json] = []
     cursor: str | None = None
     for _ in range(MCP_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)
-        found += (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools)
+        listed += (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools)
         cursor = page.next_cursor
-        if not cursor or len(found) >= MCP_TOOLS_MAX:
+        if not cursor or len(listed) >= MCP_TOOLS_MAX:
             break
-    return found[:MCP_TOOLS_MAX]
+    return listed[:MCP_TOOLS_MAX]
 
 
 async def watch(client: Client) -> None:
@@ -96,7 +99,7 @@ async def watch(client: Client) -> None:
 
 
 @asynccontextmanager
-async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
+async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterator[Ends]:
     """The streams without what the server asks of us, and without its chatter: each question is declined before anything
     more is read."""
     send, receive = anyio.create_memory_object_stream[Any](0)
@@ -134,7 +137,7 @@ def _declined(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
 
 
-def _without_output_schemas(result: Mapping[str, Any]) -> None:
+def _without_output_schemas(result: Json) -> None:
     """The SDK would hold answers against them on our loop, with patterns that the server has chosen."""
     listed = result.get("tools")
     for tool in listed if isinstance(listed, list) else ():
@@ -148,7 +151,7 @@ def _without_output_schemas(result: Mapping[str, Any]) -> None:
 @asynccontextmanager
 async def over_pipes(
     argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None], sandbox: Bubblewrap | None
-) -> AsyncIterator[tuple[Any, Any]]:
+) -> AsyncIterator[Ends]:
     start: Any = piped_process if sandbox is None else partial(sandboxed_process, sandbox)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(
@@ -206,7 +209,7 @@ async def _write(process: asyncio.subprocess.Process | Program, outgoing: Any) -
 @asynccontextmanager
 async def over_http(
     url: str, headers: Mapping[str, str], guard: UrlGuard, note: Callable[[str], None]
-) -> AsyncIterator[tuple[Any, Any]]:
+) -> AsyncIterator[Ends]:
     async with (
         httpx2.AsyncClient(headers=dict(headers), transport=_Guarded(guard, note), timeout=None) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES_MAX) as streams,

@@ -7,15 +7,14 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
 from hermes.tools.framework.arguments import schema_problem
-from hermes.tools.framework.registry import Effect
+from hermes.tools.framework.registry import Effect, Json
 
-Json = dict[str, Any]
 # At the top of a schema some providers refuse these; the server checks what it is sent in any case.
 _NOT_ON_TOP = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref"})
 _DROPPED = frozenset({"$schema", "$id", "$comment", "$vocabulary", "title"})
@@ -43,7 +42,7 @@ class Fit(NamedTuple):
 
 
 def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
-    found: dict[str, Fit] = {}
+    fitting: dict[str, Fit] = {}
     unfit: dict[str, str] = {}
     for tool in listing:
         name, hints = str(tool.get("name")), tool.get("annotations")
@@ -52,8 +51,8 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
         except Unfit as why:
             unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
         else:
-            found.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
-    return list(found.values()), unfit
+            fitting.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
+    return list(fitting.values()), unfit
 
 
 def description(server: str, tool: str, text: object) -> str:
@@ -99,13 +98,13 @@ def _clean(value: Any, deep: int) -> Any:
     return made
 
 
-def effect(hints: Mapping[str, Any]) -> Effect:
+def effect(hints: Json) -> Effect:
     if hints.get("readOnlyHint") is True:
         return "read"
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
-def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
+def needs_approval(mode: str, hints: Json) -> bool:
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False

@@ -8,15 +8,12 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
+from hermes.core.threads import RunBlocking
+from hermes.guards.secrets import Secrets
 from hermes.sandbox.quota import note_spill
-
-if TYPE_CHECKING:
-    from hermes.core.threads import RunBlocking
-    from hermes.guards.secrets import Secrets
 
 # A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
 _ESCAPES = re.compile(
@@ -41,8 +38,8 @@ class OutputDecoder:
         self._begun = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
-            if (found := _UNFINISHED.search(text)) and not end and len(text) - found.start() < _UNFINISHED_CHARS_MAX:
-                text, self._begun = text[: found.start()], found[0]
+            if (match := _UNFINISHED.search(text)) and not end and len(text) - match.start() < _UNFINISHED_CHARS_MAX:
+                text, self._begun = text[: match.start()], match[0]
             text = text.replace("\x1b", "")
         if text.endswith("\r") and not end:
             text, self._begun = text[:-1], f"\r{self._begun}"

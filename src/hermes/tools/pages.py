@@ -7,7 +7,7 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -204,12 +204,13 @@ class _Writer:
 
     # ---- what the parser meets
 
-    def start(self, tag: str, attrs: Any) -> None:
+    def start(self, tag: str, attrs: Mapping[str, str | None]) -> None:
         if time.monotonic() > self._until:
             raise TimeUp
+        hidden = "hidden" in attrs or attrs.get("aria-hidden") == "true" or _HIDDEN.search(attrs.get("style") or "")
         if self._skipped:
             self._depth += tag == self._skipped
-        elif tag in _SKIPPED or (tag not in _LEFT_OPEN and _is_hidden(attrs)):
+        elif tag in _SKIPPED or (hidden and tag not in _LEFT_OPEN):
             if tag not in _VOID:
                 self._skipped, self._depth = tag, 1
         else:
@@ -233,7 +234,7 @@ class _Writer:
     def close(self) -> None:
         pass
 
-    def _begin(self, tag: str, attrs: Any) -> None:
+    def _begin(self, tag: str, attrs: Mapping[str, str | None]) -> None:
         self._in_title = tag == "title"
         if tag in _BLOCKS:
             self._end_block(ends_row=tag in ("table", "tr"))
@@ -330,18 +331,14 @@ class _Writer:
         self._blocks.append(_Block(kind, "\n".join(lines), parts))
 
 
-def _is_hidden(attrs: Any) -> bool:
-    return "hidden" in attrs or attrs.get("aria-hidden") == "true" or bool(_HIDDEN.search(attrs.get("style") or ""))
-
-
 def _absolute_url(base: str, href: str) -> str:
     if not href or href.startswith("#"):
         return ""
     try:
-        found = urljoin(base, href.strip())
+        address = urljoin(base, href.strip())
     except ValueError:
         return ""
-    return found if found.startswith(("http://", "https://")) and not re.search(r"[\s()<>]", found) else ""
+    return address if address.startswith(("http://", "https://")) and not re.search(r"[\s()<>]", address) else ""
 
 
 def _join_blocks(blocks: Sequence[_Block]) -> str:

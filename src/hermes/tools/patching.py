@@ -10,28 +10,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.guards.paths import Paths
+from hermes.tools import file_access as access
 from hermes.tools.diagnostics import diagnostics
-from hermes.tools.file_access import (
-    BOM,
-    SCOPE,
-    Change,
-    LineRedactor,
-    binary_refusal,
-    commit,
-    content_of,
-    display_path,
-    is_crlf,
-    prepare_changes,
-    reconcile,
-    refuse_redaction_marks,
-    report_file_errors,
-    type_of,
-    writable,
-)
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 
 # The ways to compare two lines, from the strictest on.
 LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -70,10 +57,10 @@ def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str])
     return starts
 
 
-def reindent(new: list[str], old: list[str], found: list[str]) -> list[str]:
+def reindent(new: list[str], old: list[str], block: list[str]) -> list[str]:
     """New lines, moved in or out as far as what was found is moved against what was looked for."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
-    was, now = _indent(old[first]), _indent(found[first])
+    was, now = _indent(old[first]), _indent(block[first])
     if was == now:
         return new
     out = []
@@ -99,12 +86,12 @@ def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
         return text.replace(old, new), "exact"
     lines, wanted, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
-        if found := find_blocks(lines, wanted, form):
-            if len(found) > 1 and not every:
-                raise ambiguous_match([at + 1 for at in found], len(found))
+        if places := find_blocks(lines, wanted, form):
+            if len(places) > 1 and not every:
+                raise ambiguous_match([at + 1 for at in places], len(places))
             pieces: list[list[str]] = []
             free = len(lines)
-            for at in reversed(found):
+            for at in reversed(places):
                 end = at + len(wanted)
                 if end <= free:  # places may overlap
                     here = reindent(instead, wanted, lines[at:end]) if by == "indentation" else instead
@@ -179,10 +166,10 @@ def parse_patch(patch: str) -> list[Section]:
     sections: list[Section] = []
     for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
         section = sections[-1] if sections else None
-        if found := re.fullmatch(r"\*\*\* (Add|Update|Delete) File: (.*\S)\s*", line):
-            sections.append(Section(found[1], found[2]))
-        elif (found := re.fullmatch(r"\*\*\* Move to: (.*\S)\s*", line)) and section and section.kind == "Update":
-            section.move = found[1]
+        if match := re.fullmatch(r"\*\*\* (Add|Update|Delete) File: (.*\S)\s*", line):
+            sections.append(Section(match[1], match[2]))
+        elif (match := re.fullmatch(r"\*\*\* Move to: (.*\S)\s*", line)) and section and section.kind == "Update":
+            section.move = match[1]
         elif re.fullmatch(r"\*\*\* (Begin|End) Patch\s*", line) or (section is None and not line.strip()):
             continue
         elif section is None or (section.kind == "Delete" and line.strip()):
@@ -279,15 +266,15 @@ def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tup
             return (above if named else len(lines)), 0
         raise no_match("A hunk that only adds lines needs a line of context or one behind @@", lines, [])
     for level in range(len(LEVELS)):
-        found = places.blocks(old, level, above) if any(map(str.strip, old)) or not level else []
-        if len(found) > 1 and hunk.at_end and found[-1] + len(old) == len(lines):
-            found = found[-1:]
-        if len(found) > 1 and numbered is not None:
-            found = [i for i in found if i == numbered - 1] or found
-        if len(found) == 1 or (found and named):
-            return found[0], level
-        if found:
-            raise ambiguous_match([i + 1 for i in found], len(found))
+        starts = places.blocks(old, level, above) if any(map(str.strip, old)) or not level else []
+        if len(starts) > 1 and hunk.at_end and starts[-1] + len(old) == len(lines):
+            starts = starts[-1:]
+        if len(starts) > 1 and numbered is not None:
+            starts = [i for i in starts if i == numbered - 1] or starts
+        if len(starts) == 1 or (starts and named):
+            return starts[0], level
+        if starts:
+            raise ambiguous_match([i + 1 for i in starts], len(starts))
     raise no_match("The lines of a hunk do not occur in the file", lines, old)
 
 
@@ -328,82 +315,95 @@ def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[
 
 def _text(data: bytes) -> str:
     """A file's text, from which `_bytes` gets back every byte."""
-    plain = data.removeprefix(BOM)
-    return (plain.replace(b"\r\n", b"\n") if is_crlf(data) else plain).decode("utf-8", "surrogateescape")
+    plain = data.removeprefix(access.BOM)
+    return (plain.replace(b"\r\n", b"\n") if access.is_crlf(data) else plain).decode("utf-8", "surrogateescape")
 
 
 def _bytes(text: str, before: bytes) -> bytes:
     """A text as the file had it before: its first mark, its line ends, and bytes that are no text."""
     data = text.encode("utf-8", "surrogateescape")
-    data = re.sub(rb"\r?\n", b"\r\n", data) if is_crlf(before) else data
-    return (BOM if before.startswith(BOM) else b"") + data
+    data = re.sub(rb"\r?\n", b"\r\n", data) if access.is_crlf(before) else data
+    return (access.BOM if before.startswith(access.BOM) else b"") + data
 
 
 def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
-    if (found := content_of(paths, real)) is None:
+    if (content := access.content_of(paths, real)) is None:
         hint = "A command in the terminal can change it."
         raise ToolError(f"{path} has more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
-    if (kind := type_of(found[0][:8192], real)) is not None:
-        raise binary_refusal(path, kind, len(found[0]))
-    return found
+    if (kind := access.type_of(content[0][:8192], real)) is not None:
+        raise access.binary_refusal(path, kind, len(content[0]))
+    return content
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    single = args["mode"] == "replace"
-    missing = [n for n in (("path", "old_string", "new_string") if single else ("patch",)) if n not in args]
-    if missing:
+class Patch(ToolArguments):
+    mode: Literal["replace", "patch"]
+    path: Annotated[str, Meta(min_length=1)] | None = None
+    old_string: str | None = None
+    new_string: str | None = None
+    replace_all: bool = False
+    patch: str | None = None
+
+
+async def _prepare(ctx: ToolContext, args: Patch) -> Prepared:
+    single = args.mode == "replace"
+    needed = ("path", "old_string", "new_string") if single else ("patch",)
+    if missing := [name for name in needed if getattr(args, name) is None]:
         hint = "path, old_string and new_string." if single else f"A patch looks so:\n{_GRAMMAR}"
-        raise ToolError(f"mode={args['mode']} needs {', '.join(missing)}.", "invalid_arguments", hint)
-    if single and args["old_string"] in ("", args["new_string"]):
+        raise ToolError(f"mode={args.mode} needs {', '.join(missing)}.", "invalid_arguments", hint)
+    if single and args.old_string in ("", args.new_string):
         hint = "Quote what is to be changed; write_file makes new files."
         raise ToolError("old_string is empty, or the same as new_string.", "invalid_arguments", hint)
-    sections = [Section("Update", args["path"])] if single else parse_patch(args["patch"])
-    rows = [row for section in sections for hunk in section.hunks for row in hunk.rows]
-    refuse_redaction_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
+    sections = [Section("Update", args.path or "")] if single else parse_patch(args.patch or "")
+    added = [line for section in sections for hunk in section.hunks for sign, line in hunk.rows if sign == "+"]
+    access.refuse_redaction_marks(args.new_string or "" if single else "\n".join(added))
     paths = await ctx.resources.paths()
-    real = {path: await writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
+    real = {path: await access.writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
     named = [real[path] for s in sections for path in (s.path, s.move) if path]
     if len(set(named)) < len(named):
         raise ToolError("A file is named twice in the patch.", "invalid_arguments", "Put its hunks into one section.")
     return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))
 
 
-def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], real: dict[str, str]) -> Prepared:
+def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], real: dict[str, str]) -> Prepared:
     """Every file as it will be; nothing is written yet."""
-    changes: list[Change] = []
+    changes: list[access.Change] = []
     diffs: list[str] = []
     answer: Answer = {"diff": "", "files": [], "matched_by": "exact"}
     faults: list[dict[str, object]] = []
     for section in sections:
         path, target = section.path, section.move or section.path
-        with report_file_errors(ctx, paths, path):
+        with access.report_file_errors(ctx, paths, path):
             for new in [p for p in (section.move, path if section.kind == "Add" else "") if p]:
                 if paths.digest(real[new]) is not None:
                     raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
             was, like = (b"", None) if section.kind == "Add" else _load(paths, path, real[path])
         before, after, by = _text(was), None, "exact"
         try:
-            if args["mode"] == "replace":
-                after, by = replace_text(before, args["old_string"], args["new_string"], args.get("replace_all", False))
+            if args.mode == "replace":
+                after, by = replace_text(before, args.old_string or "", args.new_string or "", args.replace_all)
             elif section.kind != "Delete":
                 after, by = apply_hunks(before, section.hunks)
         except ToolError as refusal:
             refusal.answer["error"] = f"{path}: {_printable(refusal.answer['error'])}"
             for place in refusal.answer.get("nearest", ()):
-                place["text"] = LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
+                place["text"] = access.LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
             raise
         data = None if after is None else _bytes(after, was)
-        changes += [Change(real[target], None, data, like=like)] if section.move else []
+        changes += [access.Change(real[target], None, data, like=like)] if section.move else []
         digest = None if like is None else hashlib.sha256(was).hexdigest()
-        changes.append(Change(real[path], digest, None if section.move else data, None if like is None else was, like))
+        changes.append(
+            access.Change(real[path], digest, None if section.move else data, None if like is None else was, like)
+        )
         names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
         text, added, removed = unified_diff(_lines(before), _lines(after or ""), names)
         diffs.append(text)
-        answer["files"].append({"path": display_path(ctx, paths, real[target]), "added": added, "removed": removed})
+        answer["files"].append(
+            {"path": access.display_path(ctx, paths, real[target]), "added": added, "removed": removed}
+        )
         answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
         faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
     answer["diff"] = _shorten_diff(ctx, "\n".join(diffs))
-    return prepare_changes(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
+    return access.prepare_changes(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
 
 
 def _printable(text: str) -> str:
@@ -415,16 +415,16 @@ def _shorten_diff(ctx: ToolContext, diff: str) -> str:
     some = diff[: 2 * limits.DIFF_CHARS_MAX]
     if len(some) < len(diff):
         some = some[: some.rfind("\n") + 1]
-    some = LineRedactor(ctx).text(_printable(some))
+    some = access.LineRedactor(ctx).text(_printable(some))
     if len(some) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
         return some
     return some[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
 
 
-def _run(ctx: ToolContext, args: Args) -> Answer:
+def _run(ctx: ToolContext, args: Patch) -> Answer:
     paths, changes, answer = ctx.prepared
-    with report_file_errors(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
-        commit(ctx, paths, changes)
+    with access.report_file_errors(ctx, paths, args.path or ", ".join(file["path"] for file in answer["files"])):
+        access.commit(ctx, paths, changes)
     return answer  # type: ignore[no-any-return]
 
 
@@ -436,22 +436,10 @@ TOOL = ToolDef(
         "spaces at the ends of lines and indentation need not be exact. mode=patch: several files as one, all or none:\n"
         + _GRAMMAR
     ),
-    parameters=object_schema(
-        {
-            "mode": {"type": "string", "enum": ["replace", "patch"]},
-            "path": {"type": "string", "minLength": 1},
-            "old_string": {"type": "string"},
-            "new_string": {"type": "string"},
-            "replace_all": {"type": "boolean"},
-            "patch": {"type": "string"},
-        },
-        "mode",
-    ),
+    arguments=Patch,
     run=_run,
-    scope=lambda _: SCOPE,
-    preview=lambda args: (
-        args.get("path") or ", ".join(re.findall(r"^\*\*\* \w+ File: (.*)$", args.get("patch", ""), re.M))
-    ),
+    scope=lambda _: access.SCOPE,
+    preview=lambda args: args.path or ", ".join(re.findall(r"^\*\*\* \w+ File: (.*)$", args.patch or "", re.M)),
     prepare=_prepare,
-    reconcile=reconcile,
+    reconcile=access.reconcile,
 )

@@ -13,27 +13,19 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal
 
-from hermes.core.limits import (
-    BACKGROUND_MAX,
-    BACKGROUND_OUTPUT_CHARS_MAX,
-    PREVIEW_CHARS_MAX,
-    PROCESS_SLICE_CHARS,
-    PROCESS_WAIT_S,
-    PROCESS_WAIT_S_MAX,
-)
+from msgspec import Meta
+
+from hermes.core import limits
 from hermes.core.spec import Control
-from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.runs.engine import RunEngine
+from hermes.sandbox.base import CHUNK_BYTES_MAX, Process, Sandbox
 from hermes.sandbox.choose import why_no_commands
 from hermes.store.base import StoreError
-from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, ToolArguments, ToolContext, ToolDef, ToolError
+from hermes.tools.framework.session_state import SessionState
 from hermes.tools.output_buffer import OutputDecoder
-
-if TYPE_CHECKING:
-    from hermes.runs.engine import RunEngine
-    from hermes.sandbox.base import Process, Sandbox
-    from hermes.tools.framework.session_state import SessionState
 
 State = Literal["running", "exited", "timeout", "killed"]
 _STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}
@@ -76,7 +68,7 @@ class Background:
 
     def say(self, text: str) -> None:
         self.output += text
-        if (over := len(self.output) - BACKGROUND_OUTPUT_CHARS_MAX) > 0:
+        if (over := len(self.output) - limits.BACKGROUND_OUTPUT_CHARS_MAX) > 0:
             self.output, self.dropped = self.output[over:], self.dropped + over
 
 
@@ -87,40 +79,37 @@ class Processes:
         self._known: dict[str, Background] = {}
 
     def of(self, owner: str, session_id: str) -> list[Background]:
-        return [found for found in self._known.values() if found.is_of(owner, session_id)]
+        return [background for background in self._known.values() if background.is_of(owner, session_id)]
 
     def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
-        found = self._known.get(process_id)
-        return found if found is not None and found.is_of(owner, session_id) else None
+        background = self._known.get(process_id)
+        return background if background is not None and background.is_of(owner, session_id) else None
 
     def make_room(self, owner: str) -> bool:
         """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
-        own = [found for found in self._known.values() if found.owner == owner]
-        over = next((found.id for found in own if found.ended.is_set()), None)
-        if len(own) >= BACKGROUND_MAX and over is not None:
+        own = [background for background in self._known.values() if background.owner == owner]
+        over = next((background.id for background in own if background.ended.is_set()), None)
+        if len(own) >= limits.BACKGROUND_MAX and over is not None:
             del self._known[over]
             return True
-        return len(own) < BACKGROUND_MAX
+        return len(own) < limits.BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
-        for found in [process for process in self._known.values() if process.session_id in session_ids]:
-            found.forgotten = True
-            found.process.kill()
-            if found.task is not None:
-                found.task.add_done_callback(partial(self._known.pop, found.id))  # with the task as default
+        for background in [each for each in self._known.values() if each.session_id in session_ids]:
+            background.forgotten = True
+            background.process.kill()
+            if background.task is not None:
+                background.task.add_done_callback(partial(self._known.pop, background.id))  # with the task as default
 
     async def end_run(self, run_id: str) -> None:
         """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
-        found = [
-            process
-            for process in self._known.values()
-            if run_id in process.run_ids and not process.keep and not process.ended.is_set()
-        ]
-        for process in found:
-            process.stopped = True
-            process.process.interrupt()
-        for process in found:
-            await process.ended.wait()
+        own = [each for each in self._known.values() if run_id in each.run_ids and not each.keep]
+        running = [background for background in own if not background.ended.is_set()]
+        for background in running:
+            background.stopped = True
+            background.process.interrupt()
+        for background in running:
+            await background.ended.wait()
 
     def add(
         self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
@@ -140,9 +129,13 @@ class Processes:
         return made
 
     async def close(self) -> None:
-        tasks = [found.task for found in self._known.values() if found.task is not None and not found.ended.is_set()]
-        for found in self._known.values():
-            found.process.kill()
+        tasks = [
+            background.task
+            for background in self._known.values()
+            if background.task is not None and not background.ended.is_set()
+        ]
+        for background in self._known.values():
+            background.process.kill()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -182,40 +175,55 @@ async def _tell(engine: RunEngine, session: SessionState, owner: str, session_id
 _LOST = "Nothing is known of it here: it ended when the server did, or was never started in this session."
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
-    processes, action = ctx.resources.processes, args["action"]
+class ProcessAction(ToolArguments):
+    action: Literal["list", "poll", "wait", "kill"]
+    session_id: Annotated[str, Meta(description="The id that terminal gave: proc_…")] = ""
+    timeout: Annotated[float, Meta(ge=0, le=limits.PROCESS_WAIT_S_MAX, description="seconds to wait")] = (
+        limits.PROCESS_WAIT_S
+    )
+    offset: Annotated[int, Meta(ge=0)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=5 * limits.PROCESS_SLICE_CHARS)] = limits.PROCESS_SLICE_CHARS
+
+
+async def _run(ctx: ToolContext, args: ProcessAction) -> Answer:
+    processes, action = ctx.resources.processes, args.action
     if action == "list":
-        return {"processes": [_summary(found) for found in processes.of(ctx.owner, ctx.session_id)]}
-    if not args.get("session_id"):
+        return {"processes": [_summary(background) for background in processes.of(ctx.owner, ctx.session_id)]}
+    if not args.session_id:
         raise ToolError(f"`{action}` needs a session_id.", "invalid_arguments", "The action list shows them.")
-    found = processes.get(ctx.owner, ctx.session_id, args["session_id"])
-    if found is None:
-        if not re.fullmatch(r"proc_[0-9a-f]{8}", args["session_id"]):
+    background = processes.get(ctx.owner, ctx.session_id, args.session_id)
+    if background is None:
+        if not re.fullmatch(r"proc_[0-9a-f]{8}", args.session_id):
             raise ToolError("There is no such process.", "not_found", "The action list shows those of this session.")
-        return {"session_id": args["session_id"], "state": "lost", "exit_code": None, "note": _LOST}
+        return {"session_id": args.session_id, "state": "lost", "exit_code": None, "note": _LOST}
     if action == "kill":
-        found.process.interrupt()
-        await found.ended.wait()
+        background.process.interrupt()
+        await background.ended.wait()
     elif action == "wait":
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.resources.session.hosts.call(ctx):
-                await found.ended.wait()
-    ctx.foreign = found.foreign
-    return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}
+            async with asyncio.timeout(args.timeout), ctx.resources.session.hosts.call(ctx):
+                await background.ended.wait()
+    ctx.foreign = background.foreign
+    return {**_summary(background), **_slice(background, args.offset, args.limit)}
 
 
-def _summary(found: Background) -> Answer:
-    summary = {"session_id": found.id, "state": found.state, "exit_code": found.exit_code, "pid": found.process.pid}
-    seconds = (found.ended_at or time.time()) - found.began_at
-    return {**summary, "command": found.command[:PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
+def _summary(background: Background) -> Answer:
+    summary = {
+        "session_id": background.id,
+        "state": background.state,
+        "exit_code": background.exit_code,
+        "pid": background.process.pid,
+    }
+    seconds = (background.ended_at or time.time()) - background.began_at
+    return {**summary, "command": background.command[: limits.PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
 
 
-def _slice(found: Background, offset: int | None, limit: int) -> Answer:
-    wanted = max(0, found.total - limit) if offset is None else min(offset, found.total)
-    begin = max(wanted, found.dropped)
-    text = found.output[begin - found.dropped :][:limit]
+def _slice(background: Background, offset: int | None, limit: int) -> Answer:
+    wanted = max(0, background.total - limit) if offset is None else min(offset, background.total)
+    begin = max(wanted, background.dropped)
+    text = background.output[begin - background.dropped :][:limit]
     lost = {"dropped": begin - wanted} if begin > wanted else {}
-    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": found.total, **lost}
+    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": background.total, **lost}
 
 
 TOOL = ToolDef(
@@ -226,25 +234,11 @@ TOOL = ToolDef(
         "end; kill it. Output comes from `offset` on (characters; give the last next_offset to read on), without one "
         "its end."
     ),
-    parameters=object_schema(
-        {
-            "action": {"type": "string", "enum": ["list", "poll", "wait", "kill"]},
-            "session_id": {"type": "string", "description": "The id that terminal gave: proc_…"},
-            "timeout": {
-                "type": "number",
-                "minimum": 0,
-                "maximum": PROCESS_WAIT_S_MAX,
-                "description": "seconds to wait",
-            },
-            "offset": {"type": "integer", "minimum": 0},
-            "limit": {"type": "integer", "minimum": 1, "maximum": 5 * PROCESS_SLICE_CHARS},
-        },
-        "action",
-    ),
+    arguments=ProcessAction,
     run=_run,
-    effect=lambda args: "effect" if args["action"] == "kill" else "read",
-    scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),
+    effect=lambda args: "effect" if args.action == "kill" else "read",
+    scope=lambda args: frozenset({f"process:{args.session_id}"}),
     timeout_s=None,
     available=why_no_commands,
-    preview=lambda args: f"{args['action']} {args.get('session_id', '')}".strip(),
+    preview=lambda args: f"{args.action} {args.session_id}".strip(),
 )

@@ -60,8 +60,8 @@ def _skip_globstars(form: list[re.Pattern[str] | None], at: set[int]) -> set[int
 def _expand_braces(glob: str) -> list[str]:
     forms, braces = [glob], re.compile(r"(?<!\\)\{([^{}]*)\}")
     while braces.search(forms[0]):
-        found = [(form, match) for form in forms if (match := braces.search(form))]
-        forms = [form[: m.start()] + choice + form[m.end() :] for form, m in found for choice in m[1].split(",")]
+        matches = [(form, match) for form in forms if (match := braces.search(form))]
+        forms = [form[: m.start()] + choice + form[m.end() :] for form, m in matches for choice in m[1].split(",")]
         if len(forms) > GLOBS_MAX:
             raise ValueError("too many choices in braces")
     return forms

@@ -7,29 +7,21 @@ import inspect
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.guards.paths import PathRefused, Paths
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
+from hermes.tools import file_access as access
 from hermes.tools import rg_fallback
-from hermes.tools.file_access import (
-    SCOPE,
-    SNIFFED_BYTES,
-    LineRedactor,
-    Lines,
-    binary_refusal,
-    content_chars_max,
-    display_path,
-    report_file_errors,
-    resolve_path,
-    type_of,
-)
-from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, ToolArguments, ToolContext, ToolDef, ToolError
 
 _RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
 _RG_TEXT = "--no-mmap --encoding none --crlf --no-heading"
@@ -56,17 +48,17 @@ class Search:
 
     def begin(self, path: str) -> None:
         paths = self.paths
-        with report_file_errors(self.ctx, paths, path):
-            real = str(paths.check(resolve_path(self.ctx, paths, path), "read"))
+        with access.report_file_errors(self.ctx, paths, path):
+            real = str(paths.check(access.resolve_path(self.ctx, paths, path), "read"))
             self.ctx.foreign = self.ctx.resources.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
-                    size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)
+                    size, kind = os.fstat(file.fileno()).st_size, access.type_of(file.read(access.SNIFFED_BYTES), real)
             except IsADirectoryError:
                 self.root = real
                 return
         if kind is not None:
-            raise binary_refusal(path, kind, size)
+            raise access.binary_refusal(path, kind, size)
         self.root, self.name = os.path.split(real)
 
     async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
@@ -160,17 +152,17 @@ class Search:
         return True
 
     def display_path(self, path: str) -> str:
-        return display_path(self.ctx, self.paths, os.path.join(self.root, path))
+        return access.display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
         """The lines of these numbers, with those around them. Blocks."""
         out: list[Answer] = []
-        paths, shower, left = self.paths, LineRedactor(self.ctx), content_chars_max(self.ctx)
+        paths, shower, left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
         for path, wanted in numbers.items():
             texts: dict[int, str] = {}
             try:
                 with paths.open(os.path.join(self.root, path)) as file:
-                    lines = Lines(file, self.ctx.cancelled)
+                    lines = access.Lines(file, self.ctx.cancelled)
                     for number in wanted:
                         lines.skip_to(number - context)
                         while lines.number <= number + context and (raw := lines.next()):
@@ -196,43 +188,54 @@ def _source() -> str:
 
 
 def _parse_listing(output: bytes) -> Listed:
-    return [(os.fsdecode(found[1]), int(found[2] or 0)) for found in _LISTED.finditer(output)]
+    return [(os.fsdecode(match[1]), int(match[2] or 0)) for match in _LISTED.finditer(output)]
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
-    offset, limit, mode = (
-        args.get("offset", 0),
-        args.get("limit", limits.SEARCH_HITS),
-        args.get("output_mode", "content"),
-    )
-    content = args.get("target", "content") == "content"
-    globs = [g for g in (args.get("file_glob"), None if content else args["pattern"]) if g]
+_Pattern = Annotated[str, Meta(min_length=1, max_length=limits.SEARCH_PATTERN_CHARS_MAX)]
+
+
+class SearchFiles(ToolArguments):
+    pattern: _Pattern
+    target: Literal["content", "files"] = "content"
+    path: Annotated[str, Meta(min_length=1, description="A folder or a file.")] = "."
+    file_glob: _Pattern | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.SEARCH_HITS_MAX)] = limits.SEARCH_HITS
+    offset: Annotated[int, Meta(ge=0)] = 0
+    output_mode: Literal["content", "files_only", "count"] = "content"
+    context: Annotated[int, Meta(ge=0, le=limits.SEARCH_CONTEXT_LINES_MAX)] = 0
+    ignore_case: bool = False
+
+
+async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
+    offset, limit = args.offset, args.limit
+    content = args.target == "content"
+    globs = [glob for glob in (args.file_glob, None if content else args.pattern) if glob]
     deadline = asyncio.get_running_loop().time() + limits.SEARCH_FILES_S_MAX
     paths = await ctx.resources.paths()
-    search = Search(ctx, paths, args["pattern"], globs or ["*"], args.get("ignore_case", False), deadline)
-    await ctx.blocking(partial(search.begin, args.get("path", ".")))
+    search = Search(ctx, paths, args.pattern, globs or ["*"], args.ignore_case, deadline)
+    await ctx.blocking(partial(search.begin, args.path))
     names = [search.name] if search.name else []
     listed = await search.listed("count" if content else "files", names)
-    found = await ctx.blocking(partial(search.let_through, listed, content=content))
-    matches: list[Any] = []
-    if content and mode == "content":
-        total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)
+    files = await ctx.blocking(partial(search.let_through, listed, content=content))
+    matches: Sequence[Answer | str] = []
+    if content and args.output_mode == "content":
+        total, wanted = sum(count for _, count in files), _hits_on_page(files, offset, limit)
         if wanted:
             numbers: dict[str, list[int]] = {}
             for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
                 numbers.setdefault(path, []).append(number)
             some = {path: numbers.get(path, [])[first:end] for path, (first, end) in wanted.items()}
-            matches = await ctx.blocking(partial(search.hits, some, args.get("context", 0)))
+            matches = await ctx.blocking(partial(search.hits, some, args.context))
     else:
-        total, page = len(found), found[offset : offset + limit]
-        counted = content and mode == "count"
+        total, page = len(files), files[offset : offset + limit]
+        counted = content and args.output_mode == "count"
         matches = [{"path": search.display_path(p), "count": n} if counted else search.display_path(p) for p, n in page]
     return _answer(search, matches, total, offset)
 
 
-def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
+def _hits_on_page(files: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
     wanted, before = {}, 0
-    for path, count in found:
+    for path, count in files:
         first, end = max(0, offset - before), min(count, offset + limit - before)
         if first < end:
             wanted[path] = (first, end)
@@ -240,7 +243,7 @@ def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int
     return wanted
 
 
-def _answer(search: Search, matches: list[Any], total: int, offset: int) -> Answer:
+def _answer(search: Search, matches: Sequence[Answer | str], total: int, offset: int) -> Answer:
     more = offset + len(matches) < total and bool(matches)
     answer: Answer = {"matches": matches, "total": total, "truncated": more or not search.complete}
     answer |= {"next_offset": offset + len(matches) if more else None, "withheld": search.withheld}
@@ -257,22 +260,9 @@ TOOL = ToolDef(
         "target=files: pattern is a glob for names (*.py) or paths (src/**/*.ts). Files that ignore files name are left "
         "out, hidden ones too unless path or a glob names them. `withheld` counts files that may not be read."
     ),
-    parameters=object_schema(
-        {
-            "pattern": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
-            "target": {"type": "string", "enum": ["content", "files"]},
-            "path": {"type": "string", "minLength": 1, "description": "A folder or a file."},
-            "file_glob": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
-            "limit": {"type": "integer", "minimum": 1, "maximum": limits.SEARCH_HITS_MAX},
-            "offset": {"type": "integer", "minimum": 0},
-            "output_mode": {"type": "string", "enum": ["content", "files_only", "count"]},
-            "context": {"type": "integer", "minimum": 0, "maximum": limits.SEARCH_CONTEXT_LINES_MAX},
-            "ignore_case": {"type": "boolean"},
-        },
-        "pattern",
-    ),
+    arguments=SearchFiles,
     run=_run,
     effect="read",
-    scope=lambda _: SCOPE,
-    preview=lambda args: f"{args['pattern']} in {args.get('path', '.')}",
+    scope=lambda _: access.SCOPE,
+    preview=lambda args: f"{args.pattern} in {args.path}",
 )

@@ -10,25 +10,25 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from hermes.core import limits
 from hermes.core.errors import HermesError
 from hermes.core.ids import folder_name
-from hermes.core.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
+from hermes.sandbox.base import Ended, Process, Sandbox
 from hermes.sandbox.choose import shell_in, why_no_commands
 from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy import PROXIED
+from hermes.sandbox.shell import Shell
 from hermes.tools.framework import approvals
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.framework.result_limits import answer_chars_max
 from hermes.tools.output_buffer import CapturedOutput, Spill
-
-if TYPE_CHECKING:
-    from hermes.sandbox.base import Ended, Process, Sandbox
-    from hermes.sandbox.shell import Shell
 
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
 # What would make a later command run more than can be seen of it.
@@ -63,6 +63,15 @@ _ONLINE |= {name: verbs for names, verbs in _VERBS.items() for name in names.spl
 _WRAPPERS = frozenset({"sudo", "env", "command", "nice", "nohup", "timeout", "time", "xargs", "exec"})
 
 
+class Terminal(ToolArguments):
+    command: Annotated[str, Meta(min_length=1, max_length=limits.COMMAND_CHARS_MAX)]
+    background: Annotated[bool, Meta(description="Start it and return at once.")] = False
+    timeout: Annotated[float, Meta(gt=0, description="seconds; 180 if not given")] | None = None
+    workdir: Annotated[str, Meta(description="Where to run it; else where the last one ended.")] = ""
+    notify_on_complete: Annotated[bool, Meta(description="Tell you when the background process ends.")] = False
+    keep: Annotated[bool, Meta(description="Let the background process go on when the user stops the turn.")] = False
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     sandbox: Sandbox
@@ -91,10 +100,9 @@ def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
     return {**inherited, SESSION_ID: ctx.session_id, PLATFORM: ctx.resources.spec.source, **key}
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    command, background = args["command"], args.get("background", False)
-    seconds_max = ctx.settings.terminal.max_timeout
-    seconds: float | None = args.get("timeout")
+async def _prepare(ctx: ToolContext, args: Terminal) -> Prepared:
+    command, background = args.command, args.background
+    seconds_max, seconds = ctx.settings.terminal.max_timeout, args.timeout
     if seconds is None and not background:
         seconds = min(seconds_max, ctx.settings.terminal.timeout)
     if seconds is not None and seconds > seconds_max and not background:
@@ -104,9 +112,9 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     sandbox, shell = await sandbox_and_shell(ctx)
     if background and not ctx.resources.processes.make_room(ctx.owner):
         raise ToolError(
-            f"{BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
+            f"{limits.BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
         )
-    where = _resolve_path(args.get("workdir", ""), shell)
+    where = _resolve_path(args.workdir, shell)
     try:
         await approvals.command(ctx, command, where)
     except approvals.Blocked as refusal:
@@ -148,21 +156,20 @@ def goes_online(command: str) -> bool:
     return False
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
+async def _run(ctx: ToolContext, args: Terminal) -> Answer:
     plan: Plan = ctx.prepared
     ctx.foreign = plan.foreign
-    shell, background = plan.shell, args.get("background", False)
+    shell = plan.shell
     began = time.monotonic()
     try:
-        argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
+        argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not args.background))
         async with ctx.resources.session.hosts.call(ctx) as call:
             process, stopped = await start_process(
                 plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds)
             )
-            if background and not stopped:
-                notify, keep = args.get("notify_on_complete", False), args.get("keep", False)
+            if args.background and not stopped:
                 made = ctx.resources.processes.add(
-                    ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep
+                    ctx, args.command, process, plan.sandbox, notify=args.notify_on_complete, keep=args.keep
                 )
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
@@ -186,7 +193,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         hint = answer.pop("hint", "") or (_LONGER if status == "timeout" else "")
         raise ToolError(process.reason or error.format(seconds=plan.seconds), status, hint, **answer)
     answer["error"] = None
-    if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, args["command"]))):
+    if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, args.command))):
         answer["hint"] = hint
     return answer
 
@@ -252,24 +259,11 @@ TOOL = ToolDef(
         "come back together; there is no input, so use flags that answer questions. For servers and long work use "
         "background=true, then the tool process."
     ),
-    parameters=object_schema(
-        {
-            "command": {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARS_MAX},
-            "background": {"type": "boolean", "description": "Start it and return at once."},
-            "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
-            "workdir": {"type": "string", "description": "Where to run it; else where the last one ended."},
-            "notify_on_complete": {"type": "boolean", "description": "Tell you when the background process ends."},
-            "keep": {
-                "type": "boolean",
-                "description": "Let the background process go on when the user stops the turn.",
-            },
-        },
-        "command",
-    ),
+    arguments=Terminal,
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
     available=why_no_commands,
-    preview=lambda args: str(args["command"]),
+    preview=lambda args: args.command,
 )

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal, get_args
 
-from hermes.core.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
-from hermes.tools.framework.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+import msgspec
+from msgspec import Meta
 
-STATES = ("pending", "in_progress", "completed", "cancelled")
+from hermes.core import limits
+from hermes.tools.framework.registry import Answer, ToolArguments, ToolContext, ToolDef, ToolError
+
+State = Literal["pending", "in_progress", "completed", "cancelled"]
 
 
-def _run(ctx: ToolContext, args: Args) -> Answer:
+class Item(ToolArguments):
+    id: Annotated[str, Meta(min_length=1, max_length=100)]
+    content: Annotated[str, Meta(max_length=limits.TODO_CHARS_MAX)]
+    status: State
+
+
+class Todo(ToolArguments):
+    todos: Annotated[list[Item], Meta(max_length=limits.TODO_ITEMS_MAX)] | None = None
+    merge: bool = False
+
+
+def _run(ctx: ToolContext, args: Todo) -> Answer:
     known = (ctx.last_answer("todo", "todos") or {}).get("todos")
-    items: list[dict[str, Any]] = known if isinstance(known, list) else []
-    given: list[dict[str, Any]] | None = args.get("todos")
-    if given is not None:
-        if args.get("merge"):
-            by_id = {item["id"]: item for item in items}
-            by_id.update({item["id"]: item for item in given})
-            items = list(by_id.values())
-        else:
-            items = given
-    ids = [item["id"] for item in items]
-    if len(items) > TODO_ITEMS_MAX:
-        fault = f"A list has at most {TODO_ITEMS_MAX} items; this one would have {len(items)}."
+    items: list[dict[str, str]] = known if isinstance(known, list) else []
+    if args.todos is not None:
+        given = msgspec.to_builtins(args.todos)
+        items = list({item["id"]: item for item in (*items, *given)}.values()) if args.merge else given
+    if len(items) > limits.TODO_ITEMS_MAX:
+        fault = f"A list has at most {limits.TODO_ITEMS_MAX} items; this one would have {len(items)}."
         raise ToolError(fault, "limit_reached", "Leave out what is done, and make one item of what belongs together.")
-    if len(set(ids)) != len(ids):
+    if len({item["id"] for item in items}) != len(items):
         raise ToolError("Two items have the same id; give each its own.", "invalid_arguments")
-    counts = {state: sum(item["status"] == state for item in items) for state in STATES}
+    counts = {state: sum(item["status"] == state for item in items) for state in get_args(State)}
     return {"todos": items, "counts": counts}
 
 
@@ -38,27 +46,9 @@ TOOL = ToolDef(
         "Plan and track work of several steps. Send the whole list, or with merge=true only the changed items; "
         "without todos it shows the list. Keep one item in_progress; mark items completed as soon as they are."
     ),
-    parameters=object_schema(
-        {
-            "todos": {
-                "type": "array",
-                "maxItems": TODO_ITEMS_MAX,
-                "items": object_schema(
-                    {
-                        "id": {"type": "string", "minLength": 1, "maxLength": 100},
-                        "content": {"type": "string", "maxLength": TODO_CHARS_MAX},
-                        "status": {"type": "string", "enum": list(STATES)},
-                    },
-                    "id",
-                    "content",
-                    "status",
-                ),
-            },
-            "merge": {"type": "boolean"},
-        }
-    ),
+    arguments=Todo,
     run=_run,
     effect="idempotent",
     scope=lambda _: frozenset({"todo"}),
-    preview=lambda args: f"{len(args['todos'])} items" if args.get("todos") is not None else "show",
+    preview=lambda args: f"{len(args.todos)} items" if args.todos is not None else "show",
 )

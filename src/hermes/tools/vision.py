@@ -6,7 +6,9 @@ import base64
 import binascii
 import io
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.guards.paths import Paths
@@ -14,7 +16,7 @@ from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, report_file_errors, resolve_path, type_of
 from hermes.tools.framework import approvals
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.images import can_shrink
 
 _SYSTEM = (
@@ -24,8 +26,13 @@ _SYSTEM = (
 _QUALITY = 85
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    if _is_url(place := args["image_url"].strip()):
+class VisionAnalyze(ToolArguments):
+    image_url: Annotated[str, Meta(min_length=1, description="http(s) address, data URL, or path.")]
+    question: Annotated[str, Meta(min_length=1, max_length=limits.IMAGE_QUESTION_CHARS_MAX)]
+
+
+async def _prepare(ctx: ToolContext, args: VisionAnalyze) -> Prepared:
+    if _is_url(place := args.image_url.strip()):
         await approvals.hosts(ctx, [place])
     return Prepared()
 
@@ -34,10 +41,10 @@ def _is_url(place: str) -> bool:
     return place[:7].lower() in ("http://", "https:/")
 
 
-async def _run(ctx: ToolContext, args: Args) -> Answer:
-    data = await _bytes(ctx, args["image_url"].strip())
+async def _run(ctx: ToolContext, args: VisionAnalyze) -> Answer:
+    data = await _bytes(ctx, args.image_url.strip())
     image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
-    content = [{"type": "text", "text": args["question"]}, image]
+    content = [{"type": "text", "text": args.question}, image]
     got = await ctx.resources.ask_model(
         "vision", _SYSTEM, [{"role": "user", "content": content}], limits.IMAGE_ANSWER_TOKENS_MAX
     )
@@ -145,20 +152,13 @@ TOOL = ToolDef(
     name="vision_analyze",
     toolset="vision",
     description="Look at an image (an http(s) address, a data URL or a file) and answer a question about it.",
-    parameters=object_schema(
-        {
-            "image_url": {"type": "string", "minLength": 1, "description": "http(s) address, data URL, or path."},
-            "question": {"type": "string", "minLength": 1, "maxLength": limits.IMAGE_QUESTION_CHARS_MAX},
-        },
-        "image_url",
-        "question",
-    ),
+    arguments=VisionAnalyze,
     run=_run,
     prepare=_prepare,
     effect="read",
     scope=lambda _: SCOPE,
     timeout_s=limits.IMAGE_S_MAX,
     available=lambda settings: None if settings.auxiliary.vision.enabled else "auxiliary.vision is turned off",
-    preview=lambda args: f"{args['image_url'][:100]}: {args['question']}",
+    preview=lambda args: f"{args.image_url[:100]}: {args.question}",
     foreign=True,
 )

@@ -9,19 +9,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
+
+from msgspec import Meta
 
 from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
+from hermes.settings.config import Settings
 from hermes.tools.framework import approvals
-from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 
-if TYPE_CHECKING:
-    from hermes.settings.config import Settings
-
-_RESULTS = 5
 _HEAD_SHARE = 0.75
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _WHOLE = "Give the whole address, which begins with https:// or http://."
@@ -46,34 +45,42 @@ class SearchRequest(NamedTuple):
 
 
 class Backend(NamedTuple):
+    """A kind of search server: the variable with its key or address, its request, and where its answer has what."""
+
     variable: str
-    ask: Callable[[str, str, int], SearchRequest]
+    request: Callable[[str, str, int], SearchRequest]
     results: tuple[str, ...]
     snippet: str
     published: str
 
 
-def _searxng(address: str, query: str, limit: int) -> SearchRequest:
-    return SearchRequest(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
-
-
-def _brave(key: str, query: str, limit: int) -> SearchRequest:
-    query_string = urlencode({"q": query, "count": limit, "text_decorations": "false"})
-    return SearchRequest(
-        f"https://api.search.brave.com/res/v1/web/search?{query_string}", {"X-Subscription-Token": key}
-    )
-
-
-def _tavily(key: str, query: str, limit: int) -> SearchRequest:
-    body = {"query": query, "max_results": limit}
-    return SearchRequest("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
-
-
 BACKENDS = {
-    "searxng": Backend("SEARXNG_URL", _searxng, ("results",), "content", "publishedDate"),
-    "brave": Backend("BRAVE_SEARCH_API_KEY", _brave, ("web", "results"), "description", "page_age"),
-    "tavily": Backend("TAVILY_API_KEY", _tavily, ("results",), "content", "published_date"),
-}
+    "searxng": Backend(
+        "SEARXNG_URL",
+        lambda address, query, _: SearchRequest(
+            f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}"
+        ),
+        ("results",), "content", "publishedDate",
+    ),
+    "brave": Backend(
+        "BRAVE_SEARCH_API_KEY",
+        lambda key, query, limit: SearchRequest(
+            "https://api.search.brave.com/res/v1/web/search?"
+            + urlencode({"q": query, "count": limit, "text_decorations": "false"}),
+            {"X-Subscription-Token": key},
+        ),
+        ("web", "results"), "description", "page_age",
+    ),
+    "tavily": Backend(
+        "TAVILY_API_KEY",
+        lambda key, query, limit: SearchRequest(
+            "https://api.tavily.com/search",
+            {"Authorization": f"Bearer {key}"},
+            {"query": query, "max_results": limit},
+        ),
+        ("results",), "content", "published_date",
+    ),
+}  # fmt: skip
 
 
 def backend_of(settings: Settings) -> str | None:
@@ -82,7 +89,7 @@ def backend_of(settings: Settings) -> str | None:
     return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
 
 
-def _available(settings: Settings) -> str | None:
+def why_no_search(settings: Settings) -> str | None:
     if backend_of(settings) is not None:
         return None
     chosen = settings.web.search_backend
@@ -90,8 +97,13 @@ def _available(settings: Settings) -> str | None:
     return f"no search backend is configured: set {' or '.join(missing)}"
 
 
-async def _search(ctx: ToolContext, args: Args) -> Answer:
-    query, limit = args["query"].strip(), args.get("limit", _RESULTS)
+class WebSearch(ToolArguments):
+    query: Annotated[str, Meta(min_length=1, max_length=limits.WEB_QUERY_CHARS_MAX)]
+    limit: Annotated[int, Meta(ge=1, le=limits.WEB_RESULTS_MAX, description="5 if not given.")] = 5
+
+
+async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
+    query, limit = args.query.strip(), args.limit
     if not query:
         raise ToolError("The query is empty.", "invalid_arguments", "Say in a few words what is looked for.")
     if ctx.secrets.mask(query) != query:
@@ -99,22 +111,22 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
     name = backend_of(ctx.settings)
     if name is None:
         raise ToolError(
-            "There is no search backend.", "tool_unavailable", f"Tell the user: {_available(ctx.settings)}."
+            "There is no search backend.", "tool_unavailable", f"Tell the user: {why_no_search(ctx.settings)}."
         )
     backend = BACKENDS[name]
-    asked = backend.ask((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
-    headers = {"Accept": "application/json", **asked.headers}
+    request = backend.request((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
+    headers = {"Accept": "application/json", **request.headers}
     body = b""
-    if asked.body is not None:
+    if request.body is not None:
         headers["Content-Type"] = "application/json"
-        body = json.dumps(asked.body).encode()
+        body = json.dumps(request.body).encode()
     try:
-        fetched = await ctx.resources.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
+        fetched = await ctx.resources.urls.fetch(request.url, trusted=True, headers=headers, body=body)
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
-    found = await ctx.blocking(partial(_results, name, fetched))
-    return {"results": found[:limit], "backend": name}
+    results = await ctx.blocking(partial(_results, name, fetched))
+    return {"results": results[:limit], "backend": name}
 
 
 def _results(name: str, fetched: Fetched) -> list[Answer]:
@@ -124,10 +136,10 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
         hint = hint or f"Tell the user to check {backend.variable} and the search server."
         raise ToolError(f"{name} answered with the status {fetched.status}.", "backend_failed", hint)
     try:
-        found = json.loads(fetched.data)
+        listing = json.loads(fetched.data)
         for step in backend.results:
-            found = found.get(step) or {}
-        entries = [entry for entry in found if isinstance(entry, dict)]
+            listing = listing.get(step) or {}
+        entries = [entry for entry in listing if isinstance(entry, dict)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         hint = "Tell the user to check the search server; it has to answer in JSON."
         raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None
@@ -143,7 +155,7 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
     return [entry for entry in results if str(entry["url"]).startswith(("http://", "https://"))]
 
 
-def _snippet(value: Any) -> str:
+def _snippet(value: object) -> str:
     text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * limits.WEB_SNIPPET_CHARS_MAX])).split())
     return text if len(text) <= limits.WEB_SNIPPET_CHARS_MAX else f"{text[: limits.WEB_SNIPPET_CHARS_MAX]}…"
 
@@ -152,23 +164,12 @@ SEARCH = ToolDef(
     name="web_search",
     toolset="web",
     description="Search the web. Answers with titles, addresses and snippets; read what matters with web_extract.",
-    parameters=object_schema(
-        {
-            "query": {"type": "string", "minLength": 1, "maxLength": limits.WEB_QUERY_CHARS_MAX},
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": limits.WEB_RESULTS_MAX,
-                "description": "5 if not given.",
-            },
-        },
-        "query",
-    ),
+    arguments=WebSearch,
     run=_search,
     effect="read",
     scope=lambda _: frozenset(),
-    available=_available,
-    preview=lambda args: str(args["query"]),
+    available=why_no_search,
+    preview=lambda args: args.query,
     foreign=True,
 )
 
@@ -176,14 +177,29 @@ SEARCH = ToolDef(
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    await approvals.hosts(ctx, args["urls"])
+_CharLimit = Annotated[
+    int,
+    Meta(
+        ge=limits.EXTRACTED_CHARS_MIN,
+        le=limits.EXTRACTED_CHARS_MAX,
+        description="Characters per page; 15000 if not given.",
+    ),
+]
+
+
+class WebExtract(ToolArguments):
+    urls: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=limits.EXTRACTED_PAGES_MAX)]
+    char_limit: _CharLimit | None = None
+
+
+async def _prepare(ctx: ToolContext, args: WebExtract) -> Prepared:
+    await approvals.hosts(ctx, args.urls)
     return Prepared()
 
 
-async def _extract(ctx: ToolContext, args: Args) -> Answer:
-    limit = args.get("char_limit") or min(ctx.settings.web.extract_char_limit, limits.EXTRACTED_CHARS_MAX)
-    return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
+async def _extract(ctx: ToolContext, args: WebExtract) -> Answer:
+    limit = args.char_limit or min(ctx.settings.web.extract_char_limit, limits.EXTRACTED_CHARS_MAX)
+    return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args.urls))}
 
 
 async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
@@ -241,27 +257,11 @@ EXTRACT = ToolDef(
         "Read pages of the web: HTML as Markdown, PDF and other text as text. Long pages keep their head and tail; "
         "`spill` is the file with all of it, for read_file and search_files."
     ),
-    parameters=object_schema(
-        {
-            "urls": {
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "minItems": 1,
-                "maxItems": limits.EXTRACTED_PAGES_MAX,
-            },
-            "char_limit": {
-                "type": "integer",
-                "minimum": limits.EXTRACTED_CHARS_MIN,
-                "maximum": limits.EXTRACTED_CHARS_MAX,
-                "description": "Characters per page; 15000 if not given.",
-            },
-        },
-        "urls",
-    ),
+    arguments=WebExtract,
     run=_extract,
     prepare=_prepare,
     effect="read",
     scope=lambda _: frozenset(),
-    preview=lambda args: ", ".join(args["urls"]),
+    preview=lambda args: ", ".join(args.urls),
     foreign=True,
 )

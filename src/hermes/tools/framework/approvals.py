@@ -11,11 +11,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hermes.core.errors import HermesError
 from hermes.core.limits import REVIEW_TOKENS_MAX
@@ -23,13 +22,11 @@ from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
+from hermes.sandbox.base import Sandbox
 from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.framework.questions import ApprovalRequest
-from hermes.tools.framework.registry import ToolContext, ToolError
-
-if TYPE_CHECKING:
-    from hermes.sandbox.base import Sandbox
+from hermes.tools.framework.registry import Json, ToolContext, ToolError
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +58,7 @@ _SET_ASIDE_HINT = (
     "repository's config, reduced to what runs nothing. Tell the user; do not try another way."
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
+_FOREIGN = "Text from outside has been read in this conversation and may be behind it."
 HOST_KEY = "network "
 _HOST_HINT = "The user can name the host in a message, or list it in web.allowed_hosts."
 _FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.S)
@@ -74,56 +72,35 @@ class Blocked(ToolError):
         self.answer = {**answer, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionRequest:
-    """Something that needs leave. `keys` name it in the grants of a session, `patterns` are what `always` writes, and
-    to the list `setting`; `allowed` says that such patterns allow it. A reviewer is told `cwd`, and is asked only where
-    there is one."""
-
-    kind: str
-    subject: str
-    reason: str
-    rules: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()
-    patterns: tuple[str, ...] = ()
-    setting: str = "command_allowlist"
-    allowed: bool = False
-    cwd: str = ""
-    hint: str = ""
-
-
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     """Leave to run a command there."""
     sandbox = await ctx.resources.sandbox()
     hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
     await _refuse_forbidden(ctx, [command, *forms], hits)
-    hits_to_approve = rules_to_approve(
-        command,
-        hits,
-        forms,
-        isolated=sandbox.isolated,
-        network=online(ctx, sandbox),
-        usual=_has_usual_path(ctx, sandbox),
-    )
+    shell, network = ctx.resources.session.shell, online(ctx, sandbox)
+    # Whether no command has changed where the names of commands are looked up.
+    usual = shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
+    hits_to_approve = rules_to_approve(command, hits, forms, isolated=sandbox.isolated, network=network, usual=usual)
     if hits and not hits_to_approve:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
     if not hits_to_approve or (_mode(ctx) == "off" and not hits):
         return
-    pieces = [_pieces(hit, forms) for hit in hits_to_approve]
+    pieces = [pieces_of(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
     details = [
-        hit.detail if found and not moves else command for hit, found in zip(hits_to_approve, pieces, strict=True)
+        hit.detail if parts and not moves else command for hit, parts in zip(hits_to_approve, pieces, strict=True)
     ]
     rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
-    request = PermissionRequest(
+    request = ApprovalRequest(
+        ctx.call_id,
         "command",
         command,
-        _explain(rules),
+        explain(rules),
         rules,
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_is_allowed(found, ctx.settings.command_allowlist) for found in pieces),
+        allowed=all(is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
         cwd=cwd,
     )
     await _request_permission(ctx, request)
@@ -137,20 +114,16 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     if sandbox.isolated:
         return
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
-    reason = "A script runs without a sandbox." + (f" {_explain(rules)}" if rules else "")
+    reason = "A script runs without a sandbox." + (f" {explain(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-    await _request_permission(
-        ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd)
-    )
+    keys = frozenset({f"code {cwd} {key}"})
+    await _request_permission(ctx, ApprovalRequest(ctx.call_id, "code", code, reason, rules, keys=keys, cwd=cwd))
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.resources.paths()
-    reason = "It lies outside the workspace."
-    choice = await _request_permission(
-        ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"}))
-    )
+    choice = await permission(ctx, "write", str(folder), "It lies outside the workspace.", key=str(folder))
     paths.grant(folder)
     if choice == "session":
         ctx.resources.granted(folder)
@@ -159,42 +132,37 @@ async def folder(ctx: ToolContext, folder: Path) -> None:
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
     """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
     paths = await ctx.resources.paths()
-    subject = "\n".join(map(str, entries))
-    reason = f"The user's own tools may run what is written there.{details}"
-    choice = await _request_permission(
-        ctx, PermissionRequest("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries))
-    )
+    reason, keys = f"The user's own tools may run what is written there.{details}", {f"write {e}" for e in entries}
+    request = ApprovalRequest(ctx.call_id, "write", "\n".join(map(str, entries)), reason, keys=frozenset(keys))
+    choice = await _request_permission(ctx, request)
     for entry in entries:
         paths.grant_reserved(entry)
         ctx.resources.granted_reserved(entry, session=choice == "session")
 
 
-async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[str, Any]:
+async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> Json:
     """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
     allows them, they are put back and there is nothing to add."""
     watching = sandbox.watching
-    found = watching.take_set_aside() if watching is not None else {}
-    if watching is None or not found:
+    reasons = watching.take_set_aside() if watching is not None else {}
+    if watching is None or not reasons:
         return {}
-    details = "".join(f" {path}: {reason}." for path, reason in found.items())
+    details = "".join(f" {path}: {reason}." for path, reason in reasons.items())
     if ask and ctx.asking.answerable and _mode(ctx) != "off":
         with contextlib.suppress(Blocked):
-            await reserved(ctx, [Path(path) for path in found], details)
-            for path in found:
+            await reserved(ctx, [Path(path) for path in reasons], details)
+            for path in reasons:
                 await ctx.blocking(partial(watching.restore, path))
             return {}
-    return {"set_aside": found, "hint": _SET_ASIDE_HINT}
+    return {"set_aside": reasons, "hint": _SET_ASIDE_HINT}
 
 
-async def host(ctx: ToolContext, host: str, key: str) -> None:
+async def host(ctx: ToolContext, host: str) -> None:
     """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
-    await _request_permission(
-        ctx,
-        PermissionRequest(
-            "network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts"
-        ),
-    )
+    keys, setting = frozenset({HOST_KEY + host}), "terminal.allowed_hosts"
+    request = ApprovalRequest(ctx.call_id, "network", host, reason, keys=keys, patterns=(host,), setting=setting)
+    await _request_permission(ctx, request)
 
 
 async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
@@ -211,7 +179,8 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
         if ctx.resources.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
-        request = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        keys = frozenset({f"host {host}"})
+        request = ApprovalRequest(ctx.call_id, "host", "\n".join(named), reason, keys=keys, hint=_HOST_HINT)
         try:
             await _request_permission(ctx, request)
             ctx.resources.hosts.add(host)
@@ -224,20 +193,16 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
 async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reason: str) -> None:
     """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
     has read text from outside."""
-    if wanted:
-        await permission(ctx, kind, subject, reason)
-    elif ctx.resources.has_foreign():
-        await permission(
-            ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it."
-        )
+    if wanted or ctx.resources.has_foreign():
+        await permission(ctx, kind, subject, reason if wanted else _FOREIGN)
 
 
 async def permission(
     ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
-) -> None:
-    """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
+) -> str:
+    """Leave for something else: the choice. With a `key` it can be given for the session, to all with the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    await _request_permission(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
+    return await _request_permission(ctx, ApprovalRequest(ctx.call_id, kind, subject, reason, tuple(rules), keys=keys))
 
 
 def rules_to_approve(
@@ -251,17 +216,11 @@ def rules_to_approve(
         return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
     if usual and is_read_only(command):
         return list(hits)
-    known = {piece for hit in hits for piece in _pieces(hit, forms)}
+    known = {piece for hit in hits for piece in pieces_of(hit, forms)}
     rest = [form for form in forms if form not in known and not (usual and is_read_only(form))]
     # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
     rest = rest if rest or hits else [command]
     return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
-
-
-def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
-    """Whether no command has changed where the names of commands are looked up."""
-    shell = ctx.resources.session.shell
-    return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
@@ -280,7 +239,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 # ---- the order
 
 
-async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> str:
+async def _request_permission(ctx: ToolContext, request: ApprovalRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
@@ -298,12 +257,11 @@ async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> s
     if review is not None:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
-        choices[1:1] = [*(["session"] if request.keys else []), *(["always"] if _may_write(ctx, request) else [])]
+        may_configure = ctx.resources.spec.source == "cli" or ctx.owner == "default"
+        choices[1:1] = ["session"] * bool(request.keys) + ["always"] * (may_configure and bool(request.patterns))
     # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
     subject = visible(ctx.secrets.mask(request.subject))
-    question = ApprovalRequest(
-        ctx.call_id, request.kind, subject, visible(reason), request.rules, tuple(choices), review, request.keys
-    )
+    question = replace(request, subject=subject, reason=visible(reason), choices=tuple(choices), reviewer=review)
     decision = await asking.approve(question, granted)
     if not decision.allowed:
         sentences = (_REFUSED.get(decision.by, ""), decision.comment, reason)
@@ -317,20 +275,19 @@ def _mode(ctx: ToolContext) -> str:
     return "off" if ctx.resources.yolo else ctx.asking.mode
 
 
-def _may_write(ctx: ToolContext, request: PermissionRequest) -> bool:
-    """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
-    return bool(request.patterns) and (ctx.resources.spec.source == "cli" or ctx.owner == "default")
-
-
-def _explain(rules: Iterable[str]) -> str:
+def explain(rules: Iterable[str]) -> str:
     text = "; ".join(_WHY.get(rule, rule) for rule in rules)
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def forbidden_rules(deny: Sequence[str], texts: Sequence[str], hits: Sequence[Hit]) -> list[str]:
+    """The rules by which a command is never run, whoever would allow it."""
+    denied = any(_mentions(text, pattern) for pattern in deny for text in texts)
+    return ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
+
+
 async def _refuse_forbidden(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
-    denied = any(_mentions(text, pattern) for pattern in ctx.settings.approvals.deny for text in texts)
-    rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
-    if rules:
+    if rules := forbidden_rules(ctx.settings.approvals.deny, texts, hits):
         reason = f"This is never done: {'; '.join(_WHY[rule] for rule in rules)}."
         await ctx.asking.decide(ctx.call_id, "deny", "rule", reason)
         raise Blocked("rule", reason, rules)
@@ -344,9 +301,9 @@ def _mentions(text: str, pattern: str) -> bool:
     parts[-1] = rf"{parts[-1]}(?![\w-])"
     at = 0
     for part in parts:
-        if (found := re.compile(part).search(text, at)) is None:
+        if (match := re.compile(part).search(text, at)) is None:
             return False
-        at = found.end()
+        at = match.end()
     return True
 
 
@@ -362,7 +319,7 @@ def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -
     return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 
 
-def _pieces(hit: Hit, forms: Sequence[str]) -> list[str]:
+def pieces_of(hit: Hit, forms: Sequence[str]) -> list[str]:
     """The simple command that a hit is about, and the files it writes; none where it is about more than one, or where
     something of it is not known."""
     first, *files = hit.detail.split(" > ")
@@ -372,12 +329,12 @@ def _pieces(hit: Hit, forms: Sequence[str]) -> list[str]:
 
 def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Patterns that allow these and nothing else; none where that cannot be said, or should not be written down."""
-    texts = tuple(dict.fromkeys(piece for found in pieces for piece in found))
+    texts = tuple(dict.fromkeys(piece for parts in pieces for piece in parts))
     fits = all(not set(text) & set("*?[\n") and "${" not in text and ctx.secrets.redact(text) == text for text in texts)
     return texts if all(pieces) and fits else ()
 
 
-def _is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
+def is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
@@ -393,10 +350,10 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 # ---- the reviewer
 
 
-async def _review(ctx: ToolContext, request: PermissionRequest) -> dict[str, str] | None:
+async def _review(ctx: ToolContext, request: ApprovalRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
-    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
+    action |= {"rules": explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):

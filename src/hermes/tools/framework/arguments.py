@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 from hermes.core import limits
 from hermes.core.text import whole_text
+from hermes.tools.framework.registry import Json
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError, Validator
+
 Schema = Mapping[str, Any]
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
 
+_TYPE_NAMES = {type(None): "null", list: "an array", str: "a string", bool: "a boolean"}
 # What models put around a tool's name: a namespace, the number of the call, the word "tool".
 _ADDED = re.compile(r"^(?:functions?|tools?|default_api)[.:/]+|(?:[-_. ]?tool)?(?::\d{1,4})?$", re.I)
 
@@ -49,9 +53,10 @@ def parse(text: str) -> Parsed:
     closing, in_string, awaiting = _scan(text)
     if in_string or awaiting:
         return Parsed("cut", fault="the arguments end in the middle of a value")
-    repaired = re.sub(r",(\s*)$", r"\1", text) + closing
+    pieces = _STRING.split(re.sub(r",(\s*)$", r"\1", text) + closing)  # strings are those with an odd number
+    repaired = "".join(piece if at % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for at, piece in enumerate(pieces))
     try:
-        return _object(json.loads(_without_trailing_commas(repaired), strict=False))
+        return _object(json.loads(repaired, strict=False))
     except (ValueError, RecursionError):
         return Parsed("broken", fault=fault)
 
@@ -66,7 +71,7 @@ def _object(value: object) -> Parsed:
             inner = None
         if isinstance(inner, dict):
             return Parsed("ok", inner)
-    return Parsed("broken", fault=f"an object is wanted, not {_type_name(value)}")
+    return Parsed("broken", fault=f"an object is wanted, not {_TYPE_NAMES.get(type(value), 'a number')}")
 
 
 def _scan(text: str) -> tuple[str, bool, bool]:
@@ -97,11 +102,6 @@ def _scan(text: str) -> tuple[str, bool, bool]:
         bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
     )
     return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[" or open_word or open_key or last == ",")
-
-
-def _without_trailing_commas(text: str) -> str:
-    out = _STRING.split(text)
-    return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
 
 
 def settle_name(name: str, offered: Iterable[str]) -> str | None:
@@ -187,7 +187,7 @@ def schema_faults(value: object, schema: Schema) -> list[str]:
     return faults
 
 
-def _describe_error(error: Any) -> str:
+def _describe_error(error: ValidationError) -> str:
     """What is wrong, with all that could be there instead, but not with all of what is."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
@@ -196,7 +196,7 @@ def _describe_error(error: Any) -> str:
 
 
 @lru_cache(maxsize=512)
-def _validator(schema: str) -> Any:
+def _validator(schema: str) -> Validator:
     import jsonschema_rs
 
     steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=limits.SCHEMA_PATTERN_STEPS_MAX)
@@ -260,8 +260,3 @@ def _unfolded_nodes(schema: Schema) -> int:
 
     collect(schema)
     return size(schema)
-
-
-def _type_name(value: object) -> str:
-    names = {"NoneType": "null", "list": "an array", "str": "a string", "bool": "a boolean", "int": "a number"}
-    return names.get(type(value).__name__, "a number")

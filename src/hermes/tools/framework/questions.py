@@ -6,19 +6,22 @@ import asyncio
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hermes.core.events import Event
 from hermes.core.ids import random_hex
 from hermes.runs.control import Questions, RunControls
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import RunWriter
+from hermes.tools.framework.registry import Data
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What is to be allowed, and why it needs leave. `reviewer` is what a model has said about it, `keys` name it among
-    what a session has leave for."""
+    """What is to be allowed, and why it needs leave.
+
+    `keys` name it in the grants of a session. `patterns` are what `always` writes, to the list `setting`; `allowed` says
+    that such patterns allow it. A reviewer is told `cwd`, and asked only where there is one; `reviewer` is its verdict.
+    """
 
     call_id: str
     kind: str
@@ -28,6 +31,11 @@ class ApprovalRequest:
     choices: tuple[str, ...] = ("once", "deny")
     reviewer: Mapping[str, str] | None = None
     keys: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    setting: str = "command_allowlist"
+    allowed: bool = False
+    cwd: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class Asking:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     _granted: set[str] = field(default_factory=set)
     _asked: dict[str, str] = field(default_factory=dict)
-    _answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _answers: dict[str, Data] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (before := self.before) is not None:
@@ -103,7 +111,7 @@ class Asking:
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
         return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
-    async def spent(self, usage: Mapping[str, Any]) -> None:
+    async def spent(self, usage: Data) -> None:
         await self.log.emit("usage", **usage)
 
     async def clarify(self, call_id: str, question: str, choices: Sequence[str]) -> str | None:
@@ -136,7 +144,7 @@ class Asking:
         for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
             await self.log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
-    async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Mapping[str, Any] | None, str]:
+    async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Data | None, str]:
         future, expires_at = questions.ask(question_id), event.data["expires_at"]
         try:
             if expires_at > time.time():
@@ -168,6 +176,6 @@ class Asking:
         return Decision(choice, by, comment, credential or surface)
 
 
-def _expiry(asked: Mapping[str, Any] | None, seconds: float) -> float:
+def _expiry(asked: Data | None, seconds: float) -> float:
     """When a question expires; one that was asked before a restart keeps its time."""
     return float(asked["expires_at"]) if asked is not None else time.time() + seconds

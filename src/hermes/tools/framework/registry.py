@@ -6,7 +6,10 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from hermes.core.errors import ServiceError
 from hermes.core.limits import TOOL_TIMEOUT_S
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]
-Args = dict[str, Any]
-Answer = dict[str, Any]
+Json = dict[str, Any]
+Data = Mapping[str, Any]  # a JSON object that is only read
+Answer = Json
+# What a tool is called with: an instance of its `ToolDef.arguments`, or a JSON object where it has none.
+Args: TypeAlias = Any
 
 
 class ToolError(ServiceError):
@@ -73,19 +79,52 @@ class ToolContext:
 class Prepared:
     """What a call has found out before it begins: for the record of its start, and for itself."""
 
-    started: Mapping[str, Any] = field(default_factory=dict)
+    started: Data = field(default_factory=dict)
     value: Any = None
 
 
-def object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+class ToolArguments(msgspec.Struct):
+    """The arguments of a tool; the model is given the JSON Schema of its fields. None is the default of what need not be
+    given, and never sent."""
+
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+
+
+def object_schema(properties: Json, *required: str) -> Json:
     """The JSON Schema of an object with these properties and no others."""
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    schema: Json = {"type": "object", "properties": properties}
     return {**schema, **({"required": list(required)} if required else {}), "additionalProperties": False}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def struct_schema(struct: type[msgspec.Struct]) -> Json:
+    hints = get_type_hints(struct, include_extras=True)
+    required = [field.name for field in msgspec.structs.fields(struct) if field.required]
+    return object_schema({name: _type_schema(hint) for name, hint in hints.items()}, *required)
+
+
+def _type_schema(hint: Any) -> Json:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"type": "string", "enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": _type_schema(inner[0])}
+    if origin in (Union, UnionType):
+        return _type_schema(inner[0])
+    if metadata := getattr(hint, "__metadata__", ()):
+        schema, meta = _type_schema(inner[0]), metadata[0]
+        unit = "Items" if schema["type"] == "array" else "Length"
+        keywords = {"min_length": f"min{unit}", "max_length": f"max{unit}", "description": "description", **_BOUNDS}
+        bounds = {keyword: getattr(meta, name) for name, keyword in keywords.items()}
+        return schema | {keyword: bound for keyword, bound in bounds.items() if bound is not None}
+    return {"type": _TYPES[hint]} if hint in _TYPES else struct_schema(hint)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ToolDef:
-    """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own.
+    """One tool, with its `arguments` or else the JSON Schema of them. `run` is a coroutine function, or blocking and then
+    run in a thread of its own.
 
     `prepare` comes before the call is on record as begun: guards, questions for leave, and what the record is to hold.
     `reconcile` looks at the world and says what became of a call that was cut off; it is given the call's
@@ -96,18 +135,27 @@ class ToolDef:
     name: str
     description: str
     toolset: str
-    parameters: dict[str, Any]
+    arguments: type[ToolArguments] | None = None
+    parameters: Json = field(default_factory=dict)
     run: Callable[[ToolContext, Args], Answer | Awaitable[Answer]]
     effect: Effect | Callable[[Args], Effect] = "effect"
     scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
     timeout_s: float | None = TOOL_TIMEOUT_S
     available: Callable[[Settings], str | None] = _always
-    preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
+    preview: Callable[[Args], str] = lambda args: json.dumps(msgspec.to_builtins(args), ensure_ascii=False)
     alone: bool = False
     foreign: bool = False
     resumable: bool = False
     prepare: Callable[[ToolContext, Args], Prepared | Awaitable[Prepared]] | None = None
-    reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
+    reconcile: Callable[[ToolContext, Args, Data], Reconciled | Awaitable[Reconciled]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.arguments is not None:
+            object.__setattr__(self, "parameters", struct_schema(self.arguments))
+
+    def decode(self, args: Json) -> Args:
+        """Arguments that fit the schema, as the functions of the tool are given them."""
+        return args if self.arguments is None else msgspec.convert(args, self.arguments)
 
     def effect_of(self, args: Args) -> Effect:
         return self.effect if isinstance(self.effect, str) else self.effect(args)
@@ -147,7 +195,7 @@ def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
     return secrets.redact if settings.security.redact_secrets else secrets.mask
 
 
-def render(answer: Mapping[str, Any]) -> str:
+def render(answer: Data) -> str:
     """An answer as the model reads it; anything but an object of JSON is a defect of the tool."""
     if not isinstance(answer, dict):
         raise TypeError(f"a tool answers with an object, not with {type(answer).__name__}")

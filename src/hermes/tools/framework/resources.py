@@ -7,27 +7,26 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hermes.core.home import Home
+from hermes.core.spec import RunSpec
+from hermes.core.threads import RunBlocking
+from hermes.guards.network import Network
 from hermes.guards.path_lists import below
 from hermes.guards.paths import Paths
+from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
+from hermes.runs.engine import RunEngine
+from hermes.sandbox.base import Sandbox
 from hermes.sandbox.choose import Sandboxes, workspace_of
 from hermes.sandbox.local import NoSandbox
+from hermes.sandbox.proxy import EgressProxy
+from hermes.settings.config import Settings
+from hermes.tools.framework.registry import Json
+from hermes.tools.framework.session_state import SessionState
 from hermes.tools.process import Processes
-
-if TYPE_CHECKING:
-    from hermes.core.home import Home
-    from hermes.core.spec import RunSpec
-    from hermes.core.threads import RunBlocking
-    from hermes.guards.network import Network
-    from hermes.guards.secrets import Secrets
-    from hermes.runs.engine import RunEngine
-    from hermes.sandbox.base import Sandbox
-    from hermes.sandbox.proxy import EgressProxy
-    from hermes.settings.config import Settings
-    from hermes.tools.framework.session_state import SessionState
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"
@@ -64,7 +63,7 @@ class RunResources:
     window_tokens: int
     ask_model: Callable[..., Awaitable[Any]]
     toolsets: frozenset[str] = frozenset()
-    spend: Callable[[dict[str, Any]], None] = lambda _: None
+    spend: Callable[[Json], None] = lambda _: None
     has_foreign: Callable[[], bool] = lambda: False
     named_hosts: Callable[[], frozenset[str]] = frozenset
     hosts: set[str] = field(default_factory=set)

@@ -30,13 +30,7 @@ def with_images(content: str, images: Sequence[str]) -> Content:
 
 
 class ResultLimiter:
-    def __init__(
-        self,
-        folder: Path,
-        chars_max: int,
-        window_tokens: int,
-        blocking: RunBlocking,
-    ) -> None:
+    def __init__(self, folder: Path, chars_max: int, window_tokens: int, blocking: RunBlocking) -> None:
         self._max = answer_chars_max(chars_max, window_tokens)
         self._folder, self._blocking = folder, blocking
         self._mark = random_hex(8)
@@ -49,7 +43,8 @@ class ResultLimiter:
         """The answer, and the file that holds it whole where it was too long. `content` is how it reads in JSON."""
         spilled: str | None = None
         if len(content) > self._max or self._used + len(content) > 2 * self._max:
-            path = self._folder / f"{_file_name(call_id)}.txt"
+            name = "".join(char if char.isalnum() or char in "-_" else "_" for char in call_id)[:128]
+            path = self._folder / f"{name}.txt"
             whole = _as_lines(answer)
             await self._blocking(partial(write_spill, path, whole.encode("utf-8", "replace")))
             spilled = str(path)
@@ -68,7 +63,3 @@ def _as_lines(answer: Answer) -> str:
     rest = {name: answer[name] for name, text in texts.items() if text is None}
     named = [f"{name}:\n{text}\n" for name, text in texts.items() if text is not None]
     return "".join([*named, json.dumps(rest, ensure_ascii=False, indent=1) + "\n" if rest else ""])
-
-
-def _file_name(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_" else "_" for char in name)[:128]

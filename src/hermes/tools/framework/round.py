@@ -8,15 +8,16 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, TypeVar
+
+import msgspec
 
 from hermes.core import limits
 from hermes.core.errors import ServiceError
 from hermes.core.message_marks import without_steer
-from hermes.core.spec import Content
 from hermes.core.stream_parts import ToolCall
 from hermes.core.text import text_of
 from hermes.core.threads import Threads
@@ -26,47 +27,24 @@ from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.tools.framework import arguments
-from hermes.tools.framework.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, render
+from hermes.tools.framework.calls import Outcome, PendingCall, PriorOutcome, Status, dependencies
+from hermes.tools.framework.registry import (
+    Answer,
+    Args,
+    Data,
+    Effect,
+    Json,
+    Prepared,
+    Reconciled,
+    ToolContext,
+    ToolDef,
+    render,
+)
 from hermes.tools.framework.result_limits import ResultLimiter, with_images
 
 log = logging.getLogger(__name__)
 
-Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
-
-
-@dataclass(slots=True)
-class Outcome:
-    call: ToolCall
-    status: Status
-    content: Content
-    name: str
-    code: str = ""
-    invalid: bool = False
-    steered: bool = False
-
-
-@dataclass(slots=True)
-class PendingCall:
-    call: ToolCall
-    tool: ToolDef | None = None
-    args: Args = field(default_factory=dict)
-    refusal: Answer | None = None
-    same_as: PendingCall | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    outcome: Outcome | None = None
-    begun: bool = False
-    repeated: bool = False
-    parent: str | None = None
-    images: Sequence[str] = ()
-    quotes: bool = False
-    reads: bool = False
-    foreign: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PriorOutcome:
-    known: Reconciled
-    output: str
+_T = TypeVar("_T")
 
 
 class LoopGuard:
@@ -77,7 +55,7 @@ class LoopGuard:
         self._failed_tools: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
+    def hint(self, name: str, args: Json, status: Status, effect: str, content: str) -> str:
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
@@ -131,7 +109,7 @@ class ToolRound:
             if not at % limits.ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
-        waits, left = _dependencies(works), len(works)
+        waits, left = dependencies(works), len(works)
 
         def steer_last() -> str:
             return steer() if left == 1 else ""
@@ -157,7 +135,7 @@ class ToolRound:
             await asyncio.wait(tasks)
             for work in works:
                 if work.outcome is None and not self._is_left_open(work):
-                    await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+                    await self._finish(work, *_INTERRUPTED, time.monotonic())
             raise
         finally:
             out += (work.outcome for work in works if work.outcome is not None)
@@ -192,48 +170,41 @@ class ToolRound:
             await self._carry_out(work, str)
         except asyncio.CancelledError:
             if work.outcome is None:
-                await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+                await self._finish(work, *_INTERRUPTED, time.monotonic())
             raise
         return work
 
-    async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, PriorOutcome]:
+    async def judge(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
         for call in calls:
-            started = found.started.get(call.id)
-            if started is None or call.id in found.finished:
+            started = resumption.started.get(call.id)
+            if started is None or call.id in resumption.finished:
                 continue
             work = self._settle(call)
             known = await self._reconciled(work, started.data) if work.tool is not None else "unclear"
             if known is None:
                 harmless = started.data["effect"] in ("read", "idempotent")
                 known = "not_done" if harmless else "unclear"
-            self._before[call.id] = PriorOutcome(known, found.output_of(call.id))
+            self._before[call.id] = PriorOutcome(known, resumption.output_of(call.id))
         return self._before
 
-    async def _reconciled(self, work: PendingCall, started: Mapping[str, Any]) -> Reconciled | None:
+    async def _reconciled(self, work: PendingCall, started: Data) -> Reconciled | None:
         tool = work.tool
         if tool is None or tool.reconcile is None:
             return None
-        ctx = self.context(work.call.id, tool)
         try:
-            if inspect.iscoroutinefunction(tool.reconcile):
-                return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
-            look = tool.reconcile
-            return await self.threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
+            ctx = self.context(work.call.id, tool)
+            return await self._invoke(tool.reconcile, ctx, work.decoded, started)
         except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
             self._crash(tool, error)
             return "unclear"
 
     async def record_interrupted(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
         for call in calls:
-            before = self._before.get(call.id)
-            work = self._settle(call)
-            if before is not None and before.known == "unclear":
-                await self._finish(work, "unknown", _unknown(before.output), time.monotonic())
-            elif before is not None and before.known == "done":
-                await self._finish(work, "ok", dict(_DONE), time.monotonic())
-            else:
-                await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+            work, status, answer = self._settle(call), *_INTERRUPTED
+            if (before := self._before.get(call.id)) is not None and before.known != "not_done":
+                status, answer = before.answer()
+            await self._finish(work, status, answer, time.monotonic())
             out += [work.outcome] if work.outcome is not None else []
 
     def _settle(self, call: ToolCall) -> PendingCall:
@@ -251,7 +222,10 @@ class ToolRound:
         args, fault = arguments.check(parsed.value, tool.parameters)
         if fault:
             return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
-        return PendingCall(call, tool, args)
+        try:
+            return PendingCall(call, tool, args, tool.decode(args))
+        except msgspec.ValidationError as error:  # a number too large for any type: its schema has no bound
+            return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {error}."))
 
     def _mark_duplicates(self, works: list[PendingCall]) -> None:
         first: dict[str, PendingCall] = {}
@@ -273,9 +247,7 @@ class ToolRound:
             return
         before = self._before.pop(work.call.id, None)
         if before is not None and before.known != "not_done":
-            known = before.known == "done"
-            answer = dict(_DONE) if known else _unknown(before.output)
-            await self._finish(work, "ok" if known else "unknown", answer, began, steer=steer)
+            await self._finish(work, *before.answer(), began, steer=steer)
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
@@ -287,7 +259,7 @@ class ToolRound:
     async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
-            effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
+            effect, _ = tool.effect_of(work.decoded), tool.scope_of(work.decoded)
             work.reads = effect == "read"
             ctx = self.context(work.call.id, tool)
             ctx.tools, ctx.call = self.tools, self.nested
@@ -308,6 +280,11 @@ class ToolRound:
         except Exception as error:  # noqa: BLE001  (a defect of the tool)
             return "error", self._crash(tool, error), "effect"
 
+    async def _invoke(self, function: Callable[..., _T | Awaitable[_T]], *args: object) -> _T:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)  # type: ignore[no-any-return]
+        return await self.threads.call(partial(function, *args))  # type: ignore[no-any-return]
+
     def _crash(self, tool: ToolDef, error: Exception) -> Answer:
         log.error("tool %s fell over: %s", tool.name, self.redact(traceback.format_exc()))
         message = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
@@ -317,22 +294,19 @@ class ToolRound:
         """What comes before a call begins; or how it ends without having begun."""
         if tool.prepare is None:
             return Prepared()
-        look = tool.prepare
         try:
-            if inspect.iscoroutinefunction(look):
-                return await look(ctx, work.args)  # type: ignore[no-any-return]
-            return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
+            return await self._invoke(tool.prepare, ctx, work.decoded)
         except ServiceError as refusal:
             return _refusal(refusal, work)
 
-    async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
-        effect = tool.effect_of(work.args)
+    async def _start(self, tool: ToolDef, work: PendingCall, known: Data) -> None:
+        effect = tool.effect_of(work.decoded)
         event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
         event.data |= known
         event.data["args"] = redact_tree(work.args, self.redact)
-        event.data["preview"] = self.redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
+        event.data["preview"] = self.redact(tool.preview(work.decoded))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
         await self.log.append(event, sync=effect == "effect")
 
@@ -341,9 +315,9 @@ class ToolRound:
         try:
             async with limit:
                 if inspect.iscoroutinefunction(tool.run):
-                    answer = await tool.run(ctx, work.args)
+                    answer = await tool.run(ctx, work.decoded)
                 else:
-                    answer = await self._in_thread(tool, ctx, work.args)
+                    answer = await self._in_thread(tool, ctx, work.decoded)
             render(answer)
             work.images = ctx.images
             return "ok", answer
@@ -427,88 +401,14 @@ def _refusal(refusal: ServiceError, work: PendingCall) -> tuple[Status, Answer]:
 _CRASHED = "This is a defect of the tool. Try other arguments or another way; tell the user if the work needs it."
 _SLOW = "Ask for less at a time, or try another way; check first whether it has taken effect."
 _UNFIT = "Correct the arguments as the tool's schema says, and call it again."
-_DONE: Answer = {"status": "done", "note": "The server stopped while this call ran; it had taken effect."}
-
-
-def _unknown(output: str) -> Answer:
-    note = "The server stopped while this call ran. It may have taken effect; check before repeating it."
-    return {"status": "interrupted", "outcome": "unknown", "note": note, "output_so_far": output}
+_INTERRUPTED: tuple[Status, Answer] = ("interrupted", {"status": "interrupted"})
 
 
 def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def _dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
-    """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
-    waits: list[list[PendingCall]] = []
-    keys = _Conflicts()
-    for work in works:
-        found = [work.same_as] if work.same_as is not None else []
-        if work.tool is not None and not work.refusal:
-            found += keys.take(work, *_scope_of(work.tool, work.args))
-        waits.append(found)
-    return waits
-
-
-def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
-    """Whether a call only reads, and what. One that cannot tell conflicts with all; its defect is told when it is made."""
-    reads = False
-    try:
-        reads = not tool.alone and tool.effect_of(args) == "read"
-        return reads, tool.scope_of(args)
-    except Exception:  # noqa: BLE001
-        return reads, frozenset({"*"})
-
-
-class _Conflicts:
-    def __init__(self) -> None:
-        self._alone: PendingCall | None = (
-            None  # the last one that conflicts with all; what follows is counted from there
-        )
-        self._since: list[PendingCall] = []
-        self._writers: list[PendingCall] = []
-        self._readers_of_all: list[PendingCall] = []
-        self._last: dict[str, tuple[PendingCall | None, list[PendingCall]]] = {}
-
-    def take(self, work: PendingCall, reads: bool, scope: frozenset[str]) -> list[PendingCall]:
-        waits = [self._alone] if self._alone is not None else []
-        if "*" in scope and not reads:
-            waits += self._since
-            self._alone, self._since, self._writers, self._readers_of_all, self._last = work, [], [], [], {}
-            return waits
-        waits += self._writers if "*" in scope else [] if reads else self._readers_of_all
-        keys = frozenset() if "*" in scope else scope
-        for near in {near for key in keys for near in self._near(key)}:
-            writer, readers = self._last[near]
-            waits += [writer] if writer is not None else []
-            waits += [] if reads else readers
-        for key in keys:
-            writer, readers = self._last.get(key, (None, []))
-            if reads:
-                readers.append(work)
-            self._last[key] = (writer, readers) if reads else (work, [])
-        self._since.append(work)
-        if not reads:
-            self._writers.append(work)
-        elif "*" in scope:
-            self._readers_of_all.append(work)
-        return waits
-
-    def _near(self, key: str) -> list[str]:
-        """The key itself, the trees that a file is in, and the files in a tree."""
-        found = [key] if key in self._last else []
-        if key.startswith("file:"):
-            path = key[5:]
-            trees = {f"tree:{path[:at]}{end}" for at in range(len(path)) if path[at] == "/" for end in ("", "/")}
-            found += trees & self._last.keys()
-        elif key.startswith("tree:"):
-            root = f"file:{key[5:].rstrip('/')}/"
-            found += (other for other in self._last if other.startswith(root))
-        return found
-
-
-def last_answer(messages: Sequence[dict[str, Any]], name: str, field: str) -> dict[str, Any] | None:
+def last_answer(messages: Sequence[Json], name: str, field: str) -> Json | None:
     """The last answer of a tool in a conversation that has this field: one that was not an error."""
     for message in reversed(messages):
         content = message.get("content")

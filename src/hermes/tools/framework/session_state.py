@@ -73,7 +73,7 @@ class HostGrants:
     def is_granted(self, host: str) -> bool:
         if self._settings is None:
             return False
-        if self._settings.terminal.network or _key(host) in self._granted:
+        if self._settings.terminal.network or approvals.HOST_KEY + host in self._granted:
             return True
         return f".{host}".endswith(tuple(map(domain_suffix, self._settings.terminal.allowed_hosts)))
 
@@ -125,7 +125,7 @@ class HostGrants:
 
     async def _ask(self, call: RunningCall, host: str) -> bool:
         try:
-            await approvals.host(call.ctx, host, _key(host))
+            await approvals.host(call.ctx, host)
         except approvals.Blocked:
             self._denied.add(host)
             return False
@@ -142,10 +142,6 @@ class HostGrants:
     def _current_guard(self) -> UrlGuard:
         assert self._guard is not None, "set before the proxy is made"
         return self._guard
-
-
-def _key(host: str) -> str:
-    return approvals.HOST_KEY + host
 
 
 _INHERITED = ("granted", "folders", "reserved", "hosts", "yolo")

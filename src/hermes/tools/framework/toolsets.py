@@ -28,8 +28,8 @@ LEAN = frozenset({"file", "terminal", "todo"})
 @cache
 def builtin() -> Registry:
     """Every ToolDef of the modules here; those for MCP servers define none, and one of them loads the SDK."""
-    found = iter_modules(hermes.tools.__path__)
-    names = (module.name for module in found if not module.ispkg and not module.name.startswith("mcp"))
+    infos = iter_modules(hermes.tools.__path__)
+    names = (info.name for info in infos if not info.ispkg and not info.name.startswith("mcp"))
     modules = [import_module(f"hermes.tools.{name}") for name in names]
     values = (value for module in modules for value in vars(module).values())
     return Registry(dict.fromkeys(value for value in values if isinstance(value, ToolDef)))

@@ -1,0 +1,81 @@
+"""The watch over the workspace of one sandbox, for as long as that lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from hermes.sandbox.workspace_watch import WorkspaceWatch
+
+
+class Watching:
+    """The watch of a sandbox over its life: made before its first command, and anew when what is to be covered has
+    changed while no command ran."""
+
+    def __init__(
+        self,
+        roots: Callable[[], Sequence[str]],
+        is_granted: Callable[[str], bool],
+        end_commands: Callable[[str], None],
+        reserved_paths: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
+        self._reserved_paths = reserved_paths
+        self._watch: WorkspaceWatch | None = None
+        self._lock = asyncio.Lock()
+        self._set_aside: dict[str, str] = {}
+        self.commands = 0
+
+    async def enter(self) -> WorkspaceWatch:
+        async with self._lock:
+            watch = self._watch
+            if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
+                await self._close()
+                loop, end = asyncio.get_running_loop(), self._end_commands
+                watch = self._watch = await asyncio.to_thread(
+                    self._make, lambda reason: loop.call_soon_threadsafe(end, reason)
+                )
+            self.commands += 1
+            return watch
+
+    async def leave(self) -> None:
+        """A command has ended. What it has planted is set aside when this returns."""
+        async with self._lock:
+            self.commands -= 1
+            if (watch := self._watch) is not None:
+                await asyncio.to_thread(watch.settle if self.commands else watch.end)
+                self._set_aside |= watch.take_set_aside()
+
+    async def abandon(self) -> None:
+        """The command could not be started. What was found may be out of date: the next one looks again."""
+        async with self._lock:
+            self.commands -= 1
+            if not self.commands:
+                await self._close()
+
+    def take_set_aside(self) -> dict[str, str]:
+        reasons, self._set_aside = self._set_aside, {}
+        return reasons
+
+    def restore(self, path: str) -> None:
+        if self._watch is not None:
+            self._watch.restore(path)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            await asyncio.to_thread(watch.close)
+
+    def _make(self, end_commands: Callable[[str], object]) -> WorkspaceWatch:
+        watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands, self._reserved_paths())
+        try:
+            watch.scan()
+            watch.activate()
+        except BaseException:
+            watch.close()
+            raise
+        return watch
