@@ -65,13 +65,14 @@ def owner(number: int) -> str:
 def corpus(messages: int, sessions: int) -> Path:
     """The database with this many messages, from the last time or made anew."""
     CACHE.mkdir(exist_ok=True)
-    name = f"state-{messages}-{_digest(messages, sessions)}"
-    path, note = CACHE / f"{name}.db", CACHE / f"{name}.json"
-    if not note.exists():
+    name = f"state-{messages}-{sessions}-{GENERATOR}"
+    path, unfinished = CACHE / f"{name}.db", CACHE / f"{name}.unfinished"
+    if not path.exists():
         for old in CACHE.glob(f"state-{messages}-*"):
             old.unlink()
-        _make(path, messages, sessions)
-        note.write_text("{}")
+        _make(unfinished, messages, sessions)
+        unfinished.rename(path)
+    SessionDB(path).close()  # one of an older schema is migrated, once
     return path
 
 
@@ -89,16 +90,6 @@ def copied(database: Path) -> Iterator[Path]:
         with open(copy, "rb") as file:
             os.fsync(file.fileno())
         yield copy
-
-
-def _digest(messages: int, sessions: int) -> str:
-    """Of all that decides what the file looks like: the generator and the tables."""
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder) / "empty.db"
-        SessionDB(empty).close()
-        with closing(sqlite3.connect(empty)) as db:
-            tables = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-    return hashlib.sha256(repr((GENERATOR, messages, sessions, tables)).encode()).hexdigest()[:12]
 
 
 def _make(path: Path, messages: int, sessions: int) -> None:
@@ -160,14 +151,18 @@ def _add_sessions(
     """Most sessions share one of a few system prompts, each with its own date and folder at the end."""
     texts = _Texts(chance)
     prompts = [texts.some(chance.randint(*PROMPT_CHARS)) for _ in range(20)]
+    texts_by_sha256: dict[str, str] = {}
     rows = []
     for n, size in enumerate(sizes):
         title = f"{opening[n][:30].strip()} {n}" if n % 5 else None
         prompt = f"{chance.choice(prompts)}\nDate: {spans[n][0]:.0f}\nFolder: /home/user/{word(n)}"
+        prompt_sha256 = hashlib.sha256(prompt.encode()).hexdigest()
+        texts_by_sha256[prompt_sha256] = prompt
         kind, source = ("delegate", "subagent") if n % 20 == 7 else ("root", chance.choice(SOURCES))
         rows.append(
             (
-                *(session_id(n), owner(n), title, *spans[n], size, opening[n], source, kind, f"model-{n % 4}", prompt),
+                *(session_id(n), owner(n), title, *spans[n], size, opening[n], source, kind, f"model-{n % 4}"),
+                prompt_sha256,
                 *(
                     texts.some(300) if n % 10 == 0 else None,
                     n % 50 == 3,
@@ -180,9 +175,13 @@ def _add_sessions(
         )
     db.executemany(
         "INSERT INTO sessions(id, owner, title, started_at, last_active, message_count, preview, source, kind, model, "
-        "system_prompt, instructions, archived, pinned, tool_call_count, input_tokens, output_tokens) "
+        "prompt_sha256, instructions, archived, pinned, tool_call_count, input_tokens, output_tokens) "
         f"VALUES ({', '.join('?' * 17)})",
         rows,
+    )
+    used_at = max(end for _, end in spans.values())
+    db.executemany(
+        "INSERT INTO prompts VALUES (?, ?, ?)", [(key, used_at, text) for key, text in texts_by_sha256.items()]
     )
 
 

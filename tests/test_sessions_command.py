@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import session_format, session_maintenance, sessions_command, sessions_transfer
+from hermes.cli import session_format, sessions_command, sessions_transfer
 from hermes.cli.main import parser_with
 from hermes.core import formatting
 from hermes.core.errors import HermesError
 from hermes.core.home import Home, write_private
+from hermes.services import sessions
 from hermes.store.leases import Leases, this_process
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
@@ -720,7 +721,7 @@ def test_sessions_stats_without_dbstat() -> None:
         def rows(self, sql: str) -> list[Any]:
             return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
 
-    assert session_maintenance._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
+    assert sessions._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
 
 
 def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None:

@@ -216,7 +216,7 @@ WITHOUT = """
 import asyncio, sys
 from hermes import app
 from hermes.core.spec import RouteChoice, RunSpec
-import hermes.server.adapter
+import hermes.server.compat
 
 async def main():
     made = await app.current()

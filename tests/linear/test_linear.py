@@ -76,7 +76,7 @@ MORE = {"guards": re.compile("check|hits|matches"), "store": re.compile("(list|s
 ELSEWHERE = {
     "guards.urls": "`url_text`, which it asks, is a case",
     "providers.local": "speaks by way of `chat_completions`",
-    "server.adapter": "`guards.secrets` is a case",
+    "server.context": "`guards.secrets` is a case",
     "server.errors": "cuts what it quotes to 700 characters first",
     "server.query_params": "reads a query, whose size is limited like that of headers",
     "server.request_options": "reads headers, whose size is limited",

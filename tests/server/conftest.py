@@ -15,8 +15,9 @@ from aiohttp import web
 from hermes import app as apps
 from hermes.app import App
 from hermes.core import home
-from hermes.server.adapter import APIServerAdapter
 from hermes.server.application import Runner, build
+from hermes.server.compat import APIServerAdapter
+from hermes.server.context import ServerContext
 from hermes.server.settings import Platform, load_gateway_config
 from support.model_server import ModelServer, Reply
 
@@ -33,6 +34,7 @@ class Api:
     client: aiohttp.ClientSession
     model: ModelServer
     adapter: APIServerAdapter
+    context: ServerContext
     app: App
 
     def post(self, path: str, json: Any = None, **more: Any) -> Any:
@@ -80,8 +82,8 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
         (home_folder / "config.yaml").write_text(yaml.safe_dump(told))
         app = await apps.current(home.resolve())
         adapter = APIServerAdapter(load_gateway_config(app.settings).platforms[Platform.API_SERVER])
-        adapter.attach(app)
-        runner = Runner(build(adapter), shutdown_s=1.0)
+        adapter.context.attach(app)
+        runner = Runner(build(adapter.context), shutdown_s=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
@@ -89,7 +91,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
         client = aiohttp.ClientSession(headers=headers)
         app.engine.start_background_tasks()
         running.extend((model.stop, app.close, runner.cleanup, client.close))
-        return Api(f"http://127.0.0.1:{port}", client, model, adapter, app)
+        return Api(f"http://127.0.0.1:{port}", client, model, adapter, adapter.context, app)
 
     yield begin
     while running:

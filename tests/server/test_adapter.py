@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
-from hermes.server.adapter import (
+from hermes.server.compat import (
     APIServerAdapter,
     _derive_chat_session_id,
     _IdempotencyCache,
@@ -28,7 +27,7 @@ def adapter(**extra: Any) -> APIServerAdapter:
 
 
 def request(**headers: str) -> Any:
-    return SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return make_mocked_request("GET", "/", headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def test_adapter_constructor_touches_no_file(home_folder: Path) -> None:

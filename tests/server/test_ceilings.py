@@ -241,7 +241,7 @@ async def test_subagent_tokens_are_counted_once(start: Start) -> None:
     call = Call("delegate_task", {"goal": "look"})
     first = Reply(tool_calls=[call], usage={"input": 60, "output": 40})
     api = await start(first, *[ANSWER] * 5, keys=key(tokens_per_minute=1000))
-    bucket = api.adapter.keyring.bucket("limited", "tokens")
+    bucket = api.context.keyring.bucket("limited", "tokens")
     assert bucket is not None
     now = bucket._clock()
     bucket._clock = lambda: now  # no time passes: nothing is filled up again

@@ -323,7 +323,7 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
 
 async def test_disconnect_is_handled_once(api: Api) -> None:
     spec = RunSpec("hi", "hall", on_detach="cancel")
-    turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
+    turn = Turn(api.context, None, spec, RequestOptions())  # type: ignore[arg-type]
     closed, closes = asyncio.Event(), 0
 
     async def run() -> None:
@@ -361,7 +361,7 @@ async def test_a_turn_that_goes_on_begins_even_if_its_client_goes_meanwhile(
         return await begin(*args)
 
     monkeypatch.setattr(engine, "start", start)
-    turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
+    turn = Turn(api.context, None, spec, RequestOptions())  # type: ignore[arg-type]
     turn.admission = await engine.admit(spec)
     serving = asyncio.create_task(turn.finish())
     for _ in range(5):
@@ -381,7 +381,7 @@ async def test_disconnect_before_first_store_of_response(
 ) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
-        kept, reached = type(api.adapter.stored_responses), asyncio.Event()
+        kept, reached = type(api.context.stored_responses), asyncio.Event()
         put = kept.put
 
         async def stuck(*_: Any) -> None:

@@ -218,7 +218,7 @@ async def test_failing_store_is_degraded(api: Api, monkeypatch: pytest.MonkeyPat
         def get_session(self, session_id: str) -> None:
             raise OSError(f"the disk is on fire, says {KEY}")
 
-    monkeypatch.setattr(api.adapter, "_session_db", Broken())
+    monkeypatch.setattr(api.context, "session_db", Broken())
     checks = (await health_of(api))["readiness"]["checks"]
     assert checks["state_db"] == {"status": "degraded", "error": "the disk is on fire, says [redacted]"}
     assert checks["response_store"]["status"] == "ok"
@@ -230,8 +230,8 @@ async def test_hanging_store_times_out_as_degraded(api: Api, monkeypatch: pytest
             time.sleep(0.5)
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
-    monkeypatch.setattr(api.adapter, "_session_db", Slow())
-    check = await readiness._checked(api.adapter, readiness._state_db(api.adapter))
+    monkeypatch.setattr(api.context, "session_db", Slow())
+    check = await readiness._checked(api.context, readiness._state_db(api.context))
     assert check.status == "degraded" and "0.01 seconds" in str(check.error)
 
 
@@ -494,13 +494,13 @@ async def test_tool_with_missing_requirement_is_unavailable(api: Api, monkeypatc
 async def test_adapter_without_app_answers(home_folder: Path) -> None:
     from aiohttp.test_utils import TestClient, TestServer
 
-    from hermes.server.adapter import APIServerAdapter
     from hermes.server.application import build
+    from hermes.server.compat import APIServerAdapter
     from hermes.server.settings import PlatformConfig
 
     home_folder.mkdir()
     adapter = APIServerAdapter(PlatformConfig(enabled=True))
-    async with TestClient(TestServer(build(adapter))) as client:
+    async with TestClient(TestServer(build(adapter.context))) as client:
         for path in ("/health/detailed", "/v1/models", "/v1/capabilities", "/v1/skills", "/v1/toolsets", "/docs", "/"):
             async with client.get(path) as response:
                 assert response.status == 200, await response.text()

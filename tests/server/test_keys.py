@@ -170,9 +170,9 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
             assert record.spec.kind == kind
             for scopes in sets.values():
                 # The same owner, with fewer scopes: what belongs to others is not there at all.
-                [key] = [one for one in api.adapter.keyring.keys if one.owner == "anna"]
+                [key] = [one for one in api.context.keyring.keys if one.owner == "anna"]
                 narrow = dataclasses.replace(key, scopes=frozenset(scopes))
-                api.adapter.keyring.keys = [one if one is not key else narrow for one in api.adapter.keyring.keys]
+                api.context.keyring.keys = [one if one is not key else narrow for one in api.context.keyring.keys]
                 covered = "runs" in scopes or (bool(own) and set(own) <= set(scopes))
                 for method, rest, given, fine in (
                     ("GET", "", None, 200),

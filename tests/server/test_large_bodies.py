@@ -61,7 +61,7 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
         "session": ("/api/sessions/mine/chat", {"message": parts(urls)}),
         "run": ("/v1/runs", {"input": items(urls)}),
     }[route]
-    assert 31_000_000 < len(json.dumps(body)) < api.adapter.option("max_body_bytes") == 32_000_000
+    assert 31_000_000 < len(json.dumps(body)) < api.context.options.max_body_bytes == 32_000_000
     async with api.post("/api/sessions", {"id": "mine"}) as response:
         await told(response, 201)
     async with send(api, path, body) as response:
@@ -104,7 +104,7 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
 
 
 async def test_full_disk_for_spooled_body_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(api.adapter), "spool_folder", Path("/dev/null/nowhere"))
+    monkeypatch.setattr(api.context, "spool_folder", Path("/dev/null/nowhere"))
     body = {"messages": [{"role": "user", "content": LARGE}]}
     async with send(api, "/v1/chat/completions", body) as response:
         await refused(response, 503, "not_ready")
@@ -134,10 +134,10 @@ async def ask(api: Api) -> RawAnswer:
 async def test_large_bodies_wait_on_disk(start: Start) -> None:
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held:
         api = await start(settings=held.settings)
-        api.adapter.body_memory = Budget(5_000_000)
+        api.context.body_memory = Budget(5_000_000)
         asking = [asyncio.create_task(ask(api)) for _ in range(3)]
         await held.asked(2)
-        memory = api.adapter.body_memory
+        memory = api.context.body_memory
 
         async def waiting() -> int:
             return len(memory._waiting)
@@ -153,7 +153,7 @@ async def test_large_body_without_memory_in_time_is_rejected(start: Start, monke
     monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
         api = await start(settings=held.settings)
-        api.adapter.body_memory = Budget(3_000_000)
+        api.context.body_memory = Budget(3_000_000)
         first = asyncio.create_task(ask(api))
         await held.asked()
         late = await ask(api)
@@ -167,7 +167,7 @@ async def test_large_body_without_memory_in_time_is_rejected(start: Start, monke
 async def test_websocket_releases_body_memory(start: Start) -> None:
     async with HeldModel(Reply(text="Fine.")) as held:
         api = await start(settings=held.settings)
-        memory = api.adapter.body_memory = Budget(5_000_000)
+        memory = api.context.body_memory = Budget(5_000_000)
 
         async def used() -> int:
             return memory._used
@@ -184,15 +184,15 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
 
 async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="Fine.", continues=False))
-    memory = api.adapter.body_memory = Budget(5_000_000)
-    claim, begun, gone = api.adapter._once._claim, asyncio.Event(), asyncio.Event()
+    memory = api.context.body_memory = Budget(5_000_000)
+    claim, begun, gone = api.context.idempotency._claim, asyncio.Event(), asyncio.Event()
 
     async def claim_later(*args: Any) -> Any:
         begun.set()
         await gone.wait()
         return await claim(*args)
 
-    monkeypatch.setattr(api.adapter._once, "_claim", claim_later)
+    monkeypatch.setattr(api.context.idempotency, "_claim", claim_later)
 
     async def used() -> int:
         return memory._used

@@ -63,7 +63,7 @@ async def test_disconnect_during_first_response_store(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = Held(monkeypatch, type(api.adapter.stored_responses), "put"), list[asyncio.Task[Any]]()
+    held, handling = Held(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
     prepare = responses.prepare
 
     async def prepared(*args: Any) -> Any:
@@ -77,12 +77,12 @@ async def test_disconnect_during_first_response_store(
     await eventually(lambda: asyncio.sleep(0, handling))
     await held.leave(handling[0])
     asking.cancel()
-    await eventually(api.adapter.stored_responses.unfinished, lambda found: not found)
+    await eventually(api.context.stored_responses.unfinished, lambda found: not found)
     await eventually(lambda: unended(api), lambda found: not found)
     if body.get("background") or headers:
         [run] = await api.app.engine.list()
         assert run.state.status == "completed"
-        assert (await api.adapter.stored_responses.get(run.spec.response_id))["response"]["status"] == "completed"
+        assert (await api.context.stored_responses.get(run.spec.response_id))["response"]["status"] == "completed"
 
 
 async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,7 @@ async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.Monk
     kept = await told(await api.get(f"/v1/conversations/{added['id']}/items"))
     ids.append(kept["data"][0]["id"])
     reads: list[Any] = []
-    store = type(api.adapter.stored_responses)
+    store = type(api.context.stored_responses)
     find = store.find_items
 
     async def counted(self: Any, item_ids: Any, owner: str) -> Any:

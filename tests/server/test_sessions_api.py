@@ -750,7 +750,7 @@ async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None
 
 async def test_sessions_without_database_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start()
-    monkeypatch.setattr(api.adapter, "_session_db", None)
+    monkeypatch.setattr(api.context, "session_db", None)
     monkeypatch.setattr("hermes.store.sessions.SessionDB.__init__", lambda *_: (_ for _ in ()).throw(OSError("no")))
     for path in ("", "/s", "/s/messages"):
         async with api.get(SESSIONS + path) as response:

@@ -281,7 +281,7 @@ async def test_internal_error_names_only_request_id(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("the secret inside")
 
-    monkeypatch.setattr(api.adapter, "owner_of", broken)
+    monkeypatch.setattr(api.context, "toolsets", broken)
     with caplog.at_level(logging.ERROR):
         async with api.post(CHAT, user(), headers={"X-Request-Id": "trace-me"}) as response:
             assert response.status == 500

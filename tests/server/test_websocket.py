@@ -343,7 +343,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 
 async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
-        api.adapter.drain()
+        api.context.drain()
         seen = await socket.receive(timeout=5)
         assert seen.type is aiohttp.WSMsgType.CLOSE
         assert seen.data == 1012

@@ -143,19 +143,21 @@ def test_secrets_are_not_in_repr() -> None:
 
 def test_option_precedence_extra_environment_default() -> None:
     options = api_server_options({"host": "::"}, {"API_SERVER_HOST": "1.2.3.4", "API_SERVER_PORT": "7"})
-    assert (options["host"], options["port"], options["key"], options["max_concurrent_runs"]) == ("::", 7, "", 256)
+    assert (options.host, options.port, options.key, options.max_concurrent_runs) == ("::", 7, "", 256)
 
 
 def test_invalid_option_is_default() -> None:
     options = api_server_options({"keepalive_seconds": "soon"}, {"API_SERVER_PORT": "not-a-port"})
-    assert (options["keepalive_seconds"], options["port"]) == (15, 8642)
+    assert (options.keepalive_seconds, options.port) == (15, 8642)
 
 
 def test_nested_options_by_dotted_name() -> None:
     options = api_server_options({"responses": {"max_stored": 5}}, {})
-    assert (options["responses.max_stored"], options["runs.max_stored"], options["model_routes"]) == (5, 1000, {})
+    assert (options.responses.max_stored, options.runs.max_stored, options.model_routes) == (5, 1000, {})
 
 
 def test_default_options_are_not_shared() -> None:
-    api_server_options({}, {})["cors_origins"].append("*")
-    assert api_server_options({}, {})["cors_origins"] == []
+    options = api_server_options({}, {})
+    assert isinstance(options.cors_origins, list)
+    options.cors_origins.append("*")
+    assert api_server_options({}, {}).cors_origins == []

@@ -16,7 +16,7 @@ SRC = Path(hermes.__file__).parent.parent
 # alias: (real module, a name that others replace)
 ALIASES = {
     "hermes_state": ("hermes.store.sessions", "SessionDB"),
-    "gateway.platforms.api_server": ("hermes.server.adapter", "APIServerAdapter"),
+    "gateway.platforms.api_server": ("hermes.server.compat", "APIServerAdapter"),
     "run_agent": ("hermes.facade", "AIAgent"),
     "hermes_cli.profiles": ("hermes.core.home", "get_active_profile_name"),
     "hermes_cli.tools_config": ("hermes.tools.framework.toolsets", "_get_platform_tools"),

@@ -1,7 +1,7 @@
-"""Alias of `hermes.server.adapter`: the same module object, so that a name replaced here is replaced there."""
+"""Alias of `hermes.server.compat`: the same module object, so that a name replaced here is replaced there."""
 
 import sys
 
-from hermes.server import adapter
+from hermes.server import compat
 
-sys.modules[__name__] = adapter
+sys.modules[__name__] = compat

@@ -43,7 +43,6 @@ class Subscription:
         self.wake()
 
     def wake(self) -> None:
-        """Let the reader look."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if self._other_waiter is not None and not self._other_waiter.done():
@@ -73,8 +72,6 @@ class Subscription:
 
 
 class MemoryBus:
-    """Events of runs to their readers in this process."""
-
     kind = "memory"
 
     def __init__(self) -> None:
@@ -84,20 +81,17 @@ class MemoryBus:
         """Raise what keeps events from their readers. In memory there is nothing that could be away."""
 
     def publish(self, run_id: str, event: Event) -> None:
-        """Give an event to every reader of the run."""
         readers = self._readers.get(run_id)
         if readers:
             for reader in readers:
                 reader.put(event)
 
     def subscribe(self, run_id: str, sink: Sink | None = None) -> Subscription:
-        """A queue of what is published from now on."""
         subscription = Subscription(sink)
         self._readers.setdefault(run_id, []).append(subscription)
         return subscription
 
     def unsubscribe(self, run_id: str, subscription: Subscription) -> None:
-        """The reader is gone."""
         readers = self._readers.get(run_id, [])
         if subscription in readers:
             readers.remove(subscription)
@@ -111,5 +105,4 @@ class MemoryBus:
             reader.wake()
 
     def has_subscribers(self, run_id: str) -> bool:
-        """Whether anybody reads the run."""
         return run_id in self._readers

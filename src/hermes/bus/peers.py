@@ -84,7 +84,6 @@ class PeerServer:
             raise
 
     async def close(self) -> None:
-        """Answer nobody any more."""
         if self._server is None:
             return
         self._server.close()
@@ -148,7 +147,6 @@ class Peers:
         self._folder = folder
 
     def names(self) -> list[str]:
-        """The sockets of all others."""
         own, found = name_of(this_process()), list[str]()
         if self._folder is not None:
             with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
@@ -156,7 +154,6 @@ class Peers:
         return [name for name in found if name != own]
 
     async def ask(self, name: str, operation: str, *arguments: Any) -> Any:
-        """The answer of the process with this socket."""
         try:
             async with asyncio.timeout(PEER_ANSWER_S_MAX), self._connected(name, operation, arguments) as reader:
                 kind, value = await _read(reader)
@@ -167,7 +164,6 @@ class Peers:
         return value
 
     async def ask_all(self, operation: str, *arguments: Any) -> dict[str, Any]:
-        """The answers of all others that give one, by their sockets."""
         names = self.names()
         found = await asyncio.gather(*(self.ask(name, operation, *arguments) for name in names), return_exceptions=True)
         return {name: one for name, one in zip(names, found, strict=True) if not isinstance(one, BaseException)}

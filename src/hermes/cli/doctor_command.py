@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.cli.actions import FLAG, Args
 from hermes.cli.output import Json, mask, note, settings_of, silence_logs, tell
+from hermes.cli.session_maintenance import database_file, opened
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import counted, size, span
 from hermes.core.home import Home, is_served, tighten
+from hermes.services import sessions
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
-    from hermes.store.connections import Tx
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 CHECKS_S_MAX = 9.0
@@ -183,12 +184,12 @@ def _model(look: Look) -> Finding:
 def _local(look: Look) -> Finding:
     from hermes import local
     from hermes.core.spec import RouteChoice
-    from hermes.providers import routes
+    from hermes.services import models
 
     found = local.status(look.home, look.settings)
     if found["problem"] is None:
         return Finding(OK, f"The runtime {found['runtime']} has {found['file']}.")
-    if routes.primary(look.settings, RouteChoice()).api_mode != "local":
+    if models.primary(look.settings, RouteChoice()).api_mode != "local":
         return Finding(OK, f"It is not used. {found['problem']}")
     return Finding(FAIL, found["problem"], "hermes setup model")
 
@@ -215,14 +216,12 @@ def _sandbox(look: Look) -> Finding:
 
 
 def _database(look: Look) -> Finding:
-    from hermes.cli.session_maintenance import database_file, opened
-
     file = database_file(look.home)
     if not file.exists():
         return Finding(OK, f"{file} does not exist yet.")
     with opened(look.home, "change" if look.fix or look.deep else "look") as db:
         faults = db.check(deep=look.deep, progress=note if look.deep else lambda _: None)
-        sizes, mended = db.engine.read(_sizes), list(db.notices)
+        sizes, mended = sessions.part_sizes(db, _PARTS_S_MAX), list(db.notices)
     wal = file.with_name(f"{file.name}-wal")
     count = wal.stat().st_size if wal.exists() else 0
     parts = ", ".join(f"{name} {size(part)}" for name, part in sizes.items() if part) or "its parts were not measured"
@@ -234,26 +233,9 @@ def _database(look: Look) -> Finding:
     return Finding(OK, " ".join([f"No fault was found; {told}.", *mended]))
 
 
-def _sizes(tx: Tx) -> dict[str, int]:
-    """Bytes by part, as far as that is known soon."""
-    from hermes.cli.session_maintenance import _part_sizes
-    from hermes.store.connections import TimeUp
-
-    try:
-        with tx.within(_PARTS_S_MAX):
-            return _part_sizes(tx, 0)
-    except TimeUp:
-        return {}
-
-
 def _left_over(look: Look) -> Finding:
-    from hermes.cli.session_maintenance import opened
-    from hermes.store.leases import Leases
-
-    sql = "SELECT run_id, session_id FROM runs WHERE ended_at IS NULL"
     with opened(look.home) as db:
-        unfinished, leases = db.engine.read(lambda tx: list(tx.rows(sql))), Leases(db.engine)
-        left = [run_id for run_id, session_id in unfinished if leases.holder(f"session:{session_id}") is None]
+        unfinished, left = sessions.unfinished_runs(db)
     if left and not is_served(look.home):
         message = f"{counted(len(left), 'run')} without an end, that nobody carries on: {left[0]}."
         return Finding(WARN, message, "hermes gateway run, which takes them up or closes them")
@@ -268,12 +250,11 @@ def _disk(look: Look) -> Finding:
 
 
 def _clock(look: Look) -> Finding:
-    from hermes.cli.session_maintenance import opened
     from hermes.runs.schedule import BadSchedule, zone_named
 
     with opened(look.home) as db:
-        last = db.engine.read(lambda tx: tx.value("SELECT max(last_active) FROM sessions")) or 0.0
-    ahead = max(float(last), Path(__file__).stat().st_mtime) - time.time()
+        last = sessions.last_active(db)
+    ahead = max(last, Path(__file__).stat().st_mtime) - time.time()
     if ahead > _CLOCK_S_MAX:
         return Finding(WARN, f"The clock is {span(ahead)} behind what is on record.", "timedatectl")
     try:

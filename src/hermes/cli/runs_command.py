@@ -18,6 +18,7 @@ from hermes.core.events import Event, Status
 from hermes.core.formatting import columns, local, one_line, with_iso
 from hermes.core.home import Home
 from hermes.core.spec import Control, ControlKind
+from hermes.services import sessions
 
 if TYPE_CHECKING:
     from hermes.store.base import RunRecord
@@ -96,10 +97,9 @@ def _record(db: SessionDB, text: str) -> RunRecord:
     """The run that is meant, by its id or the beginning of it."""
     from hermes.store.runs import Runs
 
-    begin = text if text.startswith("run_") else f"run_{text}"
-    sql = "SELECT run_id FROM runs WHERE substr(run_id, 1, ?) IN (?, ?) ORDER BY created_at DESC LIMIT 50"
-    near = db.engine.read(lambda tx: [str(row[0]) for row in tx.rows(sql, (len(begin), begin, text))])
-    found = Runs(db.engine).get(text) or Runs(db.engine).get(resolve_name(begin, near, "run", "hermes runs list"))
+    prefix = text if text.startswith("run_") else f"run_{text}"
+    near = sessions.run_ids_with_prefix(db, prefix, text)
+    found = Runs(db.engine).get(text) or Runs(db.engine).get(resolve_name(prefix, near, "run", "hermes runs list"))
     if found is None:  # it has just gone
         raise NotFound(f"There is no run '{text}'.", hint="hermes runs list")
     return found

@@ -16,24 +16,9 @@ from hermes.core.formatting import counted, size
 from hermes.core.home import Home, is_served
 
 if TYPE_CHECKING:
-    from hermes.store.connections import Tx
     from hermes.store.sessions import SessionDB
 
 _NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
-# What the tables of the database are for; the others are small.
-_PARTS = {
-    "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
-    "blobs": ("blobs", "message_blobs"),
-    "logs": ("runs", "run_log", "run_partials", "run_controls"),
-}
-_COUNTED = {
-    "sessions": "sessions",
-    "open": "sessions WHERE ended_at IS NULL",
-    "archived": "sessions WHERE archived",
-    "messages": "messages",
-    "blobs": "blobs",
-    "runs": "runs",
-}
 _WAYS = {"index": "The search index was made anew.", "salvage": "What could be read is in a new file."}
 
 
@@ -101,46 +86,19 @@ def _unknown(text: str) -> NotFound:
 
 
 def stats(args: argparse.Namespace, home: Home) -> None:
-    document: Json = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(_COUNTED, 0)
+    from hermes.services import sessions
+
+    document: Json = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
     if database_file(home).exists():
         with opened(home) as db:
-            document |= db.engine.read(_measured)
-    lines = [f"{name}: {document[name]}" for name in _COUNTED]
+            document |= sessions.measure(db)
+    lines = [f"{name}: {document[name]}" for name in sessions.COUNTED]
     lines += [f"{name}: {size(count)}" for name, count in document["parts"].items()]
     tell(args, document, *lines, f"all of {document['path']}: {size(document['bytes'])}")
     if not document["bytes"]:
         note("There are no sessions yet.")
     elif not document["parts"]:
         note("This SQLite cannot tell the size of each part.")
-
-
-def _measured(tx: Tx) -> Json:
-    page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
-    counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in _COUNTED.items()}  # noqa: S608
-    parts = _part_sizes(tx, free * page)
-    if parts:  # pages that say where others are belong to no table
-        parts["other"] += pages * page - sum(parts.values())
-    return {**counts, "bytes": pages * page, "parts": parts}
-
-
-def _part_sizes(tx: Tx, free: int) -> dict[str, int]:
-    """Bytes by what they are for; nothing where SQLite does not tell."""
-    import sqlite3
-
-    sizes = {"rows": 0, "index": 0, "blobs": 0, "logs": 0, "other": 0, "free": free}
-    part_of = {table: part for part, tables in _PARTS.items() for table in tables}
-    sql = (
-        "SELECT coalesce(m.tbl_name, s.name), sum(s.pgsize) FROM dbstat s LEFT JOIN sqlite_master m "
-        "ON m.name = s.name GROUP BY 1"
-    )
-    try:
-        for table, count in tx.rows(sql):
-            sizes["index" if table.startswith("messages_fts") else part_of.get(table, "other")] += count
-    except sqlite3.OperationalError as error:
-        if "dbstat" not in str(error):
-            raise
-        return {}
-    return sizes
 
 
 def optimize(args: argparse.Namespace, home: Home) -> None:

@@ -31,26 +31,26 @@ def run(args: Args, home: Home) -> int:
 
 
 def _route(args: Args, home: Home) -> str:
-    from hermes.cli.model_command import unusable
     from hermes.core.spec import RouteChoice
-    from hermes.providers import routes
+    from hermes.services import models
 
     try:
         settings = settings_of(args, home)
-        route = routes.primary(settings, RouteChoice())
+        route = models.primary(settings, RouteChoice())
     except HermesError as error:
         return f"none: {error.message}"
-    problem = unusable(home, settings, route)
+    problem = models.problem_of(settings, route, home)
     return f"none: {problem}" if problem else f"{route.provider}/{route.model}"
 
 
 def _store(home: Home) -> Json:
     from hermes.cli.session_maintenance import database_file, opened
+    from hermes.services import sessions
     from hermes.store.jobs import Jobs
 
     file = database_file(home)
     with opened(home) as db:
-        running = db.engine.read(lambda tx: int(tx.value("SELECT count(*) FROM runs WHERE ended_at IS NULL")))
+        running = len(sessions.unfinished_runs(db)[0])
         due = len(Jobs(db.engine).due(time.time()))
     count = sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}-wal")) if path.exists())
     return {"runs": running, "jobs_due": due, "store": str(file), "store_bytes": count}

@@ -367,7 +367,7 @@ class ErrorCode(NamedTuple):
     """
 
     status: int = 502
-    finish_reason: str = "error"
+    finish_reason: Literal["stop", "length", "content_filter", "error"] = "error"
     alone: str = ""
     incomplete_reason: str = ""
     response_error: str = "server_error"

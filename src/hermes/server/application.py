@@ -1,10 +1,11 @@
-"""The aiohttp application: every route of the table, the middlewares around them, and a listener with manners."""
+"""The aiohttp application: every route of the table, the middleware around them, and a listener with manners."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -15,43 +16,35 @@ from aiohttp.web_protocol import RequestHandler
 from hermes.core.ids import random_hex
 from hermes.core.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import ApiError, error_response
-from hermes.server.gate import gate_middleware
-from hermes.server.metrics import counting_middleware
-from hermes.server.middleware import (
-    ADAPTER,
-    SECURITY_HEADERS,
-    envelope_middleware,
-    head_middleware,
-    security_headers_middleware,
-)
+from hermes.server.handlers import ROUTES
+from hermes.server.headers import SECURITY_HEADERS
+from hermes.server.middleware import CONTEXT, serve_request
 from hermes.server.peers import is_same_user
-from hermes.server.routes import ROUTES
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _SLASHES = re.compile("/+")
 _PROFILE_ROOT = re.compile("/p/[^/]+/")
-_MIDDLEWARES = (counting_middleware, head_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
-def build(adapter: APIServerAdapter, profiles: Mapping[str, APIServerAdapter] | None = None) -> web.Application:
-    """The application of an adapter, and those of other profiles below it."""
-    app = _routed(adapter, _MIDDLEWARES)
+def build(context: ServerContext, profiles: Mapping[str, ServerContext] | None = None) -> web.Application:
+    """The application of an context, and those of other profiles below it."""
+    app = _routed(context, [serve_request])
     for name, other in (profiles or {}).items():
         app.add_subapp(f"/p/{name}", _routed(other, []))
     return app
 
 
-def _routed(adapter: APIServerAdapter, middlewares: Sequence[Any]) -> web.Application:
+def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Application:
     app = web.Application(
         middlewares=middlewares,
         client_max_size=0,  # bodies are read by hand, within the configured limit
     )
-    app[ADAPTER] = adapter
+    app[CONTEXT] = context
     for route in ROUTES:
         path = route.path.replace("{model_id}", "{model_id:.+}")
-        handler = getattr(adapter, route.adapter_method)
+        handler = partial(route.endpoint(), context)
         # A GET route answers HEAD as well.
         app.router.add_route(route.method, path, handler)
         if route.method == "GET":
@@ -77,9 +70,16 @@ class Runner(web.AppRunner):
         server = await super()._make_server()
         server.__class__ = _Server
         assert isinstance(server, _Server)
-        server.is_open = self.app[ADAPTER].is_open
+        server.is_open = self.app[CONTEXT].is_open
         make = server.request_factory
-        server.request_factory = lambda message, *parts: make(_plain_path(message), *parts)
+
+        def make_request(message: RawRequestMessage, *parts: Any) -> web.BaseRequest:
+            path = message.url.raw_path
+            if "//" in path or (path != "/" and path.endswith("/")):
+                message = _plain_path(message)
+            return make(message, *parts)
+
+        server.request_factory = make_request
         return server
 
 
@@ -88,10 +88,7 @@ def _plain_path(message: RawRequestMessage) -> RawRequestMessage:
 
     The page of a profile keeps the one at its end: that is its path.
     """
-    path = message.url.raw_path
-    if "//" not in path and (path == "/" or not path.endswith("/")):
-        return message
-    plain = _SLASHES.sub("/", path)
+    plain = _SLASHES.sub("/", message.url.raw_path)
     if not _PROFILE_ROOT.fullmatch(plain):
         plain = plain.rstrip("/") or "/"
     url = message.url.with_path(plain, encoded=True, keep_query=True)
@@ -110,12 +107,8 @@ class _Server(web.Server):
 class _Connection(RequestHandler):
     """A connection on which a request's head must come within its time, and that knows whose its peer is."""
 
-    __slots__ = ("_head_timer", "_same_user")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._same_user: bool | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _same_user: bool | None = None
 
     @property
     def is_same_user(self) -> bool:
@@ -165,7 +158,7 @@ class _Connection(RequestHandler):
         """Send an answer. What the HTTP library refuses by itself, like a bad handshake, gets the envelope."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400 and isinstance(request, web.Request):
             error = ApiError(resp.status, f"The request was refused: {resp.text}.", "bad_request")
-            error.redact(request.app[ADAPTER].redact)
+            error.redact(request.app[CONTEXT].redact)
             resp = error.response()
             resp.headers.update(_parser_headers())
             resp.force_close()

@@ -14,12 +14,13 @@ from hermes.core.limits import BODY_MEMORY_BYTES_MAX
 class Spool:
     """A body as it comes: in memory while it is small, then in a file without a name."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, first: bytes = b"") -> None:
         self._folder = folder
-        self._parts: list[bytes] = []
-        self._unwritten = 0
+        self._parts = [first]
+        self._unwritten = self.size = len(first)
         self._file: IO[bytes] | None = None
-        self.size = 0
+        # All of a body that came in one piece.
+        self.at_once = first
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -46,7 +47,7 @@ class Spool:
             return await asyncio.to_thread(self._read)
         if len(self._parts) > 1:
             self._parts = [b"".join(self._parts)]
-        return self._parts[0] if self._parts else b""
+        return self._parts[0]
 
     def _read(self) -> bytes:
         file = self._write()

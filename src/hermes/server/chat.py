@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of
@@ -13,20 +15,21 @@ from hermes.providers.chat_completions import reasoning_of
 from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import request_created_at
+from hermes.server.keys import caller_of
 from hermes.server.models import ChatMessage, ChatRequest
-from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body, read
-from hermes.server.request_options import RequestOptions, parse_options
+from hermes.server.request_options import parse_options
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.session_ids import _derive_chat_session_id
-from hermes.server.shapes import ChatCompletion
-from hermes.server.turns import Message, Turn, client_tools, parameters, with_unseen
+from hermes.server.shapes import ChatAnswer, ChatCompletion, Choice
+from hermes.server.turn_spec import Message, build_spec, client_tools, with_unseen
+from hermes.server.turns import Turn
 from hermes.store.sessions import new_session_id
 from hermes.tools.framework.arguments import schema_problem
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 
 @dataclass(slots=True)
@@ -75,110 +78,95 @@ class ParsedMessages:
     idempotent=True,
     begins_turns=True,
 )
-async def chat_completions(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, ChatRequest)
-    turn = await _turn(adapter, request, body)
+async def chat_completions(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, ChatRequest)
+    asked, turn = body.model, await _turn(context, request, body)
+    shows_reasoning = turn.options.reasoning if asked.include_reasoning is None else asked.include_reasoning
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at(request))
-        model = body.model.model or adapter.model_name
-        if not body.model.stream:
-            return _completion(body, turn, await turn.finish(), completion_id, created, model)
-        options = turn.options
-        renderer = ChatRenderer(
-            completion_id,
-            model,
-            created,
-            usage=body.model.stream_options.include_usage if body.model.stream_options else None,
-            reasoning=_shows_reasoning(body.model, options),
-            progress=options.tool_progress,
-            strict=options.strict,
-        )
-        headers = {**turn.headers(), **body.headers()}
-        del body  # a stream may take long, and needs nothing more of it
-        if (replaced := adapter.replaced_run(turn, streamed=True)) is not None:
-            turn.run, who = replaced, (completion_id, model, created)
-            return await adapter._write_sse_chat_completion(
-                request, *who, replaced.queue, replaced.task, replaced.agent_ref, turn, renderer, headers
-            )
-        return await turn.stream(renderer, headers)
+        model = asked.model or context.model_name
+        if asked.stream:
+            usage = asked.stream_options.include_usage if asked.stream_options else None
+            renderer = ChatRenderer(completion_id, model, created, usage=usage, reasoning=shows_reasoning)
+            renderer.progress, renderer.strict = turn.options.tool_progress, turn.options.strict
+            headers = {**turn.headers(), **body.headers()}
+            del body, asked  # a stream may take long, and needs nothing more of them
+            return await turn.stream(renderer, headers)
+        ended = await turn.finish()
     finally:
         await turn.release()
-
-
-def _completion(
-    body: Body[ChatRequest], turn: Turn, ended: Outcome, completion_id: str, created: int, model: str
-) -> web.Response:
-    """The answer of a turn that was not streamed."""
     headers = turn.response_headers(ended, body)
-    message: Message = {"role": "assistant", "content": ended.text, "refusal": None, "annotations": []}
+    message = ChatAnswer(role="assistant", content=ended.text, refusal=None, annotations=[])
     if ended.calls:
-        message["content"] = ended.text or None
-        message["tool_calls"] = ended.calls
-    if ended.reasoning and _shows_reasoning(body.model, turn.options):
-        message["reasoning_content"] = ended.reasoning
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish_reason}
-    completion: Message = {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "service_tier": "default",
-        "choices": [choice],
-        "usage": ended.chat_usage(),
-    }
-    if (flags := ended.flags()) is not None:
-        completion["hermes"] = flags
+        message.content, message.tool_calls = ended.text or None, ended.calls
+    if ended.reasoning and shows_reasoning:
+        message.reasoning_content = ended.reasoning
+    completion = ChatCompletion(
+        id=completion_id,
+        object="chat.completion",
+        created=created,
+        model=model,
+        service_tier="default",
+        choices=[Choice(index=0, message=message, logprobs=None, finish_reason=ended.finish_reason)],
+        usage=ended.chat_usage(),
+        hermes=ended.flags() or UNSET,
+    )
     return answer(completion, 200, headers)
 
 
-def _shows_reasoning(asked: ChatRequest, options: RequestOptions) -> bool:
-    return options.reasoning if asked.include_reasoning is None else asked.include_reasoning
-
-
-async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
+async def _turn(context: ServerContext, request: web.Request, body: Body[ChatRequest]) -> Turn:
     """The turn that a request asks for."""
-    asked = body.model
-    _check_supported(asked)
-    chars_max, files = adapter.option("max_text_chars"), (await adapter.app()).services.files
-    parsed = await files.call_for(len(asked.messages), lambda: split_messages(asked.messages, chars_max))
+    asked, caller = body.model, caller_of(request)
+    if asked.n is not None and asked.n != 1:
+        raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
+    if asked.logprobs or asked.top_logprobs:
+        param = "logprobs" if asked.logprobs else "top_logprobs"
+        raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
+    if asked.modalities is not None and asked.modalities != ["text"]:
+        raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
+    for name in asked.UNSUPPORTED:
+        if getattr(asked, name) is not None:
+            raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
+    split = partial(split_messages, asked.messages, context.options.max_text_chars)
+    parsed: ParsedMessages = await context.app.services.files.call_for(len(asked.messages), split)
     tools = client_tools(asked.tools, asked.tool_choice)
-    options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    announces = asked.stream and options.tool_progress != "off"
-    owner = adapter.owner_of(request)
+    options = parse_options(context, request, client_tools=bool(tools.schemas), user=asked.user)
     form = asked.response_format
-    persist = asked.store or options.session_id is not None
+    named = options.session_id is not None
+    persist = asked.store or named
     session_id = options.session_id or (
-        _derive_chat_session_id(parsed.system, parsed.first, owner) if persist else new_session_id()
+        _derive_chat_session_id(parsed.system, parsed.first, caller.owner) if persist else new_session_id()
     )
+    history: list[Message] | None = parsed.history
+    if named and not (parsed.history and (options.seed or parsed.continues)):
+        history = None
     spec = RunSpec(
         user_message=parsed.prompt,
         user_name=parsed.name,
         session_id=session_id,
-        history=parsed.history,
-        base_id=session_id if persist else None,
+        history=history,
+        base_id=session_id if persist and history is not None else None,
         kind="chat",
-        owner=owner,
+        owner=caller.owner,
         instructions=parsed.system,
         response_format=structure(form.type, form.json_schema) if form else None,
         client_tools=tools.schemas,
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
         results=parsed.results,
+        on_detach="cancel",
         persist=persist,
-        stateless=options.session_id is None,
+        stateless=not named,
         continues=parsed.continues,
-        verbatim=options.session_id is None,
-        **options.fields(adapter, announces=announces),
-        **parameters(adapter, body),
+        verbatim=not named,
     )
+    announces = asked.stream and options.tool_progress != "off"
+    spec = build_spec(context, caller, options, body, spec, announces=announces)
     if not persist and spec.results:
-        spec = spec.replace(history=await with_unseen(adapter, spec, parsed.history))
-    if not options.session_id:
-        return Turn(adapter, request, spec, options, bind=persist)
-    if not (parsed.history and (options.seed or parsed.continues)):
-        spec = spec.replace(history=None, base_id=None)
-    return Turn(adapter, request, spec, options, ignored_messages=len(parsed.history))
+        spec = spec.replace(history=await with_unseen(context, spec, parsed.history))
+    ignored_messages = len(parsed.history) if named else 0
+    return Turn(context, request, spec, options, bind=persist and not named, ignored_messages=ignored_messages)
 
 
 def structure(kind: str, schema: Any) -> Message:
@@ -191,19 +179,6 @@ def structure(kind: str, schema: Any) -> Message:
         raise invalid("response_format.json_schema.schema", f"The schema {fault}.")
     told = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
     return {"type": kind, "json_schema": {**told, "description": schema.description} if schema.description else told}
-
-
-def _check_supported(asked: ChatRequest) -> None:
-    if asked.n is not None and asked.n != 1:
-        raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
-    if asked.logprobs or asked.top_logprobs:
-        param = "logprobs" if asked.logprobs else "top_logprobs"
-        raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
-    if asked.modalities is not None and asked.modalities != ["text"]:
-        raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
-    for name in asked.UNSUPPORTED:
-        if getattr(asked, name) is not None:
-            raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

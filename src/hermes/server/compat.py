@@ -1,6 +1,7 @@
-"""The adapter's methods that tests replace, and turns that are carried out by such a replacement.
+"""The names that the contract's tests use: `APIServerAdapter` with the methods they replace or call, and turns that are
+carried out by such a replacement.
 
-A real turn is a run of the engine and never comes here. A replaced `_run_agent` or agent reports by callbacks; they are
+The server itself works with `ServerContext` and never comes here. A replaced `_run_agent` or agent reports by callbacks; they are
 turned into events at this border, so that renderers and streams see the same as of a real run.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import queue
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from importlib.util import find_spec
+from typing import Any
 
 from aiohttp import web
 
@@ -22,20 +25,72 @@ from hermes.core.events import Event
 from hermes.core.limits import QUEUE_POLL_S
 from hermes.core.spec import RunSpec
 from hermes.server import runner
+from hermes.server.context import ServerContext, resolve_model_name
+from hermes.server.errors import ApiError
+from hermes.server.handlers import ROUTES
+from hermes.server.headers import CORS_HEADERS, common_headers
+from hermes.server.idempotency import _IdempotencyCache
+from hermes.server.middleware import Handler, check_gate
 from hermes.server.prepared_response import PreparedResponse
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
 from hermes.server.response_record import ResponseRecord, blank, turn_messages
+from hermes.server.routes import Endpoint
+from hermes.server.session_ids import _derive_chat_session_id
+from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item
-from hermes.server.turns import Message, Turn, TurnRenderer
+from hermes.server.turn_spec import Message
+from hermes.server.turns import Recorder, Turn, TurnRenderer
+from hermes.store.responses import ResponseStore
 from hermes.tools.framework import toolsets
 
-if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
-
+__all__ = [
+    "AIOHTTP_AVAILABLE",
+    "APIServerAdapter",
+    "ResponseStore",
+    "_IdempotencyCache",
+    "_derive_chat_session_id",
+    "check_api_server_requirements",
+    "cors_middleware",
+    "security_headers_middleware",
+]
+AIOHTTP_AVAILABLE = find_spec("aiohttp") is not None
+CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS = 15.0
+_CORS_HEADERS = CORS_HEADERS
 _AGENT = facade.AIAgent
 _REPLACEABLE = frozenset({"_run_agent", "_create_agent"})
+
+
+def check_api_server_requirements() -> bool:
+    return bool(AIOHTTP_AVAILABLE)
+
+
+@web.middleware
+async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The gate of an application that names its adapter by this key."""
+    adapter = request.match_info.apps[-1].get("api_server_adapter")
+    if adapter is None:
+        return await handler(request)
+    refusal = check_gate(adapter.context, request, common_headers(request))
+    if refusal is None:
+        return await security_headers_middleware(request, handler)
+    response = refusal.response() if isinstance(refusal, ApiError) else refusal
+    response.headers.update(common_headers(request))
+    return response
+
+
+@web.middleware
+async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(common_headers(request))
+        raise
+    if not response.prepared:
+        for name, value in common_headers(request).items():
+            response.headers.setdefault(name, value)
+    return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +152,9 @@ class CallbackRun:
         agent_ref: list[Any] | None,
         spec: RunSpec,
         history: list[Message],
+        adapter: APIServerAdapter | None = None,
     ) -> None:
-        self.queue, self.task, self.agent_ref = stream_q, task, agent_ref
+        self.queue, self.task, self.agent_ref, self._adapter = stream_q, task, agent_ref, adapter
         self._spec, self._history = spec, history
         self._closed = False
 
@@ -134,6 +190,42 @@ class CallbackRun:
             with contextlib.suppress(Exception):  # whoever asks for the result is told
                 result, _ = await self.task
                 yield _events_of(turn_messages(self._history, result.get("messages") or []))
+
+    async def stream(
+        self,
+        turn: Turn,
+        renderer: TurnRenderer,
+        headers: Mapping[str, str],
+        rows: frozenset[str],
+        recorder: Recorder | None,
+    ) -> web.StreamResponse:
+        """Stream the turn through the adapter's method for its kind, which may be replaced as well."""
+        assert self._adapter is not None
+        if isinstance(renderer, ChatRenderer):
+            head: dict[str, Any] = renderer.head
+            names = (head["id"], head["model"], head["created"])
+            return await self._adapter._write_sse_chat_completion(
+                turn.request, *names, self.queue, self.task, self.agent_ref, turn, renderer, headers
+            )
+        if isinstance(recorder, PreparedResponse):
+            kept = recorder.kept
+            return await self._adapter._write_sse_responses(
+                request=turn.request,
+                response_id=kept.response_id,
+                model=kept.template["model"],
+                created_at=kept.template["created_at"],
+                stream_q=self.queue,
+                agent_task=self.task,
+                agent_ref=self.agent_ref,
+                conversation_history=turn.history,
+                user_message=kept.user_message,
+                instructions=kept.instructions,
+                conversation=kept.conversation,
+                store=kept.store,
+                session_id=turn.session_id,
+                prepared=recorder,
+            )
+        return await turn.stream(renderer, headers, rows, recorder)
 
     def untold(self) -> list[Item]:
         """All that is in the queue."""
@@ -215,13 +307,65 @@ def _events_of(messages: list[Message]) -> list[Item]:
     return events
 
 
-class ReplaceableMethods:
-    """The methods of the adapter that tests replace or call."""
+class _Context(ServerContext):
+    """A server of which an adapter may have replaced parts; they are looked up when they are used."""
 
-    if TYPE_CHECKING:
-        _options: dict[str, Any]
+    def __init__(self, adapter: APIServerAdapter, extra: Mapping[str, Any], model_name: str) -> None:
+        super().__init__(extra, model_name)
+        self.replaced_run = adapter.replaced_run
+        self._sets_keepalive = extra.get("keepalive_seconds") or os.environ.get("API_SERVER_KEEPALIVE_SECONDS")
 
-        def _ensure_session_db(self) -> Any: ...
+    @property
+    def keepalive_s(self) -> float:
+        return self.options.keepalive_seconds if self._sets_keepalive else CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS
+
+
+class APIServerAdapter:
+    """The API server as the contract's tests hold it. Making one touches neither network nor disk."""
+
+    platform = Platform.API_SERVER
+
+    def __init__(self, config: PlatformConfig) -> None:
+        name = api_server_options(config.extra).model_name
+        self.context = context = _Context(self, config.extra, self._resolve_model_name(name))
+        options = context.options
+        self._host, self._port, self._api_key = options.host, options.port, options.key
+        self._cors_origins, self._model_name = tuple(options.cors_origins), context.model_name
+
+    _resolve_model_name = staticmethod(resolve_model_name)
+
+    @property
+    def _session_db(self) -> Any:
+        return self.context.session_db
+
+    @_session_db.setter
+    def _session_db(self, db: Any) -> None:
+        self.context.session_db = db
+
+    @property
+    def _response_store(self) -> ResponseStore:
+        return self.context.response_store
+
+    @_response_store.setter
+    def _response_store(self, store: ResponseStore) -> None:
+        self.context.response_store = store
+
+    def _ensure_session_db(self) -> Any:
+        return self.context.open_session_db()
+
+    def _check_auth(self, request: web.Request) -> web.Response | None:
+        refusal = self.context.check_auth(request)
+        return refusal.response() if refusal else None
+
+    def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:
+        key, refusal = self.context.session_key(request)
+        return key, refusal.response() if refusal else None
+
+    def _origin_allowed(self, origin: str) -> bool:
+        return self.context.origin_allowed(origin)
+
+    def _cors_headers_for_origin(self, origin: str) -> dict[str, str] | None:
+        return self.context.cors_headers(origin)
 
     def replaced_run(self, turn: Turn, *, streamed: bool) -> CallbackRun | None:
         """The turn, begun by what somebody has put in the place of the agent; None where nobody has."""
@@ -239,7 +383,7 @@ class ReplaceableMethods:
         )
         task = asyncio.ensure_future(coroutine)
         task.add_done_callback(lambda _: stream_q.put(None))
-        return CallbackRun(stream_q, task, agent_ref, turn.spec, turn.history)
+        return CallbackRun(stream_q, task, agent_ref, turn.spec, turn.history, self)
 
     def _create_agent(
         self,
@@ -251,7 +395,7 @@ class ReplaceableMethods:
     ) -> Any:
         """The agent for a turn, as the configuration describes it. No network is touched."""
         config = runner._load_gateway_config()
-        enabled = self._options["toolsets"]
+        enabled = self.context.options.toolsets
         return facade.AIAgent(
             **runner._resolve_runtime_agent_kwargs(),
             model=runner._resolve_gateway_model(),
@@ -314,7 +458,7 @@ class ReplaceableMethods:
     ) -> web.StreamResponse:
         """The stream of a chat completion."""
         if turn is None:
-            turn = _bare_turn(cast("APIServerAdapter", self), request, "chat")
+            turn = _bare_turn(self.context, request, "chat")
             turn.run = CallbackRun(stream_q, agent_task, agent_ref, turn.spec, [])
         return await turn.stream(renderer or ChatRenderer(completion_id, model, created), headers or {})
 
@@ -341,7 +485,7 @@ class ReplaceableMethods:
             record = ResponseRecord(response_id, blank(response_id, model, created_at), history=conversation_history)
             record.user_message, record.instructions, record.session_id = user_message, instructions, session_id
             record.conversation, record.store = conversation, store
-            turn = _bare_turn(cast("APIServerAdapter", self), request, "response")
+            turn = _bare_turn(self.context, request, "response")
             turn.run = CallbackRun(stream_q, agent_task, agent_ref, turn.spec, conversation_history)
             prepared = PreparedResponse(Body(None, {}), record, turn)  # type: ignore[arg-type]
         return await prepared.stream()
@@ -351,7 +495,18 @@ class ReplaceableMethods:
         return SendResult(False, "The API server works by HTTP request/response; it cannot send by itself.")
 
 
-def _bare_turn(adapter: APIServerAdapter, request: web.Request, kind: Any) -> Turn:
+def _bare_turn(context: ServerContext, request: web.Request, kind: Any) -> Turn:
     """A turn of which nothing is known but its task."""
     spec = RunSpec(user_message="", session_id="", kind=kind, on_detach="cancel")
-    return Turn(adapter, request, spec, RequestOptions())
+    return Turn(context, request, spec, RequestOptions())
+
+
+def _handle(endpoint: Endpoint) -> Callable[[APIServerAdapter, web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+        return await endpoint(self.context, request)
+
+    return handle
+
+
+for _route in ROUTES:
+    setattr(APIServerAdapter, f"_handle_{_route.handler.__name__}", _handle(_route.endpoint()))

@@ -10,6 +10,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from hermes.server.errors import ApiError, answer
+from hermes.server.keys import caller_of
 from hermes.server.models import ConversationItems, ConversationRequest, ConversationUpdate
 from hermes.server.prepared_response import reader
 from hermes.server.query_params import ItemQuery
@@ -18,7 +19,7 @@ from hermes.server.routes import route
 from hermes.server.shapes import ItemList
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Json = dict[str, Any]
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -43,11 +44,9 @@ class Conversation(Struct, kw_only=True):
     features=("conversations_api",),
     idempotent=True,
 )
-async def create_conversation(
-    adapter: APIServerAdapter, request: web.Request, body: ConversationRequest
-) -> Conversation:
-    owner, store = adapter.owner_of(request), adapter.stored_responses
-    given = await reader(adapter, owner).read(body.items or [], "items")
+async def create_conversation(context: ServerContext, request: web.Request, body: ConversationRequest) -> Conversation:
+    owner, store = caller_of(request).owner, context.stored_responses
+    given = await reader(context, owner).read(body.items or [], "items")
     conversation_id, created_at, metadata = f"conv_{secrets.token_hex(16)}", int(time.time()), body.metadata or {}
     await store.put_conversation_object(conversation_id, owner, metadata, created_at)
     await store.add_conversation_items(conversation_id, owner, given.items)
@@ -55,8 +54,8 @@ async def create_conversation(
 
 
 @route("GET", _CONVERSATION, "conversation", "Get a conversation", scope="chat")
-async def get_conversation(adapter: APIServerAdapter, request: web.Request) -> Conversation:
-    return _shown(await _stored(adapter, request))
+async def get_conversation(context: ServerContext, request: web.Request) -> Conversation:
+    return _shown(await _stored(context, request))
 
 
 @route(
@@ -67,12 +66,10 @@ async def get_conversation(adapter: APIServerAdapter, request: web.Request) -> C
     scope="chat",
     example={"metadata": {"topic": "letters"}},
 )
-async def update_conversation(
-    adapter: APIServerAdapter, request: web.Request, body: ConversationUpdate
-) -> Conversation:
-    stored = await _stored(adapter, request)
+async def update_conversation(context: ServerContext, request: web.Request, body: ConversationUpdate) -> Conversation:
+    stored = await _stored(context, request)
     stored["metadata"] = body.metadata
-    await adapter.stored_responses.put_conversation_object(
+    await context.stored_responses.put_conversation_object(
         stored["id"], stored["owner"], body.metadata, stored["created_at"]
     )
     return _shown(stored)
@@ -85,16 +82,16 @@ class ConversationDeleted(Struct, kw_only=True):
 
 
 @route("DELETE", _CONVERSATION, "conversation_delete", "Delete a conversation", scope="chat")
-async def delete_conversation(adapter: APIServerAdapter, request: web.Request) -> ConversationDeleted:
-    stored = await _stored(adapter, request)
-    await adapter.stored_responses.delete_conversation_object(stored["id"], stored["owner"])
+async def delete_conversation(context: ServerContext, request: web.Request) -> ConversationDeleted:
+    stored = await _stored(context, request)
+    await context.stored_responses.delete_conversation_object(stored["id"], stored["owner"])
     return ConversationDeleted(id=stored["id"])
 
 
 @route("GET", f"{_CONVERSATION}/items", "conversation_items", "List the items of a conversation", scope="chat")
-async def conversation_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:
-    stored = await _stored(adapter, request)
-    return page(await adapter.stored_responses.conversation_items(stored["id"], stored["owner"]), query)
+async def conversation_items(context: ServerContext, request: web.Request, query: ItemQuery) -> ItemList:
+    stored = await _stored(context, request)
+    return page(await context.stored_responses.conversation_items(stored["id"], stored["owner"]), query)
 
 
 @route(
@@ -105,10 +102,10 @@ async def conversation_items(adapter: APIServerAdapter, request: web.Request, qu
     scope="chat",
     example={"items": [EXAMPLE_ITEM]},
 )
-async def add_conversation_items(adapter: APIServerAdapter, request: web.Request, body: ConversationItems) -> ItemList:
-    stored = await _stored(adapter, request)
-    given = await reader(adapter, stored["owner"]).read(body.items, "items")
-    items = await adapter.stored_responses.add_conversation_items(stored["id"], stored["owner"], given.items)
+async def add_conversation_items(context: ServerContext, request: web.Request, body: ConversationItems) -> ItemList:
+    stored = await _stored(context, request)
+    given = await reader(context, stored["owner"]).read(body.items, "items")
+    items = await context.stored_responses.add_conversation_items(stored["id"], stored["owner"], given.items)
     return item_list(items, has_more=False)
 
 
@@ -127,9 +124,9 @@ class ConversationItem(Struct, kw_only=True):
     scope="chat",
     answers=ConversationItem,
 )
-async def get_conversation_item(adapter: APIServerAdapter, request: web.Request) -> web.Response:
-    stored, item_id = await _stored(adapter, request), request.match_info["item_id"]
-    items = await adapter.stored_responses.conversation_items(stored["id"], stored["owner"])
+async def get_conversation_item(context: ServerContext, request: web.Request) -> web.Response:
+    stored, item_id = await _stored(context, request), request.match_info["item_id"]
+    items = await context.stored_responses.conversation_items(stored["id"], stored["owner"])
     item = next((item for item in items if item["id"] == item_id), None)
     if item is None:
         raise _no_item(item_id)
@@ -143,9 +140,9 @@ async def get_conversation_item(adapter: APIServerAdapter, request: web.Request)
     "Delete an item of a conversation",
     scope="chat",
 )
-async def delete_conversation_item(adapter: APIServerAdapter, request: web.Request) -> Conversation:
-    stored, item_id = await _stored(adapter, request), request.match_info["item_id"]
-    if not await adapter.stored_responses.delete_conversation_item(stored["id"], stored["owner"], item_id):
+async def delete_conversation_item(context: ServerContext, request: web.Request) -> Conversation:
+    stored, item_id = await _stored(context, request), request.match_info["item_id"]
+    if not await context.stored_responses.delete_conversation_item(stored["id"], stored["owner"], item_id):
         raise _no_item(item_id)
     return _shown(stored)
 
@@ -154,9 +151,9 @@ def _no_item(item_id: str) -> ApiError:
     return ApiError(404, f"There is no item {item_id!r} in this conversation.", "item_not_found")
 
 
-async def _stored(adapter: APIServerAdapter, request: web.Request) -> Json:
-    conversation_id, owner = request.match_info["conversation_id"], adapter.visible_owner(request)
-    stored: Json | None = await adapter.stored_responses.get_conversation_object(conversation_id, owner)
+async def _stored(context: ServerContext, request: web.Request) -> Json:
+    conversation_id, owner = request.match_info["conversation_id"], caller_of(request).visible_owner
+    stored: Json | None = await context.stored_responses.get_conversation_object(conversation_id, owner)
     if stored is None:
         raise ApiError(404, f"There is no conversation {conversation_id!r}.", "conversation_not_found")
     return stored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
@@ -13,18 +14,18 @@ from msgspec import Struct
 import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
-from hermes.providers.routes import listed
 from hermes.sandbox.choose import choose_backend
 from hermes.server.errors import ApiError, Error, answer, error_object
-from hermes.server.keys import CALLER, SCOPES
+from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
+from hermes.services.models import listed as listed_models
 from hermes.services.skills import find_skills
 from hermes.tools.framework import toolsets as sets
 from hermes.tools.mcp import PREFIX
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.settings.config import Settings
 
 PLATFORM = "hermes-agent"
@@ -65,18 +66,18 @@ class NotReady(Error, kw_only=True):
 
 @route("GET", "/health", "health", "Liveness check", scope=None)
 @route("GET", "/v1/health", "health_v1", "Liveness check", scope=None)
-async def health(adapter: APIServerAdapter, request: web.Request) -> Health:
+async def health(context: ServerContext, request: web.Request) -> Health:
     return Health()
 
 
 @route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None)
-async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> DetailedHealth:
-    state = await runtime_state(adapter)
-    running = adapter._app.engine.active if adapter._app is not None else 0
+async def health_detailed(context: ServerContext, request: web.Request) -> DetailedHealth:
+    state = await runtime_state(context)
+    running = context.attached_app.engine.active if context.attached_app is not None else 0
     active = state.get("active_agents")
     return DetailedHealth(
         pid=os.getpid(),
-        uptime_seconds=round(max(0.0, time.time() - adapter.started_at), 3),
+        uptime_seconds=round(max(0.0, time.time() - context.started_at), 3),
         gateway_state=state.get("gateway_state"),
         platforms=state.get("platforms") or {},
         active_agents=running if active is None else active,
@@ -84,13 +85,13 @@ async def health_detailed(adapter: APIServerAdapter, request: web.Request) -> De
         updated_at=state.get("updated_at"),
         gateway_busy=bool(active or running),
         gateway_drainable=state.get("gateway_state") == "running",
-        readiness=await readiness(adapter, whole=_is_admin(adapter, request)),
+        readiness=await readiness(context, whole=_is_admin(context, request)),
     )
 
 
 @route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
-async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready | web.Response:
-    result = await readiness(adapter, whole=_is_admin(adapter, request))
+async def health_ready(context: ServerContext, request: web.Request) -> Ready | web.Response:
+    result = await readiness(context, whole=_is_admin(context, request))
     if result.status == OK:
         return Ready(readiness=result)
     failed = ", ".join(name for name, check in result.checks.items() if check.status != OK)
@@ -98,9 +99,9 @@ async def health_ready(adapter: APIServerAdapter, request: web.Request) -> Ready
     return answer(NotReady(error=error, readiness=result), 503, {"Retry-After": "1"})
 
 
-def _is_admin(adapter: APIServerAdapter, request: web.Request) -> bool:
+def _is_admin(context: ServerContext, request: web.Request) -> bool:
     """Whether numbers and texts may be shown: to the full key, and to everybody where there is none."""
-    return adapter._check_auth(request) is None and CALLER.get().is_admin
+    return context.check_auth(request) is None and caller_of(request).is_admin
 
 
 # --- models, skills, toolsets ----------------------------------------------------------------------------------------
@@ -123,29 +124,28 @@ class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
-async def models(adapter: APIServerAdapter, request: web.Request) -> ModelList:
-    return ModelList(data=list(_models(adapter).values()))
+async def models(context: ServerContext, request: web.Request) -> ModelList:
+    return ModelList(data=list(_models(context, request).values()))
 
 
 @route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
-async def model(adapter: APIServerAdapter, request: web.Request) -> Model:
+async def model(context: ServerContext, request: web.Request) -> Model:
     name = request.match_info["model_id"]
-    model = _models(adapter).get(name)
+    model = _models(context, request).get(name)
     if model is None:
         raise ApiError(404, f"There is no model {name!r}.", "model_not_found", "model")
     return model
 
 
-def _models(adapter: APIServerAdapter) -> dict[str, Model]:
+def _models(context: ServerContext, request: web.Request) -> dict[str, Model]:
     """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
-    own = adapter.model_name
+    own = context.model_name
     roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
-    for alias, target in adapter.option("model_routes").items():
-        root = target.get("model") if isinstance(target, dict) else None
-        roots.setdefault(str(alias), (root or own, own))
-    for name, root in listed(adapter.settings).items():
+    for alias, target in context.options.model_routes.items():
+        roots.setdefault(alias, (target.model or own, own))
+    for name, root in listed_models(context.settings).items():
         roots.setdefault(name, (root, None))
-    allowed, created = CALLER.get().models, int(adapter.started_at)
+    allowed, created = caller_of(request).models, int(context.started_at)
     return {
         name: Model(id=name, created=created, root=root, parent=parent)
         for name, (root, parent) in roots.items()
@@ -164,10 +164,10 @@ class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route("GET", "/v1/skills", "skills", "List skills", scope="any", features=("skills_api",))
-async def skills(adapter: APIServerAdapter, request: web.Request) -> SkillList:
-    app = await adapter.app()
-    settings, owner = app.settings, adapter.owner_of(request)
-    session_key, refusal = adapter.session_key(request)
+async def skills(context: ServerContext, request: web.Request) -> SkillList:
+    app = context.app
+    settings, owner = app.settings, caller_of(request).owner
+    session_key, refusal = context.session_key(request)
     if refusal is not None:
         raise refusal
     skills = await app.services.files.call(lambda: find_skills(settings, owner, session_key))
@@ -194,13 +194,13 @@ class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", features=("toolsets_api",))
-async def toolsets(adapter: APIServerAdapter, request: web.Request) -> ToolsetList:
-    app = await adapter.app()
+async def toolsets(context: ServerContext, request: web.Request) -> ToolsetList:
+    app = context.app
     settings, registry = app.settings, app.services.registry()
     await app.services.outside.sandboxes.ready(settings)
-    own = adapter.option("toolsets")
+    own = context.options.toolsets
     enabled = sets.enabled_toolsets(settings, "api_server") if own is None else set(own)
-    ceiling = CALLER.get().toolsets
+    ceiling = caller_of(request).toolsets
 
     def toolset(name: str, label: str, tools: dict[str, str], configured: bool) -> Toolset:
         sentences = dict.fromkeys(text.partition(". ")[0].rstrip(".") + "." for text in tools.values())
@@ -307,15 +307,15 @@ class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_ser
 
 
 @route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any")
-async def capabilities(adapter: APIServerAdapter, request: web.Request) -> Capabilities:
-    settings = (await adapter.app()).settings
+async def capabilities(context: ServerContext, request: web.Request) -> Capabilities:
+    settings = context.app.settings
     return Capabilities(
-        model=adapter.model_name,
+        model=context.model_name,
         auth={
             "type": "bearer",
-            "required": not adapter.is_open,
-            "owner": adapter.owner_of(request),
-            "scopes": [scope for scope in SCOPES if CALLER.get().opens(scope)],
+            "required": not context.is_open,
+            "owner": caller_of(request).owner,
+            "scopes": [scope for scope in SCOPES if caller_of(request).opens(scope)],
         },
         runtime={
             "mode": "server_agent",
@@ -324,35 +324,35 @@ async def capabilities(adapter: APIServerAdapter, request: web.Request) -> Capab
             "sandbox": await asyncio.to_thread(_sandbox, settings),
             "description": _DESCRIPTION,
         },
-        features=_features(adapter),
-        limits=_limits(adapter, settings),
+        features=_features(context),
+        limits=_limits(context, settings),
         endpoints={route.name: Endpoint(method=route.method, path=route.path) for route in ROUTES},
     )
 
 
-def _features(adapter: APIServerAdapter) -> dict[str, bool | str]:
+def _features(context: ServerContext) -> dict[str, bool | str]:
     return {
         **{feature: True for route in ROUTES for feature in route.features},
         **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
-        "metrics": adapter.option("metrics"),
-        "openapi": adapter.option("docs"),
+        "metrics": context.options.metrics,
+        "openapi": context.options.docs,
         **dict.fromkeys(ABSENT, False),
-        "cors": bool(adapter._cors_origins),
-        "profiles": bool(adapter.option("profiles")),
-        "strict_models": adapter.option("strict_models"),
-        "strict_parameters": adapter.option("strict_parameters"),
-        "reasoning_streaming": adapter.option("show_reasoning"),
+        "cors": bool(context.options.cors_origins),
+        "profiles": bool(context.options.profiles),
+        "strict_models": context.options.strict_models,
+        "strict_parameters": context.options.strict_parameters,
+        "reasoning_streaming": context.options.show_reasoning,
         **_HEADERS,
     }
 
 
-def _limits(adapter: APIServerAdapter, settings: Settings) -> dict[str, float | None]:
-    own = {name: adapter.option(name) for name in ("approval_timeout_seconds", "drain_seconds")}
+def _limits(context: ServerContext, settings: Settings) -> dict[str, float | None]:
     return {
-        **{name: adapter.option(option) for name, option in _OPTIONS.items()},
-        **{name: getattr(settings.api_server, name) if value is None else value for name, value in own.items()},
+        **{name: attrgetter(option)(context.options) for name, option in _OPTIONS.items()},
+        "approval_timeout_seconds": settings.api_server.approval_timeout_seconds,
+        "drain_seconds": settings.api_server.drain_seconds,
         "clarify_timeout_seconds": settings.agent.clarify_timeout,
-        "idempotency_seconds": adapter.option("idempotency.ttl_hours") * 3600,
+        "idempotency_seconds": context.options.idempotency.ttl_hours * 3600,
         **_FIXED,
     }
 

@@ -19,7 +19,7 @@ from hermes.server.errors import ApiError, answer
 from hermes.server.routes import route
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Json = dict[str, Any]
 CSP = (
@@ -48,32 +48,32 @@ class About(Struct, kw_only=True):
 
 
 @route("GET", "/", "ui", "Web page", scope=None, answers=About, types=("text/html",), faults=(404,))
-async def root(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "ui", request)
+async def root(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "ui", request)
     accepted = request.headers.get("Accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
         return answer(About(), headers={"Vary": "Accept"})
-    return await _page(request, _root_page, adapter.option("docs"))
+    return await _page(request, _root_page, context.options.docs)
 
 
 @route("GET", "/docs", "docs", "API reference (HTML)", scope=None, types=("text/html",), faults=(404,))
-async def docs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "docs", request)
+async def docs(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "docs", request)
     return await _page(request, _docs_page)
 
 
 @route("GET", "/openapi.json", "openapi", "OpenAPI description", scope=None, types=("application/json",), faults=(404,))
-async def openapi(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    check_on(adapter, "docs", request)
+async def openapi(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    check_on(context, "docs", request)
     from hermes.server import openapi as described
 
     data = await asyncio.to_thread(described.encoded)
     return web.Response(body=data, content_type="application/json", charset="utf-8")
 
 
-def check_on(adapter: APIServerAdapter, option: str, request: web.Request) -> None:
+def check_on(context: ServerContext, option: str, request: web.Request) -> None:
     """What is switched off is not there."""
-    if not adapter.option(option):
+    if not getattr(context.options, option):
         raise ApiError(404, f"There is nothing at {request.method} {request.path}.", "not_found")
 
 

@@ -22,7 +22,8 @@ from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.core.spec import new_run_id
 from hermes.runs.engine import Admission, Refused
 from hermes.server.errors import ApiError, invalid
-from hermes.server.middleware import request_id
+from hermes.server.headers import request_id
+from hermes.server.keys import caller_of
 from hermes.server.outcome import refusal
 from hermes.server.render_run import code_of
 from hermes.server.request_bodies import read_object
@@ -31,11 +32,11 @@ from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
     from hermes.app import App
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.store.idempotency import Claim
 
 log = logging.getLogger(__name__)
-Work = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
+Work = Callable[["ServerContext", web.Request], Awaitable[web.StreamResponse]]
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _REPLAYED = "Idempotency-Replayed"
 _POLL_S = 0.05
@@ -110,7 +111,7 @@ def resumed_admission(request: web.Request) -> Admission | None:
 
 
 def idempotent_run_id(request: web.Request) -> str:
-    """The number of the run that is to answer this request."""
+    """The id of the run that is to answer this request."""
     return recording.run_id if (recording := request.get(RECORDING)) is not None else new_run_id()
 
 
@@ -164,8 +165,8 @@ class RecordedStream(EventStream):
 class IdempotentExecutor:
     """Work that is done once per key, however often it is asked for, and answered alike every time."""
 
-    def __init__(self, adapter: APIServerAdapter) -> None:
-        self._adapter = adapter
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._under_way: dict[tuple[str, str], Recording] = {}
         self._claiming: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -175,7 +176,7 @@ class IdempotentExecutor:
         if not _KEY.fullmatch(key):
             message = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
             raise invalid("Idempotency-Key", message, "invalid_idempotency_key")
-        place = f"{self._adapter.owner_of(request)} {request.method} {request.path}", key
+        place = f"{caller_of(request).owner} {request.method} {request.path}", key
         fingerprint = await self._fingerprint(request)
         recording, again = self._under_way.get(place), True
         if recording is None:
@@ -192,8 +193,8 @@ class IdempotentExecutor:
         self, request: web.Request, place: tuple[str, str], fingerprint: str, work: Work
     ) -> tuple[Recording, bool] | web.Response:
         """The answer that was made before, or the recording of the one that is made, and whether that was going on."""
-        app = await self._adapter.app()
-        ttl = self._adapter.option("idempotency.ttl_hours") * 3600
+        app = self._context.app
+        ttl = self._context.options.idempotency.ttl_hours * 3600
         run_id = new_run_id()
         claim = await self._claimed_here(app, place, fingerprint, ttl, run_id)
         # Another worker may be about to begin it: then there will be a run to join, or an answer, or nothing at all.
@@ -245,7 +246,7 @@ class IdempotentExecutor:
             task.exception()  # whoever still waits for it is told
 
     async def _fingerprint(self, request: web.Request) -> str:
-        body = await read_object(self._adapter, request)
+        body = await read_object(self._context, request)
         headers = {name: request.headers.get(name) for name in OPTION_HEADERS}
         if _USER in request.headers:  # only then, so that records of earlier versions stay valid
             headers[_USER] = request.headers[_USER]
@@ -257,7 +258,7 @@ class IdempotentExecutor:
 
         async def record() -> None:
             request[RECORDING] = recording
-            answer = await work(self._adapter, request)
+            answer = await work(self._context, request)
             if isinstance(answer, web.Response):
                 recording.begin(answer.status, answer.headers, streamed=False)
                 recording.frames.append(bytes(answer.body or b""))  # type: ignore[arg-type]
@@ -267,7 +268,7 @@ class IdempotentExecutor:
     async def _to_its_end(
         self, request: web.Request, work: Coroutine[Any, Any, None], place: tuple[str, str], recording: Recording
     ) -> None:
-        app = await self._adapter.app()
+        app = self._context.app
         store = app.store.idempotency
         try:
             await work
@@ -281,7 +282,7 @@ class IdempotentExecutor:
         except asyncio.CancelledError:
             raise
         except Exception:  # noqa: BLE001  (a defect of ours: told to all who wait, and in the log)
-            log.error("%s: %s", request_id(request), self._adapter.redact(traceback.format_exc()))
+            log.error("%s: %s", request_id(request), self._context.redact(traceback.format_exc()))
             with contextlib.suppress(StoreError):
                 if await app.engine.get(recording.run_id) is None:
                     await store.release(*place)
@@ -301,7 +302,7 @@ class IdempotentExecutor:
             while not recording.ended:
                 await recording.changed()
             return _plain(recording.status, recording.headers | extra, b"".join(recording.frames))
-        stream = self._adapter.socket_stream(request, recording.headers | extra)
+        stream = self._context.socket_stream(request, recording.headers | extra)
         at = 0
         with contextlib.suppress(ClientGone):
             async with stream:
@@ -321,7 +322,7 @@ class IdempotentExecutor:
 
     async def _rejoined(self, place: tuple[str, str], run_id: str) -> Admission:
         """The run that an earlier server began for this; refused where it had not begun, or has ended with the server."""
-        app = await self._adapter.app()
+        app = self._context.app
         try:
             found = await app.engine.join(run_id)
         except Refused as error:

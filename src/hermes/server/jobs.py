@@ -20,18 +20,18 @@ from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, request_created_at, resumed_admission
-from hermes.server.keys import CALLER
+from hermes.server.keys import caller_of
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.query_params import Cursor, Page, paging
 from hermes.server.request_options import session_id_of, toolsets_of
 from hermes.server.routes import route
 from hermes.server.runs import RunList, run_page
 from hermes.server.session_routes import unknown_session
-from hermes.server.turns import check_model, route_of
+from hermes.server.turn_spec import check_model, route_of
 from hermes.services.jobs import job_changes, new_job, pause_changes, public_fields, resume_changes
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.store.stores import AsyncStore
 
 Record = dict[str, Any]
@@ -90,10 +90,10 @@ class JobList(Page[Job], kw_only=True):
 
 
 @route("GET", "/api/jobs", "jobs", "List scheduled jobs", scope="jobs", features=("jobs_api",))
-async def list_jobs(adapter: APIServerAdapter, request: web.Request, query: JobQuery) -> JobList:
-    store = await _store(adapter)
-    jobs = await store.jobs.list(owner=adapter.visible_owner(request), include_disabled=query.include_disabled)
-    data = [_shown(adapter, job) for job in jobs]
+async def list_jobs(context: ServerContext, request: web.Request, query: JobQuery) -> JobList:
+    store = await _store(context)
+    jobs = await store.jobs.list(owner=caller_of(request).visible_owner, include_disabled=query.include_disabled)
+    data = [_shown(request, job) for job in jobs]
     return JobList(data=data, jobs=data, **paging(None, len(data)))
 
 
@@ -111,43 +111,43 @@ async def list_jobs(adapter: APIServerAdapter, request: web.Request, query: JobQ
     features=("jobs_admin",),
     idempotent=True,
 )
-async def create_job(adapter: APIServerAdapter, request: web.Request, body: JobRequest) -> web.Response:
-    owner = adapter.owner_of(request)
+async def create_job(context: ServerContext, request: web.Request, body: JobRequest) -> web.Response:
+    owner = caller_of(request).owner
     given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    fields = await _fields(adapter, owner, given)
-    settings = (await adapter.app()).settings
-    key, refusal = adapter.session_key(request)
+    fields = await _fields(context, request, owner, given)
+    settings = context.app.settings
+    key, refusal = context.session_key(request)
     if refusal:
         raise refusal
-    job = new_job(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
+    job = new_job(fields, time.time(), fields.get("timezone") or settings.timezone, context.secrets)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
-    caller = CALLER.get()
+    caller = caller_of(request)
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
-    await check_model(adapter, spec_of({"id": "", **job}, time.time()))
-    stored = await (await _store(adapter)).jobs.create(job)
+    await check_model(context, caller, spec_of({"id": "", **job}, time.time()))
+    stored = await (await _store(context)).jobs.create(job)
     location = {"Location": f"/api/jobs/{stored['id']}"}
-    return answer(JobKept(object="hermes.job", job=_shown(adapter, stored)), 201, location)
+    return answer(JobKept(object="hermes.job", job=_shown(request, stored)), 201, location)
 
 
 @route("GET", _JOB, "job", "Get a job", scope="jobs")
-async def get_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
-    return JobKept(job=_shown(adapter, await _job(adapter, request)))
+async def get_job(context: ServerContext, request: web.Request) -> JobKept:
+    return JobKept(job=_shown(request, await _job(context, request)))
 
 
 @route("PATCH", _JOB, "job_update", "Update a job", scope="jobs", example={"schedule": "every 2h"})
-async def update_job(adapter: APIServerAdapter, request: web.Request, body: JobPatch) -> JobKept:
+async def update_job(context: ServerContext, request: web.Request, body: JobPatch) -> JobKept:
     given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
     if not given:
         known = ", ".join(JobPatch.__struct_fields__)
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
-    job = await _job(adapter, request)
+    job = await _job(context, request)
     enabled = given.pop("enabled", None)
-    fields = await _fields(adapter, job["owner"], given, job)
-    changes = job_changes(job, fields, time.time(), adapter.secrets) if fields else {}
+    fields = await _fields(context, request, job["owner"], given, job)
+    changes = job_changes(job, fields, time.time(), context.secrets) if fields else {}
     if enabled is not None:
         changes |= _switch_changes({**job, **changes}, enabled)
-    return JobKept(job=_shown(adapter, await _change(adapter, job, changes)))
+    return JobKept(job=_shown(request, await _change(context, job, changes)))
 
 
 class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.deleted"):
@@ -157,20 +157,20 @@ class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.delet
 
 
 @route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs")
-async def delete_job(adapter: APIServerAdapter, request: web.Request) -> JobDeleted:
-    job = await _job(adapter, request)
-    await (await _store(adapter)).jobs.delete(job["id"])
+async def delete_job(context: ServerContext, request: web.Request) -> JobDeleted:
+    job = await _job(context, request)
+    await (await _store(context)).jobs.delete(job["id"])
     return JobDeleted(id=job["id"])
 
 
 @route("POST", f"{_JOB}/pause", "job_pause", "Pause a job", scope="jobs")
-async def pause_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
-    return await _switch(adapter, request, enabled=False)
+async def pause_job(context: ServerContext, request: web.Request) -> JobKept:
+    return await _switch(context, request, enabled=False)
 
 
 @route("POST", f"{_JOB}/resume", "job_resume", "Resume a job", scope="jobs")
-async def resume_job(adapter: APIServerAdapter, request: web.Request) -> JobKept:
-    return await _switch(adapter, request, enabled=True)
+async def resume_job(context: ServerContext, request: web.Request) -> JobKept:
+    return await _switch(context, request, enabled=True)
 
 
 class JobStarted(Struct, kw_only=True):
@@ -189,8 +189,8 @@ class JobStarted(Struct, kw_only=True):
     idempotent=True,
     begins_turns=True,
 )
-async def run_job(adapter: APIServerAdapter, request: web.Request) -> JobStarted:
-    job, app, now = await _job(adapter, request), await adapter.app(), request_created_at(request)
+async def run_job(context: ServerContext, request: web.Request) -> JobStarted:
+    job, app, now = await _job(context, request), context.app, request_created_at(request)
     spec = spec_of(job, now).replace(run_id=idempotent_run_id(request))
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
     if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
@@ -200,8 +200,8 @@ async def run_job(adapter: APIServerAdapter, request: web.Request) -> JobStarted
             await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
-    job = await _change(adapter, job, begun(spec, now))
-    return JobStarted(job=_shown(adapter, job), run_id=spec.run_id)
+    job = await _change(context, job, begun(spec, now))
+    return JobStarted(job=_shown(request, job), run_id=spec.run_id)
 
 
 class JobRunQuery(Struct, kw_only=True):
@@ -210,60 +210,62 @@ class JobRunQuery(Struct, kw_only=True):
 
 
 @route("GET", f"{_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs")
-async def job_runs(adapter: APIServerAdapter, request: web.Request, query: JobRunQuery) -> RunList:
-    job = await _job(adapter, request)
-    return await run_page(adapter, query.limit, query.cursor, owner=job["owner"], job_id=job["id"])
+async def job_runs(context: ServerContext, request: web.Request, query: JobRunQuery) -> RunList:
+    job = await _job(context, request)
+    return await run_page(context, request, query.limit, query.cursor, owner=job["owner"], job_id=job["id"])
 
 
 # --- what they share -------------------------------------------------------------------------------------------------
 
 
-async def _store(adapter: APIServerAdapter) -> AsyncStore:
-    app = await adapter.app()
+async def _store(context: ServerContext) -> AsyncStore:
+    app = context.app
     if not app.settings.cron.enabled:
         raise ApiError(503, "Jobs are turned off here (cron.enabled).", "jobs_unavailable")
     return app.store
 
 
-async def _job(adapter: APIServerAdapter, request: web.Request) -> Record:
+async def _job(context: ServerContext, request: web.Request) -> Record:
     job_id = request.match_info["job_id"]
     if not _ID.fullmatch(job_id):
         raise invalid("job_id", f"{job_id!r} is no id of a job: those have 12 hexadecimal digits.", "invalid_job_id")
-    job: Record | None = await (await _store(adapter)).jobs.get(job_id)
-    if job is None or not adapter.may_see(request, job["owner"]):
+    job: Record | None = await (await _store(context)).jobs.get(job_id)
+    if job is None or not caller_of(request).may_see(job["owner"]):
         raise ApiError(404, f"There is no job {job_id!r}.", "job_not_found")
     return job
 
 
-async def _change(adapter: APIServerAdapter, job: Record, fields: Mapping[str, Any]) -> Record:
+async def _change(context: ServerContext, job: Record, fields: Mapping[str, Any]) -> Record:
     if not fields:
         return job
-    changed: Record | None = await (await _store(adapter)).jobs.update(job["id"], **fields)
+    changed: Record | None = await (await _store(context)).jobs.update(job["id"], **fields)
     if changed is None:
         raise ApiError(404, f"There is no job {job['id']!r}.", "job_not_found")
     return changed
 
 
-async def _switch(adapter: APIServerAdapter, request: web.Request, *, enabled: bool) -> JobKept:
-    job = await _job(adapter, request)
-    return JobKept(job=_shown(adapter, await _change(adapter, job, _switch_changes(job, enabled))))
+async def _switch(context: ServerContext, request: web.Request, *, enabled: bool) -> JobKept:
+    job = await _job(context, request)
+    return JobKept(job=_shown(request, await _change(context, job, _switch_changes(job, enabled))))
 
 
 def _switch_changes(job: Record, enabled: bool) -> Record:
     return (resume_changes if enabled else pause_changes)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Record | None = None) -> Record:
+async def _fields(
+    context: ServerContext, request: web.Request, owner: str, given: Mapping[str, Any], job: Record | None = None
+) -> Record:
     """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
     fields = dict(given)
-    ceiling = CALLER.get().toolsets
+    ceiling = caller_of(request).toolsets
     if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
         raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
     if {"model", "provider"} & fields.keys():
         if fields.get("model", "") is None:  # a provider that came with a model goes with it
             fields.setdefault("provider", None)
         named = {**(job or {}), **fields}
-        chosen = route_of(adapter, named.get("model"), named.get("provider"))
+        chosen = route_of(context, caller_of(request), named.get("model"), named.get("provider"))
         if chosen is None:
             fields["model"] = None
         elif chosen.provider:
@@ -272,11 +274,11 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if fields.get("session_id") is not None:
         fields["session_id"] = session_id_of(fields["session_id"], "session_id")
-        session = await (await _store(adapter)).sessions.get_session(fields["session_id"])
+        session = await (await _store(context)).sessions.get_session(fields["session_id"])
         if session is not None and session["owner"] != owner:
             raise unknown_session(fields["session_id"])
     if fields.get("workdir") is not None:
-        app = await adapter.app()
+        app = context.app
         try:
             await app.services.files.call(partial(workspace_of, app.home, app.settings, owner, None, fields["workdir"]))
         except SandboxError as error:
@@ -284,5 +286,5 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
     return fields
 
 
-def _shown(adapter: APIServerAdapter, job: Record) -> Job:
-    return Job(**{**public_fields(job), "owner": adapter.shown_owner(job["owner"])})
+def _shown(request: web.Request, job: Record) -> Job:
+    return Job(**{**public_fields(job), "owner": caller_of(request).shown_owner(job["owner"])})

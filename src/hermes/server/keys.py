@@ -8,9 +8,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from hermes.core.spec import RunKind, RunSpec
 from hermes.server.shared_counters import SharedNumbers
@@ -44,6 +46,25 @@ class Key:
     tokens_per_minute: int = 0
     toolsets: frozenset[str] | None = None
     models: frozenset[str] | None = None
+    # Where keys have owners, an admin's sees what belongs to any of them.
+    sees_all: bool = False
+
+    @property
+    def visible_owner(self) -> str | None:
+        """Whose things its caller may see; None: everybody's."""
+        return None if self.sees_all else self.owner
+
+    def may_see(self, owner: str) -> bool:
+        return self.sees_all or owner == self.owner
+
+    def shown_owner(self, owner: str) -> str | UnsetType:
+        """The owner of an object, for a caller that sees the objects of all owners."""
+        return owner if self.sees_all else UNSET
+
+    @property
+    def credential(self) -> str:
+        """Its name in the log of who did what; nothing on a server without keys."""
+        return self.owner if self.digest else ""
 
     @property
     def is_admin(self) -> bool:
@@ -61,6 +82,17 @@ class Key:
         return not self.lacks(scope)
 
 
+# The key that a request has shown.
+CALLER: web.RequestKey[Key] = web.RequestKey("caller", Key)
+_ANYBODY = Key()
+
+
+def caller_of(request: web.Request) -> Key:
+    """Whose request it is: that of the key it has shown, else that of whoever may come in without."""
+    caller: Key = request.get(CALLER, _ANYBODY)
+    return caller
+
+
 def key_of(entry: Mapping[str, Any]) -> Key:
     """A key of the configuration, which was checked when it was read."""
     text = entry.get("key")
@@ -72,10 +104,6 @@ def key_of(entry: Mapping[str, Any]) -> Key:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-# Whose request is worked on.
-CALLER: ContextVar[Key] = ContextVar("caller", default=Key())  # noqa: B039  (it cannot be changed)
 
 
 # What is left and when it was looked at last, held while it is looked at and changed.
@@ -155,8 +183,11 @@ class Keyring:
     ) -> None:
         self.keys = [Key(digest=_digest(own.encode()))] if own else []
         self.keys += map(key_of, entries)
+        if entries:
+            self.keys = [replace(key, sees_all=key.is_admin) for key in self.keys]
         self.by_owner = {key.owner: key for key in self.keys}
-        self.shared = bool(entries)
+        # Whether any key has a rate.
+        self.limited = any(key.requests_per_minute or key.tokens_per_minute for key in self.keys)
         self._clock = clock
         self._fill(lambda *_: None)
 

@@ -1,105 +1,78 @@
-"""What every answer carries, whatever route gave it, and how the router's refusals are told."""
+"""The one middleware: what every request passes before its handler, and what becomes of its response."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
-from hermes.core.ids import random_hex
 from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.errors import ApiError
+from hermes.server.headers import common_headers
+from hermes.server.routes import PASSED, route_at
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
-ADAPTER: web.AppKey[APIServerAdapter] = web.AppKey("adapter")
+CONTEXT: web.AppKey[ServerContext] = web.AppKey("context")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Strict-Transport-Security": "max-age=31536000; includeSubDomains",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "X-XSS-Protection": "0",
-    "Referrer-Policy": "no-referrer",
-}
-_REQUEST_HEADERS = (
-    "Authorization",
-    "api-key",
-    "Content-Type",
-    "Idempotency-Key",
-    "Last-Event-ID",
-    "X-Request-Id",
-    "X-Hermes-Session-Id",
-    "X-Hermes-Session-Key",
-    "X-Hermes-Seed-History",
-    "X-Hermes-Detach",
-    "X-Hermes-Approvals",
-    "X-Hermes-Tool-Progress",
-    "X-Hermes-Tool-Items",
-    "X-Hermes-Reasoning",
-    "X-Hermes-Toolsets",
-    "X-Hermes-Timeout",
-)
-_RESPONSE_HEADERS = (
-    "X-Request-Id",
-    "X-Hermes-Session-Id",
-    "X-Hermes-Session-Key",
-    "X-Hermes-Run-Id",
-    "X-Hermes-Model",
-    "X-Hermes-History",
-    "X-Hermes-Completed",
-    "X-Hermes-Partial",
-    "X-Hermes-Error",
-    "X-Hermes-Ignored",
-    "X-Hermes-Warning",
-    "Idempotency-Replayed",
-    "Retry-After",
-    "x-should-retry",
-    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-)
-CORS_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": ", ".join(_REQUEST_HEADERS),
-    "Access-Control-Expose-Headers": ", ".join(_RESPONSE_HEADERS),
-}
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_KNOWN_ID = web.RequestKey("request_id", str)
-
-
-def request_id(request: web.Request) -> str:
-    """The id under which the request is known: the client's own where it can be used."""
-    known = request.get(_KNOWN_ID)
-    if known is None:
-        given = request.headers.get("X-Request-Id", "")
-        known = given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(16)}"
-        request[_KNOWN_ID] = known
-    return known
+PREFLIGHT_KEPT_S = "600"
+_CLIENT_GONE = 499
+_PORT = re.compile(r":\d+$")
 
 
 @web.middleware
-async def head_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a head that nothing further in can work with, before anything reads a header."""
-    fault = _head_fault(request)
-    if fault is None:
-        return await handler(request)
-    refusal = _refusal(request, fault)
-    refusal.headers.update(common_headers(request))
-    return refusal
+async def serve_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check head, host, origin and key, call the handler, and answer with the common headers; count all of it."""
+    context = request.match_info.apps[-1][CONTEXT]  # of a profile, where it is one's
+    began, status, headers = time.perf_counter(), 500, common_headers(request)
+    try:
+        refusal: ApiError | web.Response | None = head_fault(request) or check_gate(context, request, headers)
+        response: web.StreamResponse | None = None
+        if refusal is None:
+            REQUEST_ID.set(headers["X-Request-Id"])
+            TRACEPARENT.set(request.headers.get("traceparent", ""))
+            try:
+                response = await handler(request)
+            except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+                refusal = _router_refusal(request.app[CONTEXT], request, error)
+        if isinstance(refusal, ApiError):
+            refusal.redact(context.redact)
+            refusal = refusal.response()
+        if response is None:
+            response = refusal
+        assert response is not None
+        if not response.prepared:
+            for name, value in headers.items():
+                response.headers.setdefault(name, value)
+        status = response.status
+    except web.HTTPException as error:
+        error.headers.update(headers)
+        status = error.status
+        raise
+    except asyncio.CancelledError:
+        status = _CLIENT_GONE
+        raise
+    finally:
+        route = route_at(request)
+        context.metrics.answered(route.path if route else None, request.method, status, time.perf_counter() - began)
+    begins_turns = route is not None and route.begins_turns and isinstance(response, web.Response)
+    if begins_turns and status >= 400 and "X-Hermes-Completed" not in response.headers:  # else a turn had begun
+        context.metrics.refused(status, msgspec.json.decode(response.body)["error"]["code"])  # type: ignore[attr-defined]
+    return response
 
 
-def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    error.redact(request.app[ADAPTER].redact)
-    return error.response()
-
-
-def _head_fault(request: web.Request) -> ApiError | None:
+def head_fault(request: web.Request) -> ApiError | None:
+    """What is wrong with a head that nothing further in can work with."""
     size = hosts = 0
     for name, value in request.raw_headers:
         size += len(name) + len(value)
@@ -117,51 +90,74 @@ def _head_fault(request: web.Request) -> ApiError | None:
     return None
 
 
-@web.middleware
-async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The same headers on every answer, errors included; the log tells for which request a line is."""
-    REQUEST_ID.set(request_id(request))
-    TRACEPARENT.set(request.headers.get("traceparent", ""))
-    return await with_headers(request, handler, common_headers(request))
-
-
-@web.middleware
-async def envelope_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What the router refuses is told like every other error."""
-    adapter = request.app[ADAPTER]
-    try:
-        return await handler(request)
-    except web.HTTPNotFound:
-        profile = request.path.split("/")[2] if request.path.startswith("/p/") else None
-        known = profile is None or profile in adapter.option("profiles")
-        code = "not_found" if known else "profile_not_found"
-        refusal = ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
-    except web.HTTPMethodNotAllowed as error:
+def _router_refusal(
+    context: ServerContext, request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed
+) -> ApiError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.method} is not possible at {request.path}; {allowed} is."
-        refusal = ApiError(405, message, "method_not_allowed", headers={"Allow": allowed})
-    return _refusal(request, refusal)
+        return ApiError(405, message, "method_not_allowed", headers={"Allow": allowed})
+    profile = request.path.split("/")[2] if request.path.startswith("/p/") else None
+    known = profile is None or profile in context.options.profiles
+    code = "not_found" if known else "profile_not_found"
+    return ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
 
 
-def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, str]:
-    """What a stream carries of all this: its head is sent before any middleware sees it again."""
-    if origin := request.headers.get("Origin"):
-        return {**common_headers(request), **(adapter._cors_headers_for_origin(origin) or {})}
-    return common_headers(request)
+def check_gate(context: ServerContext, request: web.Request, headers: dict[str, str]) -> ApiError | web.Response | None:
+    """Let in whom the server lets in: by host, origin and key. The headers for browsers are added to `headers`.
+
+    What the router refuses passes here as well. A preflight request is answered here.
+    """
+    if context.is_open and not is_own_host(context, host := seen_as(context, request)[1]):
+        message = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
+        return ApiError(403, message, "host_not_allowed")
+    origin = request.headers.get("Origin")
+    if origin and not is_same_origin(context, request, origin):
+        allowed = context.cors_headers(origin)
+        if allowed is None:
+            message = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
+            return ApiError(403, message, "origin_not_allowed")
+        headers |= allowed
+        if request.method == "OPTIONS":
+            return web.Response(status=200, headers={"Access-Control-Max-Age": PREFLIGHT_KEPT_S})
+    route = route_at(request)
+    needs_key = route is not None and route.scope is not None
+    if needs_key and not (route.name == "metrics" and context.options.metrics_public):  # type: ignore[union-attr]
+        refusal = context.check_auth(request)
+        if refusal is not None:
+            return refusal
+    request[PASSED] = context
+    return None
 
 
-def common_headers(request: web.Request) -> dict[str, str]:
-    return {**SECURITY_HEADERS, "X-Request-Id": request_id(request), "Server": "hermes"}
+def is_same_origin(context: ServerContext, request: web.Request, origin: str) -> bool:
+    """Whether a page of the server's own is asking."""
+    scheme, host = seen_as(context, request)
+    return origin == f"{scheme}://{host}" and (not context.is_open or is_own_host(context, host))
 
 
-async def with_headers(request: web.Request, handler: Handler, headers: Mapping[str, str]) -> web.StreamResponse:
-    """The handler's answer, or its refusal, with these headers, unless it has its own."""
+def seen_as(context: ServerContext, request: web.Request) -> tuple[str, str]:
+    """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
+    if request.remote not in context.options.trusted_proxies:
+        return request.scheme, request.host
+    forwarded = [
+        request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")
+    ]
+    return forwarded[0] or request.scheme, forwarded[1] or request.host
+
+
+def is_own_host(context: ServerContext, host: str) -> bool:
+    """Whether a Host header is allowed: unknown ones are refused, which prevents DNS rebinding."""
+    name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
+    if name in ("localhost", context.options.host.lower()) or name.endswith(".localhost"):
+        return True
+    allowed = context.options.allowed_hosts
+    return name in allowed or host in allowed or _is_loopback(name)
+
+
+@lru_cache(16)
+def _is_loopback(name: str) -> bool:
     try:
-        response = await handler(request)
-    except web.HTTPException as error:
-        error.headers.update(headers)
-        raise
-    if not response.prepared:
-        for name, value in headers.items():
-            response.headers.setdefault(name, value)
-    return response
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ from hermes.core.failures import error_code
 from hermes.core.limits import OUTCOME_CHARS_MAX
 from hermes.runs.engine import Refused
 from hermes.server.errors import ApiError, error_body, refused
+from hermes.server.shapes import ChatUsage, FinishReason
 from hermes.store.base import StoreError
 
 _ADMISSION = {
@@ -46,7 +47,7 @@ class Outcome:
     warnings: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> FinishReason:
         """As chat completions tell it."""
         if self.code is None:
             return "tool_calls" if self.calls else "stop"
@@ -97,24 +98,23 @@ class Outcome:
         error: dict[str, Any] = error_body(told.status, told.message, told.code)["error"]
         return error
 
-    def chat_usage(self) -> dict[str, Any]:
+    def chat_usage(self) -> ChatUsage:
         """Tokens under the names of chat completions."""
-        read, write, thought = self._details()
-        return {
-            "prompt_tokens": self.usage.get("input_tokens", 0),
-            "completion_tokens": self.usage.get("output_tokens", 0),
-            "total_tokens": self.usage.get("total_tokens", 0),
-            "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": write},
-            "completion_tokens_details": {"reasoning_tokens": thought},
-        }
+        details = self.details.get
+        return ChatUsage(
+            prompt_tokens=self.usage.get("input_tokens", 0),
+            completion_tokens=self.usage.get("output_tokens", 0),
+            total_tokens=self.usage.get("total_tokens", 0),
+            prompt_tokens_details={
+                "cached_tokens": details("cache_read_tokens") or 0,
+                "cache_write_tokens": details("cache_write_tokens") or 0,
+            },
+            completion_tokens_details={"reasoning_tokens": details("reasoning_tokens") or 0},
+        )
 
     def response_usage(self) -> dict[str, Any]:
         """Tokens under the names of responses and runs."""
         return usage_object({**self.usage, **self.details})
-
-    def _details(self) -> tuple[int, int, int]:
-        get = self.details.get
-        return get("cache_read_tokens") or 0, get("cache_write_tokens") or 0, get("reasoning_tokens") or 0
 
 
 def usage_object(counts: Mapping[str, Any]) -> dict[str, Any]:

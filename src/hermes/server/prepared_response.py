@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.core.limits import TRUNCATED_MESSAGES
-from hermes.core.spec import RunSpec, new_run_id
+from hermes.core.spec import RunSpec
 from hermes.core.text import spaced_json
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import request_created_at
+from hermes.server.idempotency import idempotent_run_id, request_created_at
+from hermes.server.keys import caller_of
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
@@ -25,21 +25,13 @@ from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.sse import ClientGone, Writer
-from hermes.server.turns import (
-    Message,
-    Turn,
-    answered_again,
-    open_calls,
-    parameters,
-    run_uncancellable,
-    with_unseen,
-)
-from hermes.store.base import StoreError
+from hermes.server.sse import Writer
+from hermes.server.turn_spec import Message, answered_again, build_spec, open_calls, with_unseen
+from hermes.server.turns import Turn, run_uncancellable
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _INCLUDES = (
     "file_search_call.results",
@@ -78,7 +70,7 @@ class PreparedResponse:
             await turn.acquire_session()
         await turn.load_history()
         if turn.options.resumed is not None:
-            found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
+            found = await turn.context.stored_responses.get(self.kept.response_id, self.kept.owner)
             self.kept.known = found is not None
         self.settle()
 
@@ -94,7 +86,7 @@ class PreparedResponse:
         run_id, session_id = self._follows, self.turn.session_id
         if run_id is None:
             return False
-        app = await self.turn.adapter.app()
+        app = self.turn.context.app
         if self.turn.admission is None and app.engine.others(session_id, run_id):
             return True
         return await app.store.runs.newest(session_id) not in (None, run_id)
@@ -111,7 +103,7 @@ class PreparedResponse:
         if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
             chain = await self._ended(chain, busy)
         try:
-            made = await turn.adapter.database().fork_session(
+            made = await turn.context.database().fork_session(
                 turn.session_id, after_run=chain["run_id"], stateless=turn.spec.stateless
             )
             turn.spec = turn.spec.replace(session_id=made)
@@ -121,41 +113,33 @@ class PreparedResponse:
 
     async def _ended(self, chain: Json, busy: ApiError | None) -> Json:
         """The chain's record once its run has ended: before that there is nothing to branch off from."""
-        adapter, run_id, session_id = self.turn.adapter, chain["run_id"], self.turn.session_id
-        app = await adapter.app()
+        context, run_id, session_id = self.turn.context, chain["run_id"], self.turn.session_id
+        app = context.app
         if busy is not None and not app.engine.others(session_id, run_id):  # that run was waited for already
             raise busy
-        await app.engine.wait(run_id, adapter.option("session_wait_seconds"))
+        await app.engine.wait(run_id, context.options.session_wait_seconds)
         if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
             message = "The response that this one goes on from has not ended yet."
             raise busy or outcome.refusal(Refused("session_busy", message, run_id))
-        found: Json | None = await adapter.stored_responses.get(chain["response"]["id"], self.kept.owner)
+        found: Json | None = await context.stored_responses.get(chain["response"]["id"], self.kept.owner)
         return found or chain
 
     async def stream(self) -> web.StreamResponse:
         """Stream the turn, and keep its response."""
-        renderer = await self.kept.renderer(self.turn.adapter)
+        renderer = await self.kept.renderer(self.turn.context)
         return await self.turn.stream(renderer, {**self.turn.headers(), **self.body.headers()}, ROWS, self)
 
     async def run(self, stream: Writer | None = None, **how: Any) -> ResponseRenderer:
         """Carry out the turn and keep its response; its events are written as they come."""
-        turn, renderer = self.turn, await self.kept.renderer(self.turn.adapter, **how)
-        try:
-            await turn.start(streamed=stream is not None)
-            await self.begin(renderer)
-            last = await turn.render(renderer, stream, ROWS, self)
-            if last and stream is not None:
-                await stream.write(last)
-        except (asyncio.CancelledError, ClientGone, StoreError):
-            await self.lose(renderer)
-            raise
+        renderer = await self.kept.renderer(self.turn.context, **how)
+        await self.turn.render(renderer, stream, ROWS, self)
         return renderer
 
     # --- keeping what it comes to ------------------------------------------------------------------------------------
 
     async def begin(self, renderer: ResponseRenderer) -> None:
         """Keep the response as one that is worked at."""
-        await self.kept.try_insert(self.turn.adapter, renderer)
+        await self.kept.try_insert(self.turn.context, renderer)
 
     async def end(self, renderer: ResponseRenderer) -> None:
         """Keep the response as it ended, before that is told."""
@@ -164,7 +148,7 @@ class PreparedResponse:
             return
         if not self._begun:
             self.kept.run_id = None
-        await self.kept.try_save(self.turn.adapter, renderer.response, ended)
+        await self.kept.try_save(self.turn.context, renderer.response, ended)
 
     async def lose(self, renderer: ResponseRenderer) -> None:
         """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
@@ -176,14 +160,14 @@ class PreparedResponse:
         assert turn.run is not None
         if self._begun and kept.store:
             if turn.spec.on_detach == "cancel" and turn.run.done:
-                await follow(turn.adapter, kept)
+                await follow(turn.context, kept)
             else:
-                (await turn.adapter.app()).services.background(follow_until_kept(turn.adapter, kept))
+                turn.context.app.services.background(follow_until_kept(turn.context, kept))
         elif not self._begun:
             kept.run_id = None
             renderer.feed(turn.run.untold())
             renderer.cut("client_disconnected")
-            await kept.try_save(turn.adapter, renderer.response)
+            await kept.try_save(turn.context, renderer.response)
 
     @property
     def _begun(self) -> bool:
@@ -198,7 +182,7 @@ class PreparedResponse:
 
 
 async def prepare(
-    adapter: APIServerAdapter,
+    context: ServerContext,
     request: web.Request,
     body: Body[ResponseRequest],
     memory: Mapping[str, Json] | None = None,
@@ -209,20 +193,21 @@ async def prepare(
 
     Without `generate` the turn is not to be run, so the input needs no prompt.
     """
-    asked, owner = body.model, adapter.owner_of(request)
+    asked, caller = body.model, caller_of(request)
+    owner = caller.owner
     _check_supported(asked, body)
-    name, chain, added = await _chain(adapter, asked, owner, memory or {})
-    given = await reader(adapter, owner).read(asked.input)
+    name, chain, added = await _chain(context, asked, owner, memory or {})
+    given = await reader(context, owner).read(asked.input)
     body.ignored += dict.fromkeys(given.ignored)
     added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
     further = [tool for one in added_tools for tool in additional([one], "input")]
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
-    options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    used = await stand_in(adapter, tools, options.toolsets, body.ignored)
+    options = parse_options(context, request, client_tools=bool(tools.schemas), user=asked.user)
+    used = await stand_in(context, caller, tools, options.toolsets, body.ignored)
     options = replace(options, disabled_toolsets=options.disabled_toolsets - used)
     history, prompt, results = given.split_messages() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
-        chars = adapter.option("max_text_chars")
+        chars = context.options.max_text_chars
         told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
         history = [*(m for m in told if m["role"] not in ("system", "developer")), *history]
     instructions = asked.instructions
@@ -231,16 +216,15 @@ async def prepare(
     said_to_system = [*((chain or {}).get("system") or ()), *given.system]
     system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
-    announces = asked.stream and not options.strict
-    fields = {"run_id": new_run_id(), **options.fields(adapter, announces=announces)}
-    fields |= {"on_detach": "continue"} if asked.background else {}
-    response_id = f"resp_{fields['run_id'].removeprefix('run_')}"
+    run_id = idempotent_run_id(request)
+    response_id = f"resp_{run_id.removeprefix('run_')}"
     session_id = options.session_id or (chain or {}).get("session_id")
     if options.session_id and chain and chain.get("session_id") not in (None, options.session_id):
         raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id or new_session_id(),
+        run_id=run_id,
         kind="response",
         owner=owner,
         instructions=system,
@@ -254,11 +238,12 @@ async def prepare(
         stateless=not options.session_id,
         compress=asked.truncation != "disabled",
         response_id=response_id,
-        **fields,
-        **_verbosity(asked, parameters(adapter, body)),
+        on_detach="continue" if asked.background else "cancel",
+        sampling={"verbosity": asked.text.verbosity} if asked.text and asked.text.verbosity else {},
     )
+    spec = build_spec(context, caller, options, body, spec, announces=asked.stream and not options.strict)
     turn = await _placed(
-        adapter,
+        context,
         request,
         spec,
         options,
@@ -270,7 +255,7 @@ async def prepare(
     shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
     kept = ResponseRecord(
         response_id,
-        _template(adapter, asked, body.raw, response_id, instructions, name, request_created_at(request)),
+        _template(context, asked, body.raw, response_id, instructions, name, request_created_at(request)),
         VisibleItems(
             options.tool_items,
             shown,
@@ -319,10 +304,10 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
 
 
 async def _chain(
-    adapter: APIServerAdapter, asked: ResponseRequest, owner: str, memory: Mapping[str, Json]
+    context: ServerContext, asked: ResponseRequest, owner: str, memory: Mapping[str, Json]
 ) -> tuple[str | None, Json | None, list[Message]]:
     """The name of the conversation, the record that it goes on from, and what was added to it since."""
-    store = adapter.stored_responses
+    store = context.stored_responses
     if asked.previous_response_id:
         found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
         if found is None and asked.conversation_history is None:
@@ -338,14 +323,14 @@ async def _chain(
         if await store.get_conversation_object(name, owner) is None:
             raise ApiError(404, f"There is no conversation {name!r}.", "conversation_not_found", "conversation")
         items = await store.conversation_items_since(name, owner, latest)
-        given = await reader(adapter, owner).read(items, "items")
+        given = await reader(context, owner).read(items, "items")
         added = given.messages
     record = await store.get(latest, owner) if latest else None
     return name, record, added
 
 
 async def _placed(
-    adapter: APIServerAdapter,
+    context: ServerContext,
     request: web.Request,
     spec: RunSpec,
     options: RequestOptions,
@@ -363,21 +348,21 @@ async def _placed(
     if options.session_id and chain is None:
         seeds = options.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
-        return Turn(adapter, request, spec, options, ignored_messages=0 if seeds else len(history))
+        return Turn(context, request, spec, options, ignored_messages=0 if seeds else len(history))
     if chain is None and spec.results and options.tool_items == "none":
-        history = await with_unseen(adapter, spec, history)
+        history = await with_unseen(context, spec, history)
     whole = [*before, *history]
     if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
         whole, results = again
         spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
-        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), options)
-    if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
-        return Turn(adapter, request, spec, options)
+        return Turn(context, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), options)
+    if chain is not None and spec.persist and not history and await _is_kept(context, chain):
+        return Turn(context, request, spec, options)
     if chain is not None and chain.get("run_id") and spec.persist:
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
-    return Turn(adapter, request, spec, options, bind=new)
+    return Turn(context, request, spec, options, bind=new)
 
 
 def _only_calls(message: Message, call_ids: set[str]) -> bool:
@@ -385,24 +370,24 @@ def _only_calls(message: Message, call_ids: set[str]) -> bool:
     return bool(calls) and not message.get("content") and all(str(call["id"]) in call_ids for call in calls)
 
 
-async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
+async def _is_kept(context: ServerContext, chain: Json) -> bool:
     """Whether the chain's session is in the database, to be gone on with."""
     if not chain.get("run_id") or not chain.get("session_id"):
         return False
-    return await adapter.database().get_session(chain["session_id"]) is not None
+    return await context.database().get_session(chain["session_id"]) is not None
 
 
-def reader(adapter: APIServerAdapter, owner: str) -> Reader:
+def reader(context: ServerContext, owner: str) -> Reader:
     """What reads the items of an owner."""
 
     async def find(item_ids: Collection[str]) -> dict[str, Json]:
-        found: dict[str, Json] = await adapter.stored_responses.find_items(item_ids, owner)
+        found: dict[str, Json] = await context.stored_responses.find_items(item_ids, owner)
         return found
 
     async def seal() -> Seal:
-        return await seal_of(adapter)
+        return await seal_of(context)
 
-    return Reader(adapter.option("max_text_chars"), owner, find, seal)
+    return Reader(context.options.max_text_chars, owner, find, seal)
 
 
 def _schema(form: Any) -> JsonSchema | None:
@@ -411,14 +396,8 @@ def _schema(form: Any) -> JsonSchema | None:
     return JsonSchema(name=form.name, schema=form.schema, description=form.description, strict=form.strict)
 
 
-def _verbosity(asked: ResponseRequest, fields: dict[str, Any]) -> dict[str, Any]:
-    if asked.text is not None and asked.text.verbosity is not None:
-        fields["sampling"] = {**fields["sampling"], "verbosity": asked.text.verbosity}
-    return fields
-
-
 def _template(
-    adapter: APIServerAdapter,
+    context: ServerContext,
     asked: ResponseRequest,
     raw: Mapping[str, Any],
     response_id: str,
@@ -427,7 +406,7 @@ def _template(
     created_at: float,
 ) -> Json:
     """The object of a response that has just been asked for."""
-    template = blank(response_id, asked.model or adapter.model_name, int(created_at))
+    template = blank(response_id, asked.model or context.model_name, int(created_at))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
         "status": "queued" if asked.background else "in_progress",

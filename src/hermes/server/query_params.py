@@ -15,7 +15,7 @@ from hermes.server.errors import ApiError, invalid
 from hermes.server.request_bodies import field_error, flag_of, normalized, types_of
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Q = TypeVar("Q", bound=Struct)
 T = TypeVar("T")
@@ -61,8 +61,8 @@ def number_of(given: str, name: str) -> int:
     return int(given)
 
 
-def shows_reasoning(adapter: APIServerAdapter, request: web.Request) -> bool:
-    return flag_of(request.headers.get("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning"))
+def shows_reasoning(context: ServerContext, request: web.Request) -> bool:
+    return flag_of(request.headers.get("X-Hermes-Reasoning"), "X-Hermes-Reasoning", context.options.show_reasoning)
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

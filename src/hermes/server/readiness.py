@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.errors import ConfigError
-from hermes.core.spec import RouteChoice
-from hermes.providers import routes
-from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.server import status
+from hermes.services import models
 from hermes.settings import config
 from hermes.store.repository import Repository
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Facts = dict[str, Any]
 OK: Final = "ok"
@@ -80,17 +78,17 @@ class Readiness(Struct, kw_only=True):
     checks: dict[str, Check]
 
 
-async def runtime_state(adapter: APIServerAdapter) -> Facts:
+async def runtime_state(context: ServerContext) -> Facts:
     """What the running server last wrote about itself; nothing where there is none."""
-    home = adapter._app.home if adapter._app is not None else None
+    home = context.attached_app.home if context.attached_app is not None else None
     with contextlib.suppress(OSError):
         return await asyncio.to_thread(status.read_runtime_status, home) or {}
     return {}
 
 
-async def readiness(adapter: APIServerAdapter, *, whole: bool) -> Readiness:
+async def readiness(context: ServerContext, *, whole: bool) -> Readiness:
     """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
-    results = await asyncio.gather(*(_checked(adapter, check(adapter)) for check in CHECKS.values()))
+    results = await asyncio.gather(*(_checked(context, check(context)) for check in CHECKS.values()))
     checks = dict(zip(CHECKS, results, strict=True))
     if not whole:
         checks = {name: Check(status=check.status) for name, check in checks.items()}
@@ -98,7 +96,7 @@ async def readiness(adapter: APIServerAdapter, *, whole: bool) -> Readiness:
     return Readiness(status=OK if is_ready else DEGRADED, checks=checks)
 
 
-async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Check:
+async def _checked(context: ServerContext, work: Awaitable[Facts]) -> Check:
     try:
         async with asyncio.timeout(CHECK_S_MAX):
             facts = await work
@@ -108,28 +106,28 @@ async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Check:
         facts = {"error": str(error) or type(error).__name__}
     if "error" not in facts:
         return Check(status=OK, **facts)
-    return Check(status=DEGRADED, **{**facts, "error": adapter.redact(facts["error"])})
+    return Check(status=DEGRADED, **{**facts, "error": context.redact(facts["error"])})
 
 
 # --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------
 
 
-async def _state_db(adapter: APIServerAdapter) -> Facts:
-    await asyncio.to_thread(adapter._ensure_session_db)
-    await adapter.database().get_session("")
-    if isinstance(adapter._session_db, Repository):
-        await adapter.probes("state_db", adapter._session_db.engine.check)
+async def _state_db(context: ServerContext) -> Facts:
+    await asyncio.to_thread(context.open_session_db)
+    await context.database().get_session("")
+    if isinstance(context.session_db, Repository):
+        await context.probes("state_db", context.session_db.engine.check)
     return {}
 
 
-async def _response_store(adapter: APIServerAdapter) -> Facts:
-    await adapter.stored_responses.get_conversation("", "")
-    await adapter.probes("response_store", adapter._response_store.engine.check)
+async def _response_store(context: ServerContext) -> Facts:
+    await context.stored_responses.get_conversation("", "")
+    await context.probes("response_store", context.response_store.engine.check)
     return {}
 
 
-async def _config(adapter: APIServerAdapter) -> Facts:
-    settings = (await adapter.app()).settings
+async def _config(context: ServerContext) -> Facts:
+    settings = context.app.settings
     fault = await asyncio.to_thread(_fault_in_files, settings)
     return {"problems": len(settings.problems), **({"error": fault} if fault else {})}
 
@@ -145,56 +143,53 @@ def _fault_in_files(settings: config.Settings) -> str:
     return next((str(problem) for problem in fresh.errors if problem.key not in known), "")
 
 
-async def _model(adapter: APIServerAdapter) -> Facts:
-    return await asyncio.to_thread(_route, (await adapter.app()).settings)
+async def _model(context: ServerContext) -> Facts:
+    return await asyncio.to_thread(_route, context.app.settings)
 
 
 def _route(settings: config.Settings) -> Facts:
-    route = routes.primary(settings, RouteChoice())
-    facts = {"provider": route.provider, "model": route.model}
-    if not available(route.api_mode):
-        return {"error": f"No model is configured. Try: hermes config set model.provider {EXAMPLE_PROVIDER}"}
-    if variable := routes.missing_key(settings, route):
-        facts["error"] = f"The provider {route.provider} needs a key in {variable}, and that is not set."
-    return facts
+    route, problem = models.configured_route(settings)
+    if problem.startswith(models.NOT_CONFIGURED):
+        return {"error": problem}
+    return {"provider": route.provider, "model": route.model, **({"error": problem} if problem else {})}
 
 
-async def _disk(adapter: APIServerAdapter) -> Facts:
-    app = await adapter.app()
+async def _disk(context: ServerContext) -> Facts:
+    app = context.app
     free = (await asyncio.to_thread(shutil.disk_usage, app.home.path)).free
     if free < DISK_FREE_BYTES_MIN:
         return {"free_bytes": free, "error": "There is little room left on the disk."}
     try:
-        await adapter.probes("disk", lambda: asyncio.to_thread(app.run_log.check_journal))
+        await context.probes("disk", lambda: asyncio.to_thread(app.run_log.check_journal))
     except OSError as error:
         return {"free_bytes": free, "error": f"The journal in {app.home.journal} cannot be written: {error}."}
     return {"free_bytes": free}
 
 
-async def _gateway(adapter: APIServerAdapter) -> Facts:
-    state = await runtime_state(adapter)
-    gateway_state = "draining" if (await adapter.app()).engine.draining else state.get("gateway_state")
+async def _gateway(context: ServerContext) -> Facts:
+    state = await runtime_state(context)
+    gateway_state = "draining" if context.app.engine.draining else state.get("gateway_state")
     return {
         "state": gateway_state,
         **({"error": f"The server is {gateway_state}."} if gateway_state not in (None, "running") else {}),
     }
 
 
-async def _background_queues(adapter: APIServerAdapter) -> Facts:
-    engine = (await adapter.app()).engine
+async def _background_queues(context: ServerContext) -> Facts:
+    engine = context.app.engine
     limit = engine.limits.runs_max
     active = engine.permits.everywhere
     full = limit and active >= limit
     return {"active": active, "limit": limit, **({"error": "No further turn is taken now."} if full else {})}
 
 
-async def _bus(adapter: APIServerAdapter) -> Facts:
-    bus = (await adapter.app()).run_log.bus
+async def _bus(context: ServerContext) -> Facts:
+    bus = context.app.run_log.bus
     await bus.check()
     return {"kind": bus.kind}
 
 
-CHECKS: dict[str, Callable[[APIServerAdapter], Awaitable[Facts]]] = {
+CHECKS: dict[str, Callable[[ServerContext], Awaitable[Facts]]] = {
     "state_db": _state_db,
     "response_store": _response_store,
     "config": _config,

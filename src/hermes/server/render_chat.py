@@ -30,15 +30,14 @@ class ChatRenderer:
         *,
         usage: bool | None = None,
         reasoning: bool = False,
-        progress: str = "event",
-        strict: bool = False,
     ) -> None:
-        head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
-        self._head = head
+        self.head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._tail: dict[str, Any] = {"usage": None} if usage else {}
-        self._usage, self._reasoning, self._progress, self._strict = usage, reasoning, progress, strict
-        self._text = _around(self._chunk({"content": "\0"}))
-        self._thought = _around(self._chunk({"reasoning_content": "\0"})) if reasoning else (b"", b"")
+        self._usage, self._reasoning = usage, reasoning
+        # How tools are shown, and whether the client is known to stumble over events of ours.
+        self.progress, self.strict = "event", False
+        self._text = self._around("content")
+        self._thought = self._around("reasoning_content") if reasoning else (b"", b"")
         self._message: str | None = None
         self._said = False
         self._labels: dict[str, str] = {}
@@ -74,22 +73,27 @@ class ChatRenderer:
         if (flags := ended.flags()) is not None:
             if ended.finish_reason == "error":
                 last["error"] = ended.error_object()
-                if self._strict:  # some clients look for an error in a frame of its own only
+                if self.strict:  # some clients look for an error in a frame of its own only
                     out.append(_frame({"error": last["error"]}))
-            elif self._strict:  # and others take a field of this name in any frame for one
+            elif self.strict:  # and others take a field of this name in any frame for one
                 flags.pop("error", None)
             last["hermes"] = flags
         if self._usage is None:
             last["usage"] = ended.chat_usage()
         out.append(_frame(last))
         if self._usage:
-            out.append(_frame({**self._head, "choices": [], "usage": ended.chat_usage()}))
+            out.append(_frame({**self.head, "choices": [], "usage": ended.chat_usage()}))
         out.append(DONE)
         return b"".join(out)
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._head, "choices": [choice], **self._tail}
+        return {**self.head, "choices": [choice], **self._tail}
+
+    def _around(self, field: str) -> tuple[bytes, bytes]:
+        """What stands before and after the text in a chunk."""
+        head, _, tail = _frame(self._chunk({field: "\0"})).partition(b'"\\u0000"')
+        return head, tail
 
     def _say(self, text: str, message_id: str | None, out: list[bytes]) -> None:
         if message_id != self._message:
@@ -128,9 +132,9 @@ class ChatRenderer:
         self._tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
 
     def _tell(self, name: str, key: str, payload: dict[str, Any], out: list[bytes]) -> None:
-        if self._progress == "event":
+        if self.progress == "event":
             out.append(_frame(payload, name))
-        elif self._progress == "chunk":
+        elif self.progress == "chunk":
             out.append(_frame({**self._chunk({}), "hermes": {key: payload}}))
 
     _RENDER: dict[str, Callable[[ChatRenderer, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
@@ -178,9 +182,3 @@ def _frame(payload: dict[str, Any], event: str | None = None) -> bytes:
     """One frame, spaced as `json.dumps` does it."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {spaced_json(payload)}\n\n".encode()
-
-
-def _around(chunk: dict[str, Any]) -> tuple[bytes, bytes]:
-    """What stands before and after the text of a chunk."""
-    head, _, tail = _frame(chunk).partition(b'"\\u0000"')
-    return head, tail

@@ -67,8 +67,6 @@ class _Open:
 class ResponseRenderer:
     """One response, built from what its turn tells. With `handed_on` the next server tells the end."""
 
-    closing = DONE
-
     def __init__(
         self,
         template: Mapping[str, Any],
@@ -83,6 +81,7 @@ class ResponseRenderer:
         self._template = dict(template)
         self._shows = shows or VisibleItems()
         self._after, self._frame, self._seal = after, frame, seal
+        self.closing = DONE if frame is sse_frame else b""
         self._seq = -1
         self._out: list[bytes] = []
         self._items: list[Json] = []

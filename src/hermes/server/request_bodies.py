@@ -22,7 +22,7 @@ from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _SPOOL = web.RequestKey("body", Spool)
 _ROOM = web.RequestKey("room", int)
@@ -58,37 +58,37 @@ class Body(Generic[M]):
         return {"X-Hermes-Ignored": listed} if listed else {}
 
 
-async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
-    raw, strict = await read_object(adapter, request), adapter.option("strict_parameters")
+async def read(context: ServerContext, request: web.Request, kind: type[M]) -> Body[M]:
+    raw, strict = await read_object(context, request), context.options.strict_parameters
     if request[_SPOOL].size <= limits.BODY_AT_ONCE_BYTES_MAX:
         return parse(raw, kind, strict=strict)
-    body: Body[M] = await (await adapter.app()).services.files.call(functools.partial(parse, raw, kind, strict=strict))
+    body: Body[M] = await context.app.services.files.call(functools.partial(parse, raw, kind, strict=strict))
     return body
 
 
-async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[str, Any]:
+async def read_object(context: ServerContext, request: web.Request) -> dict[str, Any]:
     """The JSON object that a request brings. It may be read again."""
-    limit = adapter.option("max_body_bytes")
+    limit = context.options.max_body_bytes
     try:
         if _SPOOL not in request:
-            request[_SPOOL] = await _received(request, limit, adapter.spool_folder)
+            request[_SPOOL] = await _received(request, limit, context.spool_folder)
         spool = request[_SPOOL]
         if spool.size > limits.BODY_MEMORY_BYTES_MAX and _ROOM not in request:
-            await _make_room(adapter, request, spool.size)
-        data = await spool.whole()
+            await _make_room(context, request, spool.size)
+        data = spool.at_once or await spool.whole()
         if spool.size <= limits.BODY_AT_ONCE_BYTES_MAX:
             return as_object(data)
-        value: dict[str, Any] = await (await adapter.app()).services.files.call(functools.partial(as_object, data))
+        value: dict[str, Any] = await context.app.services.files.call(functools.partial(as_object, data))
         return value
     except OSError as error:
         message = f"The body cannot be kept on disk while it is read: {error.strerror}."
         raise ApiError(503, message, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
 
 
-async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
+async def _make_room(context: ServerContext, request: web.Request, size: int) -> None:
     """Wait until a large body may be in memory; it has its room until the request is answered."""
     try:
-        await adapter.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
+        await context.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:
         message = "Too many large requests are being answered; try again, or send smaller images and files."
         headers = {"Retry-After": "5", "x-should-retry": "true"}
@@ -96,10 +96,11 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
     request[_ROOM] = size
 
 
-def give_back_room(adapter: APIServerAdapter, request: web.Request) -> None:
+def give_back_room(context: ServerContext, request: web.Request) -> None:
     """The request is answered: others may have the room of its body. Work that goes on without it needs none."""
-    adapter.body_memory.give_back(request.get(_ROOM, 0))
-    request[_ROOM] = 0
+    if _ROOM in request:
+        context.body_memory.give_back(request[_ROOM])
+        request[_ROOM] = 0
 
 
 async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
@@ -121,7 +122,7 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
     spool = Spool(folder)
     try:
         if request.content.is_eof():  # what has come already need not be waited for
-            await spool.add(request.content.read_nowait())
+            spool = Spool(folder, request.content.read_nowait())
         else:
             async with asyncio.timeout(limits.BODY_S_MAX):
                 async for part in request.content.iter_any():
@@ -164,40 +165,37 @@ def _too_large(limit: int) -> ApiError:
 
 def as_object(data: bytes | str) -> dict[str, Any]:
     """The JSON object in these bytes; nothing at all counts as an empty one."""
-    if not data.strip():
-        return {}
-    value = _decoded(data)
-    if not isinstance(value, dict):
-        kind = "an array" if isinstance(value, list) else f"of the type {type(value).__name__}"
-        raise ApiError(400, f"The body must be a JSON object; it is {kind}.", "invalid_body")
-    return value
-
-
-def _decoded(data: bytes | str) -> Any:
-    openings = _openings(data)
+    raw = data.encode() if isinstance(data, str) else data
+    openings = raw.count(b"[") + raw.count(b"{")
     # Each begins an object or an array, and these are what is slow to make: too many are told before they are made.
-    if openings > limits.JSON_VALUES_MAX and _openings(_outside_strings(data)) - 1 > limits.JSON_VALUES_MAX:
-        raise _too_many_values()
+    if openings > limits.JSON_VALUES_MAX:
+        outside_strings = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+        if outside_strings.count(b"[") + outside_strings.count(b"{") - 1 > limits.JSON_VALUES_MAX:
+            raise _too_many_values()
     try:
         try:
-            value = msgspec.json.decode(data)
+            value = msgspec.json.decode(raw)
         except (ValueError, RecursionError):
+            if not raw.strip():
+                return {}
             # Half a pair of surrogates is all that this reader refuses and a client may mean well.
-            if (replaced := _without_halves(data)) is None:
+            if (replaced := _without_halves(raw)) is None:
                 raise
             value = msgspec.json.decode(replaced)
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
     # The depth cannot exceed the number of opening brackets, and a short body has no room for many fields.
-    if len(data) > _SHORT_BYTES or openings > limits.JSON_DEPTH_MAX:
+    if len(raw) > _SHORT_BYTES or openings > limits.JSON_DEPTH_MAX:
         _check_size(value)
+    if not isinstance(value, dict):
+        kind = "an array" if isinstance(value, list) else f"of the type {type(value).__name__}"
+        raise ApiError(400, f"The body must be a JSON object; it is {kind}.", "invalid_body")
     return value
 
 
-def _without_halves(data: bytes | str) -> bytes | None:
+def _without_halves(raw: bytes) -> bytes | None:
     """The JSON text with the escapes of half pairs of surrogates replaced; None where there are none."""
-    raw = data if isinstance(data, bytes) else data.encode()
     if b"\0" in raw:  # which is no JSON, and stands for an escaped backslash here
         return None
     escapes = raw.replace(rb"\\", b"\0")
@@ -205,20 +203,9 @@ def _without_halves(data: bytes | str) -> bytes | None:
     return None if replaced == escapes else replaced.replace(b"\0", rb"\\")
 
 
-def _outside_strings(data: bytes | str) -> bytes:
-    raw = data if isinstance(data, bytes) else data.encode()
-    return b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-
-
 def _too_many_values() -> ApiError:
     message = f"The body has more than {limits.JSON_VALUES_MAX} fields and items; send it in parts."
     return ApiError(400, message, "too_many_fields")
-
-
-def _openings(data: bytes | str) -> int:
-    if isinstance(data, str):
-        return data.count("[") + data.count("{")
-    return data.count(b"[") + data.count(b"{")
 
 
 def _check_size(value: Any) -> None:
@@ -269,7 +256,7 @@ def _place(value: Any, wanted: Any) -> str:
 def parse(raw: Mapping[str, Any], kind: type[M], *, strict: bool = False) -> Body[M]:
     """The model of an object. Fields that it does not know are ignored and named, or, when strict, refused."""
     shape = _shape(kind)
-    ignored = [name for name in raw if name not in shape]
+    ignored = [] if raw.keys() <= shape.keys() else [name for name in raw if name not in shape]
     if ignored and (strict or kind.__struct_config__.forbid_unknown_fields):
         raise invalid(ignored[0], f"Unknown parameter: {ignored[0]!r}.", "unknown_parameter")
     given = normalized(raw, kind)
@@ -278,7 +265,8 @@ def parse(raw: Mapping[str, Any], kind: type[M], *, strict: bool = False) -> Bod
     except msgspec.ValidationError as error:
         raise field_error(str(error)) from None
     without_effect = getattr(kind, "WITHOUT_EFFECT", ())
-    ignored += [name for name in without_effect if given.get(name) is not None]
+    if not given.keys().isdisjoint(without_effect):
+        ignored += [name for name in without_effect if given.get(name) is not None]
     return Body(model, dict(raw), ignored)
 
 
@@ -326,10 +314,11 @@ def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = 
         elif own is not None and isinstance(value, dict):
             value = normalized(value, own, f"{path}.")
         elif nested is not None and isinstance(value, list):
-            value = [
-                normalized(item, nested, f"{path}[{index}].") if isinstance(item, dict) else item
-                for index, item in enumerate(value)
-            ]
+            items = list(value)
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    items[index] = normalized(item, nested, f"{path}[{index}].")
+            value = items
         out[name] = value
     return out
 

@@ -6,7 +6,7 @@ import functools
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -16,14 +16,14 @@ from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import OPTION_HEADERS, RECORDING, Recording
-from hermes.server.keys import CALLER
+from hermes.server.keys import caller_of
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
 from hermes.tools.framework.toolsets import DEFAULTS
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 # Open WebUI sends it with ENABLE_FORWARD_USER_INFO_HEADERS.
 USER_HEADER = "X-OpenWebUI-User-Id"
@@ -57,66 +57,46 @@ class RequestOptions:
         """The admission of the run that a previous process started for this request, or None."""
         return self.recording.resumed_admission if self.recording is not None else None
 
-    def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
-        """The fields of a `RunSpec`. Approvals are asked for where the stream shows them or the client says that it waits."""
-        toolsets = adapter.toolsets(self.toolsets)
-        return {
-            "session_key": self.session_key,
-            "toolsets": toolsets,
-            "toolsets_by_default": self.toolsets is None and toolsets is not None,
-            "disabled_toolsets": self.disabled_toolsets,
-            "tool_policy": CALLER.get().toolsets,
-            "allowed_models": CALLER.get().models,
-            **({"run_id": self.recording.run_id} if self.recording is not None else {}),
-            "answerable": announces if self.approvals is None else self.approvals == "wait",
-            "approvals": "deny" if self.approvals == "deny" else None,
-            "on_detach": "continue" if self.detach else "cancel",
-            "deadline_seconds": self.deadline_s,
-        }
-
 
 def parse_options(
-    adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
+    context: ServerContext, request: web.Request, *, client_tools: bool = False, user: str | None = None
 ) -> RequestOptions:
     """The options of a request, each checked."""
-    strict = is_strict(adapter, request)
-    special = client_tools or RECORDING in request or adapter.option("memory_scope") == "user"
-    if special or any(map(request.headers.__contains__, OPTION_HEADERS)):
-        return _parsed(adapter, request, strict, client_tools, user)
-    # Most requests ask for nothing special.
-    if strict not in adapter.usual_options:
-        adapter.usual_options[strict] = _parsed(adapter, request, strict)
-    return adapter.usual_options[strict]
-
-
-def _parsed(
-    adapter: APIServerAdapter, request: web.Request, strict: bool, client_tools: bool = False, user: str | None = None
-) -> RequestOptions:
-    header, recording = request.headers.get, request.get(RECORDING)
-    session_key, refusal = adapter.session_key(request, user)
+    header, recording, own = request.headers.get, request.get(RECORDING), context.options
+    agent = header("User-Agent", "")
+    strict = any(map(request.headers.__contains__, _STRICT_CLIENT_HEADERS)) or _is_strict_agent(
+        agent, tuple(own.strict_clients or ())
+    )
+    usual = not (client_tools or recording is not None or own.memory_scope == "user")
+    usual = usual and not any(map(request.headers.__contains__, OPTION_HEADERS))
+    if usual and strict in context.usual_options:  # most requests ask for nothing special
+        return context.usual_options[strict]
+    session_key, refusal = context.session_key(request, user)
     if refusal is not None:
         raise refusal
-    progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
-    shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
+    progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or own.tool_progress
+    shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or own.tool_items
     session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
     detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or recording is not None
-    return RequestOptions(
+    only_server_tools = not client_tools or toolsets is not None
+    options = RequestOptions(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
         seed=flag_of(header("X-Hermes-Seed-History"), "X-Hermes-Seed-History", False),
-        detach=detach or adapter.option("on_disconnect") == "detach",
+        detach=detach or own.on_disconnect == "detach",
         approvals=_one_of(request, "X-Hermes-Approvals", ("wait", "deny")),
         tool_progress=progress if progress != "auto" else "off" if strict else "event",
         tool_items=shown if shown != "auto" else "mcp" if strict or client_tools else "function",
-        reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning")),
+        reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", own.show_reasoning),
         toolsets=toolsets,
-        disabled_toolsets=ON_REQUEST - (CALLER.get().toolsets or set())
-        if client_tools and toolsets is None
-        else frozenset(),
-        deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
+        disabled_toolsets=frozenset() if only_server_tools else ON_REQUEST - (caller_of(request).toolsets or set()),
+        deadline_s=_deadline(header("X-Hermes-Timeout"), own.turn_timeout_seconds),
         strict=strict,
         recording=recording,
     )
+    if usual:
+        context.usual_options[strict] = options
+    return options
 
 
 def session_id_of(given: str, where: str) -> str:
@@ -144,17 +124,9 @@ def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiE
     return (f"user:{given}" if given else None), None
 
 
-def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
-    """Whether the client is known to stumble over events of ours."""
-    if any(map(request.headers.__contains__, _STRICT_CLIENT_HEADERS)):
-        return True
-    agent = request.headers.get("User-Agent", "")
-    return bool(agent) and _is_strict_agent(agent, tuple(adapter.option("strict_clients") or ()))
-
-
 @functools.lru_cache(maxsize=256)
 def _is_strict_agent(agent: str, patterns: tuple[str, ...]) -> bool:
-    return any(pattern.search(agent) for pattern in _patterns(patterns))
+    return bool(agent) and any(pattern.search(agent) for pattern in _patterns(patterns))
 
 
 @functools.cache
@@ -191,9 +163,9 @@ def toolsets_of(names: list[str], where: str) -> frozenset[str]:
     return frozenset(names)
 
 
-async def workdir_of(adapter: APIServerAdapter, owner: str, session_key: str | None, workdir: str) -> str:
+async def workdir_of(context: ServerContext, owner: str, session_key: str | None, workdir: str) -> str:
     """A folder that a request names to work in; one outside `terminal.workspaces` is refused."""
-    app = await adapter.app()
+    app = context.app
     try:
         await app.services.files.call(
             functools.partial(workspace_of, app.home, app.settings, owner, session_key, workdir)
@@ -205,9 +177,9 @@ async def workdir_of(adapter: APIServerAdapter, owner: str, session_key: str | N
     return workdir
 
 
-async def max_iterations_of(adapter: APIServerAdapter, given: int | None) -> int | None:
+async def max_iterations_of(context: ServerContext, given: int | None) -> int | None:
     """How many steps a turn may take: never more than are configured."""
-    most = (await adapter.app()).settings.agent.max_turns
+    most = context.app.settings.agent.max_turns
     if given is not None and given > most:
         raise invalid("max_iterations", f"max_iterations is a whole number from 1 to {most} (agent.max_turns).")
     return given

@@ -17,11 +17,11 @@ from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
 from hermes.server.sse import run_events
-from hermes.server.turns import Message
+from hermes.server.turn_spec import Message
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
 WAIT_FOR_RUN_S = 1.0
@@ -78,30 +78,30 @@ class ResponseRecord:
             **known,
         )
 
-    async def renderer(self, adapter: APIServerAdapter, **how: Any) -> ResponseRenderer:
+    async def renderer(self, context: ServerContext, **how: Any) -> ResponseRenderer:
         """What builds it."""
-        seal = await seal_of(adapter) if self.shows.encrypted else None
+        seal = await seal_of(context) if self.shows.encrypted else None
         closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
-        limit = adapter.option("max_event_bytes")
+        limit = context.options.max_event_bytes
         return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
-    async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
+    async def begin(self, context: ServerContext, response: Json) -> None:
         """Store the response for the first time, or raise; one that is stored already is further on than this."""
         if not self.known:
-            await self.keep(adapter, response)
+            await self.keep(context, response)
 
-    async def try_insert(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
+    async def try_insert(self, context: ServerContext, renderer: ResponseRenderer) -> None:
         """The same for those who are answered even without a store, and then warned."""
-        if not self.known and not await self.try_save(adapter, renderer.snapshot()):
+        if not self.known and not await self.try_save(context, renderer.snapshot()):
             renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
-    async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
+    async def keep(self, context: ServerContext, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
         if not self.store:
             return
         over = response["status"] not in ("queued", "in_progress")
-        history = await self._transcript(adapter, response, ended) if over else list(self.history)
-        store = adapter.stored_responses
+        history = await self._transcript(context, response, ended) if over else list(self.history)
+        store = context.stored_responses
         # What was deleted meanwhile stays so.
         await store.put(self.response_id, self.record(response, history), self.known)
         self.known = True
@@ -111,23 +111,23 @@ class ResponseRecord:
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
 
-    async def try_save(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> bool:
+    async def try_save(self, context: ServerContext, response: Json, ended: Outcome | None = None) -> bool:
         """Store it if that can be done; a record that is behind then follows its run."""
         try:
-            await self.keep(adapter, response, ended)
+            await self.keep(context, response, ended)
         except StoreError as error:
             log.warning("the response %s could not be kept: %s", self.response_id, error)
             if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
-                (await adapter.app()).services.background(follow_until_kept(adapter, self))
+                context.app.services.background(follow_until_kept(context, self))
             return False
         return True
 
-    async def _transcript(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None) -> list[Message]:
+    async def _transcript(self, context: ServerContext, response: Json, ended: Outcome | None) -> list[Message]:
         if (
             ended is None
             and self.run_id
             and self.session_id
-            and (found := await adapter.stored_history(self.session_id))
+            and (found := await context.stored_history(self.session_id))
         ):
             return found
         text = ended.text if ended else text_of_output(response["output"])
@@ -200,11 +200,11 @@ def blank(response_id: str, model: str, created_at: int) -> Json:
 # --- following a run without its client ------------------------------------------------------------------------------
 
 
-async def follow(adapter: APIServerAdapter, kept: ResponseRecord) -> ResponseRenderer:
+async def follow(context: ServerContext, kept: ResponseRecord) -> ResponseRenderer:
     """Build the response from its run's log, to the run's end, and keep it."""
-    app = await adapter.app()
+    app = context.app
     while True:
-        renderer = await kept.renderer(adapter)
+        renderer = await kept.renderer(context)
         for _ in renderer.begin():
             pass
         async with contextlib.aclosing(run_events(app.engine, kept.run_id or "", ROWS)) as source:
@@ -212,7 +212,7 @@ async def follow(adapter: APIServerAdapter, kept: ResponseRecord) -> ResponseRen
                 before = renderer.status
                 renderer.feed(batch)
                 if renderer.status != before and not renderer.ended:
-                    await kept.keep(adapter, renderer.snapshot())
+                    await kept.keep(context, renderer.snapshot())
         if renderer.ended or app.engine.draining:
             break
         if (record := await app.engine.get(kept.run_id or "")) is None or record.log_expired:
@@ -220,52 +220,52 @@ async def follow(adapter: APIServerAdapter, kept: ResponseRecord) -> ResponseRen
             break
         await asyncio.sleep(WAIT_FOR_RUN_S)  # it waits to be taken up again
     if renderer.ended:
-        await kept.keep(adapter, renderer.response)
+        await kept.keep(context, renderer.response)
     return renderer
 
 
-async def level(adapter: APIServerAdapter) -> None:
+async def level(context: ServerContext) -> None:
     """Bring responses that a server has left unfinished level with their runs, where those have ended. All others follow
     when their runs are taken up."""
-    app = await adapter.app()
-    found = await adapter.stored_responses.unfinished()
-    if (unbegun := await _level_ended(adapter, found)) and app.engine.peers.names():
+    app = context.app
+    found = await context.stored_responses.unfinished()
+    if (unbegun := await _level_ended(context, found)) and app.engine.peers.names():
         await asyncio.sleep(LEASE_TTL_S)  # another worker may have been about to begin their runs
-        unbegun = await _level_ended(adapter, unbegun)
+        unbegun = await _level_ended(context, unbegun)
     for response_id in unbegun:
-        app.services.background(level_revived(adapter, response_id))
+        app.services.background(level_revived(context, response_id))
 
 
-async def _level_ended(adapter: APIServerAdapter, response_ids: list[str]) -> list[str]:
+async def _level_ended(context: ServerContext, response_ids: list[str]) -> list[str]:
     """Those of which there is no run are left."""
-    app, unbegun = await adapter.app(), list[str]()
+    app, unbegun = context.app, list[str]()
     for response_id in response_ids:
-        record = await adapter.stored_responses.get(response_id)
+        record = await context.stored_responses.get(response_id)
         if record is None or not record.get("run_id"):
             continue
         run = await app.engine.get(record["run_id"])
         if run is None:
             unbegun.append(response_id)
         elif run.state.ended:
-            app.services.background(level_revived(adapter, response_id))
+            app.services.background(level_revived(context, response_id))
     return unbegun
 
 
-async def level_revived(adapter: APIServerAdapter, response_id: str) -> None:
+async def level_revived(context: ServerContext, response_id: str) -> None:
     """Follow the run of a response that is taken up here, or has ended."""
-    record = await adapter.stored_responses.get(response_id)
+    record = await context.stored_responses.get(response_id)
     if record is not None and record.get("run_id"):
-        await follow_until_kept(adapter, ResponseRecord.of(response_id, record))
+        await follow_until_kept(context, ResponseRecord.of(response_id, record))
 
 
-async def follow_until_kept(adapter: APIServerAdapter, kept: ResponseRecord) -> None:
+async def follow_until_kept(context: ServerContext, kept: ResponseRecord) -> None:
     """The same in the background, however long the store cannot be written to."""
     while True:
         try:
-            await follow(adapter, kept)
+            await follow(context, kept)
             return
         except StoreError as error:
-            if (await adapter.app()).engine.draining:
+            if context.app.engine.draining:
                 return
             log.warning("the response %s could not be kept: %s", kept.response_id, error)
             await asyncio.sleep(WAIT_FOR_STORE_S)

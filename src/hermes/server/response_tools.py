@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core.limits import CLIENT_TOOLS_MAX
 from hermes.server.errors import ApiError, invalid
+from hermes.server.keys import Key
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
 from hermes.server.request_bodies import parse
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_TYPES, flat_name, is_hosted
-from hermes.server.turns import Message, Tools, choice_of
+from hermes.server.turn_spec import Message, Tools, choice_of
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _NAMESPACE = "namespace"
 
@@ -64,14 +65,14 @@ def response_tools(
 
 
 async def stand_in(
-    adapter: APIServerAdapter, tools: Tools, narrowed: frozenset[str] | None, ignored: list[str]
+    context: ServerContext, caller: Key, tools: Tools, narrowed: frozenset[str] | None, ignored: list[str]
 ) -> frozenset[str]:
     """Let the server's own tools, as far as the request may use them, stand in for hosted ones: their toolsets."""
     used: set[str] = set()
     own = {schema["function"]["name"] for schema in tools.schemas}
     for kind in tools.hosted:
         hosted = HOSTED_TYPES.get(kind)
-        offered = await adapter.offered(hosted.toolset, narrowed) if hosted is not None else frozenset()
+        offered = await context.offered(hosted.toolset, narrowed, caller) if hosted is not None else frozenset()
         if hosted is None or hosted.needs not in offered:
             ignored.append(f"tools.{kind}")
             continue

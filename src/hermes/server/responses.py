@@ -15,6 +15,7 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.keys import caller_of
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
 from hermes.server.query_params import ID_MAX, ItemQuery
@@ -28,11 +29,12 @@ from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import replay
-from hermes.server.turns import Turn, check_model, route_of, run_uncancellable
+from hermes.server.turn_spec import check_model, route_of
+from hermes.server.turns import Turn, run_uncancellable
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _RESPONSE = "/v1/responses/{response_id}"
 EXAMPLE_ITEM = {"type": "message", "role": "user", "content": "Which files are here?"}
@@ -59,43 +61,25 @@ SUMMARIZE = (
     idempotent=True,
     begins_turns=True,
 )
-async def responses(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, ResponseRequest)
-    work = await prepare(adapter, request, body)
-    if body.model.background:
-        return await _in_background(adapter, request, work)
+async def responses(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, ResponseRequest)
+    work = await prepare(context, request, body)
     turn, kept = work.turn, work.kept
     try:
+        if body.model.background:
+            return await _in_background(context, request, work)
         await work.admit()
         if not body.model.stream:
             renderer = await work.run()
             named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
             headers = turn.response_headers(await turn.streamed_outcome(), body, **named)
             return answer(renderer.response, 200, headers)
-        if (replaced := adapter.replaced_run(turn, streamed=True)) is None:
-            return await work.stream()
-        turn.run = replaced
-        return await adapter._write_sse_responses(
-            request=request,
-            response_id=kept.response_id,
-            model=kept.template["model"],
-            created_at=kept.template["created_at"],
-            stream_q=replaced.queue,
-            agent_task=replaced.task,
-            agent_ref=replaced.agent_ref,
-            conversation_history=turn.history,
-            user_message=kept.user_message,
-            instructions=kept.instructions,
-            conversation=kept.conversation,
-            store=kept.store,
-            session_id=turn.session_id,
-            prepared=work,
-        )
+        return await work.stream()
     finally:
         await turn.release()
 
 
-async def _in_background(adapter: APIServerAdapter, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
+async def _in_background(context: ServerContext, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
     if turn.options.resumed is not None:
@@ -107,34 +91,34 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
     else:
         await work.branch()
         work.settle()
-    renderer = await kept.renderer(adapter)
-    await run_uncancellable(_submit(adapter, work, renderer))
+    renderer = await kept.renderer(context)
+    await run_uncancellable(_submit(context, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}
     if work.body.model.stream:
-        return await _replayed(adapter, request, kept, -1, headers)
+        return await _replayed(context, request, kept, -1, headers)
     return answer(renderer.snapshot(), 200, headers)
 
 
-async def _submit(adapter: APIServerAdapter, work: PreparedResponse, renderer: ResponseRenderer) -> None:
+async def _submit(context: ServerContext, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
-    app, kept, resumed = await adapter.app(), work.kept, work.turn.options.resumed is not None
+    app, kept, resumed = context.app, work.kept, work.turn.options.resumed is not None
     if not resumed:
-        await check_model(adapter, work.turn.spec)
-    await kept.begin(adapter, renderer.snapshot())
+        await check_model(context, caller_of(work.turn.request), work.turn.spec)
+    await kept.begin(context, renderer.snapshot())
     try:
         await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
-        await adapter.stored_responses.delete(kept.response_id)
+        await context.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
-    app.services.background(follow_until_kept(adapter, kept))
+    app.services.background(follow_until_kept(context, kept))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
 
 
-async def _stored(adapter: APIServerAdapter, request: web.Request) -> tuple[str, Json]:
+async def _stored(context: ServerContext, request: web.Request) -> tuple[str, Json]:
     response_id = request.match_info["response_id"]
-    record: Json | None = await adapter.stored_responses.get(response_id, adapter.visible_owner(request))
+    record: Json | None = await context.stored_responses.get(response_id, caller_of(request).visible_owner)
     if record is None:
         raise ApiError(404, f"There is no response {response_id!r}.", "response_not_found")
     return response_id, record
@@ -160,41 +144,41 @@ class ResponseQuery(Struct, kw_only=True):
     faults=(410,),
     features=("responses_resume",),
 )
-async def get_response(adapter: APIServerAdapter, request: web.Request, query: ResponseQuery) -> web.StreamResponse:
-    response_id, record = await _stored(adapter, request)
+async def get_response(context: ServerContext, request: web.Request, query: ResponseQuery) -> web.StreamResponse:
+    response_id, record = await _stored(context, request)
     if not query.stream:
         return answer(record["response"])
     after = -1 if query.starting_after is None else query.starting_after
-    return await _replayed(adapter, request, ResponseRecord.of(response_id, record), after, {})
+    return await _replayed(context, request, ResponseRecord.of(response_id, record), after, {})
 
 
 async def _replayed(
-    adapter: APIServerAdapter, request: web.Request, kept: ResponseRecord, after: int, headers: dict[str, str]
+    context: ServerContext, request: web.Request, kept: ResponseRecord, after: int, headers: dict[str, str]
 ) -> web.StreamResponse:
     """The stream of a response from wherever its reader wants, then live."""
-    app = await adapter.app()
+    app = context.app
     run = await app.engine.get(kept.run_id) if kept.run_id else None
     if run is None or run.log_expired:
         raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
-    renderer = await kept.renderer(adapter, after=after)
+    renderer = await kept.renderer(context, after=after)
 
     async def ensure_kept() -> None:
         """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
-        stored = await adapter.stored_responses.get(kept.response_id, kept.owner)
+        stored = await context.stored_responses.get(kept.response_id, kept.owner)
         if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
-            await kept.try_save(adapter, renderer.response)
+            await kept.try_save(context, renderer.response)
 
     return await replay(
-        adapter.stream(request, headers), app.engine, run.spec.run_id, renderer, rows=ROWS, on_end=ensure_kept
+        context.stream(request, headers), app.engine, run.spec.run_id, renderer, rows=ROWS, on_end=ensure_kept
     )
 
 
 @route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat")
-async def delete_response(adapter: APIServerAdapter, request: web.Request) -> ResponseDeleted:
-    response_id, record = await _stored(adapter, request)
+async def delete_response(context: ServerContext, request: web.Request) -> ResponseDeleted:
+    response_id, record = await _stored(context, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
-        await _stop(adapter, record["run_id"])
-    await adapter.stored_responses.delete(response_id)
+        await _stop(context, request, record["run_id"])
+    await context.stored_responses.delete(response_id)
     return ResponseDeleted(id=response_id)
 
 
@@ -208,11 +192,11 @@ async def delete_response(adapter: APIServerAdapter, request: web.Request) -> Re
     faults=(409,),
     features=("responses_cancel",),
 )
-async def cancel_response(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    response_id, record = await _stored(adapter, request)
+async def cancel_response(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    response_id, record = await _stored(context, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
-        await _stop(adapter, record["run_id"])
-        renderer = await follow(adapter, ResponseRecord.of(response_id, record))
+        await _stop(context, request, record["run_id"])
+        renderer = await follow(context, ResponseRecord.of(response_id, record))
         record["response"] = renderer.response
     if record["response"].get("status") != "cancelled":
         message = f"The response {response_id!r} is {record['response'].get('status')} and cannot be stopped."
@@ -220,9 +204,11 @@ async def cancel_response(adapter: APIServerAdapter, request: web.Request) -> we
     return answer(record["response"])
 
 
-async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
-    engine = (await adapter.app()).engine
-    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api", credential=adapter.credential()))
+async def _stop(context: ServerContext, request: web.Request, run_id: str) -> None:
+    engine = context.app.engine
+    await engine.control(
+        run_id, Control("cancel", {"reason": "stop"}, surface="api", credential=caller_of(request).credential)
+    )
     await engine.wait(run_id, CLOSE_S_MAX)
 
 
@@ -234,8 +220,8 @@ async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
     scope="chat",
     features=("responses_input_items",),
 )
-async def response_input_items(adapter: APIServerAdapter, request: web.Request, query: ItemQuery) -> ItemList:
-    _, record = await _stored(adapter, request)
+async def response_input_items(context: ServerContext, request: web.Request, query: ItemQuery) -> ItemList:
+    _, record = await _stored(context, request)
     return page(list(record.get("input_items") or ()), query)
 
 
@@ -272,12 +258,12 @@ def item_list(items: list[Json], *, has_more: bool) -> ItemList:
     faults=TURN_FAULTS,
     features=("responses_input_tokens",),
 )
-async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+async def input_tokens(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """What the model would be given for this request, as the agent counts it."""
-    body = await read(adapter, request, ResponseRequest)
+    body = await read(context, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
-    turn = (await prepare(adapter, request, body)).turn
-    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.options)
+    turn = (await prepare(context, request, body)).turn
+    turn = Turn(context, request, await _counted(context, request, turn.spec), turn.options)
     try:
         await turn.admit()
         assert turn.admission is not None
@@ -288,24 +274,24 @@ async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.S
     finally:
         await turn.release()
     if "prompt_tokens" not in result:
-        raise outcome.outcome_of(result, {}, adapter.redact).failure()
+        raise outcome.outcome_of(result, {}, context.redact).failure()
     told = {"object": "response.input_tokens", "input_tokens": result["prompt_tokens"]}
     return answer(told, 200, body.headers())
 
 
-async def _counted(adapter: APIServerAdapter, request: web.Request, spec: RunSpec) -> RunSpec:
+async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) -> RunSpec:
     """The turn as one that is only counted: with all that its session gives it, and without that session."""
-    await check_model(adapter, spec)
+    await check_model(context, caller_of(request), spec)
     if spec.persist:
-        session = await adapter.session(spec.session_id)
+        session = await context.session(spec.session_id)
         if session is not None:
-            if not adapter.may_see(request, session["owner"]):
+            if not caller_of(request).may_see(session["owner"]):
                 raise unknown_session(spec.session_id)
             texts = [text for text in (session["instructions"], spec.instructions) if text]
-            route = spec.route or of_session(adapter.settings, session)
+            route = spec.route or of_session(context.settings, session)
             spec = spec.replace(instructions="\n".join(texts) or None, route=route)
         if spec.history is None:
-            spec = spec.replace(history=await adapter.stored_history(spec.session_id))
+            spec = spec.replace(history=await context.stored_history(spec.session_id))
     return spec.replace(session_id=new_session_id(), base_id=None, persist=False, count_only=True)
 
 
@@ -327,19 +313,19 @@ async def _counted(adapter: APIServerAdapter, request: web.Request, spec: RunSpe
     idempotent=True,
     begins_turns=True,
 )
-async def compact(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, CompactRequest)
-    asked, owner = body.model, adapter.owner_of(request)
+async def compact(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, CompactRequest)
+    asked, owner = body.model, caller_of(request).owner
     before: list[Json] = []
     if asked.previous_response_id:
-        found = await adapter.stored_responses.get(asked.previous_response_id, owner)
+        found = await context.stored_responses.get(asked.previous_response_id, owner)
         if found is None:
             message = f"There is no response {asked.previous_response_id!r}."
             raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
         before = list(found.get("conversation_history") or ())
     elif asked.input is None:
         raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")
-    given = await reader(adapter, owner).read(asked.input) if asked.input is not None else None
+    given = await reader(context, owner).read(asked.input) if asked.input is not None else None
     said = [*before, *(given.messages if given else ())]
     system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
     spec = RunSpec(
@@ -354,9 +340,9 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(adapter, asked.model, asked.provider),
+        route=route_of(context, caller_of(request), asked.model, asked.provider),
     )
-    turn = Turn(adapter, request, spec, parse_options(adapter, request))
+    turn = Turn(context, request, spec, parse_options(context, request))
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -364,7 +350,7 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         await turn.release()
     if not ended.is_success or not ended.text:
         raise ended.failure()
-    sealed = (await seal_of(adapter)).close("compaction", owner, ended.text)
+    sealed = (await seal_of(context)).close("compaction", owner, ended.text)
     item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed}
     told = {"id": f"cmp_{secrets.token_hex(12)}", "object": "response.compaction", "created_at": int(time.time())}
     headers = {**turn.headers(ended), **body.headers()}

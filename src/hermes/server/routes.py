@@ -1,6 +1,6 @@
 """Routes: `@route(...)` at a handler declares everything about it, once.
 
-The router, the methods of the adapter, the list of endpoints, the features, the API's description, and the reading of
+The router, the methods of the context, the list of endpoints, the features, the API's description, and the reading of
 query and body are made of these declarations.
 """
 
@@ -20,20 +20,20 @@ from aiohttp import web
 from hermes.core.errors import ServiceError
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.errors import ApiError, answer, api_error
-from hermes.server.middleware import request_id
+from hermes.server.headers import request_id
 from hermes.server.query_params import parse_query
 from hermes.server.request_bodies import give_back_room, read
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]])
-Endpoint = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
-# The adapter whose gate has let the request in.
-PASSED: web.RequestKey[APIServerAdapter] = web.RequestKey("passed")
+Endpoint = Callable[["ServerContext", web.Request], Awaitable[web.StreamResponse]]
+# The context whose gate has let the request in.
+PASSED: web.RequestKey[ServerContext] = web.RequestKey("passed")
 # The parts of the API, in the order in which they are shown.
 GROUPS = ("server", "chat", "responses", "conversations", "runs", "jobs", "sessions")
 ROUTES: list[Route] = []
@@ -45,7 +45,7 @@ _PROFILE = re.compile(r"^/p/[^/]+(?=/)")
 class Route:
     """One route, and the decorator of its handler.
 
-    A handler is called with the adapter and the request, with the parsed `query` and `body` where it has parameters of
+    A handler is called with the context and the request, with the parsed `query` and `body` where it has parameters of
     these names, and returns a struct (sent with the route's status) or a response. The types in its signature are those
     of the route; `body` and `answers` are given here where a handler reads its body or makes its response by itself.
 
@@ -95,60 +95,62 @@ class Route:
         part = self.path.removeprefix("/v1").removeprefix("/api").split("/")[1]
         return part if part in GROUPS else GROUPS[0]
 
-    @property
-    def adapter_method(self) -> str:
-        return f"_handle_{self.handler.__name__}"
-
     def endpoint(self) -> Endpoint:
-        """The handler as a method of the adapter, with authentication, idempotency and error responses around it."""
+        """The handler with authentication, idempotency and error responses around it."""
         names = inspect.signature(self.handler).parameters
         query_type, body_type = self.query if "query" in names else None, self.body if "body" in names else None
-        handler, public, status = self.handler, self.scope is None, self.status
+        handler, status, public, idempotent = self.handler, self.status, self.scope is None, self.idempotent
 
-        async def work(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+        async def work(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
                 arguments: dict[str, msgspec.Struct] = {}
                 if query_type is not None:
                     arguments["query"] = parse_query(request, query_type)
-                body = None if body_type is None else await read(adapter, request, body_type)
+                body = None if body_type is None else await read(context, request, body_type)
                 if body is not None:
                     arguments["body"] = body.model
-                answered = await handler(adapter, request, **arguments)
+                answered = await handler(context, request, **arguments)
                 response = answered if isinstance(answered, web.StreamResponse) else answer(answered, status)
                 if body is not None:
                     response.headers.update(body.headers())
                 return response
             except (ApiError, ServiceError) as error:
                 refusal = api_error(error) if isinstance(error, ServiceError) else error
-                refusal.redact(adapter.redact)
+                refusal.redact(context.redact)
                 return refusal.response()
 
-        async def handle(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+        async def handle(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
                 # Handlers can be put into an application that has no gate: then the key is checked here.
-                refusal = None if public or request.get(PASSED) is adapter else adapter._check_auth(request)
+                refusal = None if public or request.get(PASSED) is context else context.check_auth(request)
                 if refusal is not None:
-                    return refusal
-                response = await (adapter.once(request, work) if self.idempotent else work(adapter, request))
-                if not public and not response.prepared:
-                    response.headers.update(adapter.rate_headers())
+                    return refusal.response()
+                if not context.is_attached:
+                    await context.use_current_app()
+                key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
+                if key is None:
+                    response = await work(context, request)
+                else:
+                    response = await context.idempotency.answer(request, key, work)
+                if context.keyring.limited and not public and not response.prepared:
+                    response.headers.update(context.rate_headers(request))
                 return response
             except ApiError as error:
-                error.redact(adapter.redact)
+                error.redact(context.redact)
                 return error.response()
             except StoreError as error:
                 retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
                 log.warning("%s: the store is out of reach: %s", request_id(request), error)
                 message = str(error) if isinstance(error, StoreTimeout) else f"The store is out of reach: {error}"
-                return ApiError(503, adapter.redact(message), "session_db_unavailable", headers=retry).response()
+                return ApiError(503, context.redact(message), "session_db_unavailable", headers=retry).response()
             except web.HTTPException:
                 raise
             except Exception:  # noqa: BLE001  (a defect of ours: the client learns under which id it is in the log)
-                log.error("%s: %s", request_id(request), adapter.redact(traceback.format_exc()))
+                log.error("%s: %s", request_id(request), context.redact(traceback.format_exc()))
                 message = f"The server had an internal error; it is in the log as {request_id(request)}."
                 return ApiError(500, message, "internal_error").response()
             finally:
-                give_back_room(adapter, request)
+                give_back_room(context, request)
 
         handle.__name__ = handler.__name__
         return handle

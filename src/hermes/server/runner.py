@@ -21,7 +21,7 @@ from hermes.core.home import Home
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.logs import logging_to
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
-from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
+from hermes.server.settings import Platform, load_gateway_config
 from hermes.server.startup_checks import (
     BACKLOG,
     Unavailable,
@@ -44,7 +44,7 @@ from hermes.store.stores import address, path_of
 
 if TYPE_CHECKING:
     from hermes.app import App
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
     from hermes.server.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -134,8 +134,8 @@ class GatewayRunner:
         self._worker = worker
         self._supervisor = worker or Supervisor(os.environ)
         self._app: App
-        self._adapter: APIServerAdapter
-        self._profiles: dict[str, tuple[App, APIServerAdapter]] = {}
+        self._context: ServerContext
+        self._profiles: dict[str, tuple[App, ServerContext]] = {}
 
     @staticmethod
     def _load_reasoning_config() -> dict[str, Any] | None:
@@ -233,25 +233,25 @@ class GatewayRunner:
         """Take up what was cut off, and answer on these sockets."""
         from aiohttp import web
 
-        from hermes.server.adapter import APIServerAdapter
         from hermes.server.application import Runner, build
+        from hermes.server.context import ServerContext
 
         own, *others = served.items()
         extra = load_gateway_config(own[1]).platforms[Platform.API_SERVER].extra
-        self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
-        self._adapter.attach(self._app)
+        self._context = ServerContext({**extra, **told})
+        self._context.attach(self._app)
         for name, settings in others:
             await self._open_profile(stack, name, settings, told)
-        adapters = {name: adapter for name, (_, adapter) in self._profiles.items()}
-        server = Runner(build(self._adapter, adapters), shutdown_s=CLOSE_S_MAX)
+        contexts = {name: context for name, (_, context) in self._profiles.items()}
+        server = Runner(build(self._context, contexts), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
         orders = self._worker.orders if self._worker is not None else None
-        for app, adapter in ((self._app, self._adapter), *self._profiles.values()):
+        for app, context in ((self._app, self._context), *self._profiles.values()):
             app.own_ports = (told["port"],)
             if self._worker is not None:
-                adapter.share(self._worker.numbers)
-            await app.answer_peers(adapter.peer_operations)
+                context.share(self._worker.numbers)
+            await app.answer_peers(context.peer_operations)
             app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
         if self._worker is not None:
             stack.enter_context(self._worker.listening(self._look))
@@ -272,7 +272,7 @@ class GatewayRunner:
     ) -> None:
         """Another profile of this user, served below its name: with its own settings, keys and store."""
         from hermes.app import current
-        from hermes.server.adapter import APIServerAdapter
+        from hermes.server.context import ServerContext
 
         if self._worker is None:
             stack.enter_context(hold(settings.home))
@@ -281,9 +281,9 @@ class GatewayRunner:
         await app.services.files.call(app.store.blocking.open)
         extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
         extra = {"model_name": name, **_NOT_OF_OTHERS, **extra, **told}
-        adapter = APIServerAdapter(PlatformConfig(enabled=True, extra=extra))
-        adapter.attach(app)
-        self._profiles[name] = (app, adapter)
+        context = ServerContext(extra)
+        context.attach(app)
+        self._profiles[name] = (app, context)
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
@@ -292,8 +292,8 @@ class GatewayRunner:
             if self._afterwards:
                 await self._app.services.files.call(self._afterwards)
             await stop.wait()
-            for adapter in (self._adapter, *(adapter for _, adapter in self._profiles.values())):
-                adapter.drain()
+            for context in (self._context, *(context for _, context in self._profiles.values())):
+                context.drain()
             seconds = config.reload_if_changed(settings)[0].api_server.drain_seconds
             log.info("draining for up to %g s", seconds)
             if self._worker is None:

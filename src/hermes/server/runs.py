@@ -18,7 +18,7 @@ from hermes.server import outcome
 from hermes.server.chat import message_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, resumed_admission
-from hermes.server.keys import CALLER, RUN_SCOPES
+from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
 from hermes.server.query_params import (
@@ -44,11 +44,11 @@ from hermes.server.request_options import (
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, replay
-from hermes.server.turns import Message, check_model, open_calls, parameters
+from hermes.server.turn_spec import Message, build_spec, check_model, open_calls
 from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Json = dict[str, Any]
 # Subagents' runs are listed when they are asked for.
@@ -88,14 +88,14 @@ class RunStarted(Struct, kw_only=True):
     idempotent=True,
     begins_turns=True,
 )
-async def submit_run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, RunRequest)
-    spec, history = await _spec(adapter, request, body)
-    engine = (await adapter.app()).engine
+async def submit_run(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, RunRequest)
+    spec, history = await _spec(context, request, body)
+    engine = context.app.engine
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if resumed_admission(request) is None:
-            await check_model(adapter, spec)
+            await check_model(context, caller_of(request), spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
@@ -110,58 +110,55 @@ async def submit_run(adapter: APIServerAdapter, request: web.Request) -> web.Str
     return answer(RunStarted(run_id=spec.run_id, session_id=spec.session_id, created_at=created_at), 202, headers)
 
 
-async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunRequest]) -> tuple[RunSpec, str]:
+async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequest]) -> tuple[RunSpec, str]:
     """The run that is asked for, and where its history comes from."""
-    asked, owner = body.model, adapter.owner_of(request)
+    asked, owner = body.model, caller_of(request).owner
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
-    request_options = parse_options(adapter, request, user=asked.user)
-    chain = await _chain(adapter, asked, owner)
+    request_options = parse_options(context, request, user=asked.user)
+    chain = await _chain(context, asked, owner)
     named = _session_id(asked, request_options, chain)
-    given = await reader(adapter, owner).read(asked.input)
+    given = await reader(context, owner).read(asked.input)
     earlier, prompt, results = given.split_messages()
     if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
     earlier += ({"role": "tool", **result} for result in results)
-    told, system = _history(adapter, asked, chain)
+    told, system = _history(context, asked, chain)
     history = [*told, *earlier]
-    session = await adapter.database().get_session(named) if named else None
+    session = await context.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise unknown_session(named)
-    stored = await adapter.stored_history(named, resumed_admission(request)) if named and session is not None else []
-    await _check_answered(adapter, stored, owner)
-    fields = parameters(adapter, body)
+    stored = await context.stored_history(named, resumed_admission(request)) if named and session is not None else []
+    await _check_answered(context, stored, owner)
     run_id = idempotent_run_id(request)
     session_id = named or run_id
-    if history and not stored:
-        fields |= {"history": history, "base_id": session_id}
+    seeds = bool(history) and not stored
     instructions = asked.instructions if asked.instructions is not None or chain is None else chain.get("instructions")
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id,
+        run_id=run_id,
         kind="run",
+        history=history if seeds else None,
+        base_id=session_id if seeds else None,
         owner=owner,
         instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
-        **{
-            **replace(request_options, toolsets=_toolsets(asked, request_options)).fields(adapter, announces=True),
-            "on_detach": "continue",
-            "run_id": run_id,
-        },
-        **fields,
     )
+    request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
+    spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
     if asked.workdir is not None:
-        await workdir_of(adapter, owner, spec.session_key, asked.workdir)
-    max_iterations = await max_iterations_of(adapter, asked.max_iterations)
+        await workdir_of(context, owner, spec.session_key, asked.workdir)
+    max_iterations = await max_iterations_of(context, asked.max_iterations)
     spec = spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
 
 
-async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:
+async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> Json | None:
     if not asked.previous_response_id:
         return None
-    response: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
+    response: Json | None = await context.stored_responses.get(asked.previous_response_id, owner)
     if response is None:
         message = f"There is no response {asked.previous_response_id!r}."
         raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
@@ -181,11 +178,11 @@ def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json 
     return named
 
 
-def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -> tuple[list[Message], list[str]]:
+def _history(context: ServerContext, asked: RunRequest, chain: Json | None) -> tuple[list[Message], list[str]]:
     """What was said before, as the response or the request knows it, and system texts in it."""
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
-    chars = adapter.option("max_text_chars")
+    chars = context.options.max_text_chars
     messages = [
         message_of(message, f"conversation_history[{index}]", chars)
         for index, message in enumerate(asked.conversation_history or ())
@@ -194,9 +191,9 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
     return [message for message in messages if message["role"] not in ("system", "developer")], system
 
 
-async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
+async def _check_answered(context: ServerContext, stored: list[Message], owner: str) -> None:
     open_ids = open_calls(stored)
-    if open_ids and await adapter.waits(open_ids, owner):
+    if open_ids and await context.waits(open_ids, owner):
         message = f"The tool call {open_ids[0]!r} has no output; it must be answered before anything else is said."
         raise ApiError(400, message, "tool_output_missing", "tool_call_id")
 
@@ -230,16 +227,17 @@ class RunList(Page[Run], kw_only=True):
 
 
 @route("GET", "/v1/runs", "run_list", "List runs, newest first", scope=_SCOPE, features=("run_list",))
-async def list_runs(adapter: APIServerAdapter, request: web.Request, query: RunQuery) -> RunList:
-    kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[kind])]
+async def list_runs(context: ServerContext, request: web.Request, query: RunQuery) -> RunList:
+    kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if caller_of(request).opens(RUN_SCOPES[kind])]
     if not kinds:
         return RunList(data=[], **paging(None, 0))
-    await (await adapter.app()).engine.record_starts()
+    await context.app.engine.record_starts()
     return await run_page(
-        adapter,
+        context,
+        request,
         query.limit,
         query.cursor,
-        owner=adapter.visible_owner(request),
+        owner=caller_of(request).visible_owner,
         session_id=query.session_id,
         # One that waits to be taken up by the next server is shown as one that waits.
         statuses=[query.status, *(["interrupted"] if query.status == "queued" else [])] if query.status else (),
@@ -247,30 +245,32 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request, query: RunQ
     )
 
 
-async def run_page(adapter: APIServerAdapter, limit: int, cursor: str | None, **chosen: Any) -> RunList:
+async def run_page(
+    context: ServerContext, request: web.Request, limit: int, cursor: str | None, **chosen: Any
+) -> RunList:
     """A page of the runs that are chosen."""
-    runs = (await adapter.app()).store.runs
+    runs = context.app.store.runs
     try:
         records, texts, total = await runs.page(limit=limit + 1, before=place_of(cursor), **chosen)
     except KeyError:
         raise bad_cursor() from None
     page = records[:limit]
     following = page[-1].spec.run_id if len(records) > limit else None
-    data = [_shown(adapter, record, texts.get(record.state.final_row)) for record in page]
+    data = [_shown(context, request, record, texts.get(record.state.final_row)) for record in page]
     return RunList(data=data, **paging(following, total))
 
 
 @route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, features=("run_status",))
-async def get_run(adapter: APIServerAdapter, request: web.Request) -> Run:
-    record = await _record(adapter, request)
+async def get_run(context: ServerContext, request: web.Request) -> Run:
+    record = await _record(context, request)
     row = record.state.final_row
-    message = await (await adapter.app()).engine.row(record.spec.run_id, row) if row is not None else None
-    return _shown(adapter, record, text_of(message.content) if message else None)
+    message = await context.app.engine.row(record.spec.run_id, row) if row is not None else None
+    return _shown(context, request, record, text_of(message.content) if message else None)
 
 
-def _shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> Run:
-    run = run_object(record, output, adapter.model_name)
-    run.owner = adapter.shown_owner(record.spec.owner)
+def _shown(context: ServerContext, request: web.Request, record: RunRecord, output: str | None) -> Run:
+    run = run_object(record, output, context.model_name)
+    run.owner = caller_of(request).shown_owner(record.spec.owner)
     return run
 
 
@@ -280,21 +280,21 @@ class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.delet
 
 
 @route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, faults=(409,))
-async def delete_run(adapter: APIServerAdapter, request: web.Request) -> RunDeleted:
-    record = await _record(adapter, request)
+async def delete_run(context: ServerContext, request: web.Request) -> RunDeleted:
+    record = await _record(context, request)
     run_id = record.spec.run_id
-    if not record.state.ended or not await (await adapter.app()).store.runs.remove(run_id):
+    if not record.state.ended or not await context.app.store.runs.remove(run_id):
         raise ApiError(409, f"The run {run_id!r} has not ended yet.", "run_active")
     return RunDeleted(run_id=run_id)
 
 
-async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
+async def _record(context: ServerContext, request: web.Request) -> RunRecord:
     """The run that a path names; one of somebody else's is as good as none."""
     run_id = request.match_info["run_id"]
-    record = await (await adapter.app()).engine.get(run_id)
-    if record is None or not adapter.may_see(request, record.spec.owner):
+    record = await context.app.engine.get(run_id)
+    if record is None or not caller_of(request).may_see(record.spec.owner):
         raise _unknown(run_id)
-    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[record.spec.kind])) is not None:
+    if (refusal := context.scope_refusal(caller_of(request), RUN_SCOPES[record.spec.kind])) is not None:
         raise refusal
     return record
 
@@ -324,19 +324,19 @@ class EventQuery(Struct, kw_only=True):
     faults=(410,),
     features=("run_events_sse", "run_events_resume"),
 )
-async def run_events(adapter: APIServerAdapter, request: web.Request, query: EventQuery) -> web.StreamResponse:
+async def run_events(context: ServerContext, request: web.Request, query: EventQuery) -> web.StreamResponse:
     last_seen = request.headers.get("Last-Event-ID", "").strip()
     after = max(number_of(last_seen, "Last-Event-ID") if last_seen else 0, query.starting_after or 0)
-    reasoning = shows_reasoning(adapter, request)
-    record = await _record(adapter, request)
-    spec, engine = record.spec, (await adapter.app()).engine
+    reasoning = shows_reasoning(context, request)
+    record = await _record(context, request)
+    spec, engine = record.spec, context.app.engine
     if record.log_expired:
         message = f"The events of the run {spec.run_id!r} are no longer kept; its status and output are."
         raise ApiError(410, message, "events_expired")
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
-    renderer = RunRenderer(record, adapter.redact, names=query.event_names, reasoning=reasoning, used=used)
+    renderer = RunRenderer(record, context.redact, names=query.event_names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
-    stream = adapter.stream(request, _names(request, spec))
+    stream = context.stream(request, _names(request, spec))
     if request.method == "HEAD":
         with contextlib.suppress(ClientGone):
             async with stream:
@@ -354,9 +354,9 @@ class RunStopping(Struct, kw_only=True):
 
 
 @route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
-async def stop_run(adapter: APIServerAdapter, request: web.Request) -> RunStopping:
-    record = await _record(adapter, request)
-    if record.state.ended or not (record.state.stopping or await _tell(adapter, record, "interrupt", {})):
+async def stop_run(context: ServerContext, request: web.Request) -> RunStopping:
+    record = await _record(context, request)
+    if record.state.ended or not (record.state.stopping or await _tell(context, request, record, "interrupt", {})):
         raise _finished(record)
     return RunStopping(run_id=record.spec.run_id)
 
@@ -380,14 +380,14 @@ class Steered(Struct, kw_only=True):
     faults=(409,),
     features=("run_steer",),
 )
-async def steer_run(adapter: APIServerAdapter, request: web.Request, body: SteerRequest) -> Steered:
+async def steer_run(context: ServerContext, request: web.Request, body: SteerRequest) -> Steered:
     if body.text is None and body.input is None:
         raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
     if None not in (body.text, body.input) and body.text != body.input:
         raise invalid("input", "text and input are the same and have different values.")
-    text = _checked_text(adapter, *((body.text, "text") if body.text is not None else (body.input or "", "input")))
-    record = await _record(adapter, request)
-    control = None if record.state.ended else await _tell(adapter, record, "steer", {"text": text})
+    text = _checked_text(context, *((body.text, "text") if body.text is not None else (body.input or "", "input")))
+    record = await _record(context, request)
+    control = None if record.state.ended else await _tell(context, request, record, "steer", {"text": text})
     if control is None:
         raise _finished(record)
     return Steered(run_id=record.spec.run_id, steer_id=control.control_id)
@@ -411,13 +411,13 @@ class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.a
     faults=(409,),
     features=("run_approval_response", "approval_events"),
 )
-async def approve_run(adapter: APIServerAdapter, request: web.Request, body: ApprovalRequest) -> ApprovalAnswer:
+async def approve_run(context: ServerContext, request: web.Request, body: ApprovalRequest) -> ApprovalAnswer:
     choice = _ALIASES.get(body.choice, body.choice)
     if choice not in _CHOICES:
         raise _bad_choice(_CHOICES)
-    if choice == "always" and not CALLER.get().is_admin:
+    if choice == "always" and not caller_of(request).is_admin:
         raise ApiError(403, "Leave for ever needs a key with the scope 'admin'.", "insufficient_scope", "choice")
-    record = await _record(adapter, request)
+    record = await _record(context, request)
     run_id, pending = record.spec.run_id, record.state.approvals
     if record.state.ended:
         raise ApiError(409, f"The run {run_id!r} has ended.", "approval_not_active")
@@ -427,7 +427,9 @@ async def approve_run(adapter: APIServerAdapter, request: web.Request, body: App
     for approval_id in ids:
         if choice not in pending[approval_id]["choices"]:
             raise _bad_choice(pending[approval_id]["choices"])
-    controls = [await _tell(adapter, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids]
+    controls = [
+        await _tell(context, request, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids
+    ]
     if not any(controls):
         raise ApiError(409, "No such question for leave is open.", "approval_not_pending")
     return ApprovalAnswer(run_id=run_id, choice=choice, resolved=sum(control is not None for control in controls))
@@ -452,21 +454,23 @@ class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.cl
     faults=(409,),
     features=("run_clarify",),
 )
-async def clarify_run(adapter: APIServerAdapter, request: web.Request, body: ClarifyRequest) -> ClarifyAnswer:
-    text = _checked_text(adapter, body.answer, "answer")
-    record = await _record(adapter, request)
+async def clarify_run(context: ServerContext, request: web.Request, body: ClarifyRequest) -> ClarifyAnswer:
+    text = _checked_text(context, body.answer, "answer")
+    record = await _record(context, request)
     pending = {} if record.state.ended else record.state.questions
     request_id = body.request_id or next(iter(pending), "")
     data = {"id": request_id, "answer": text}
-    if request_id not in pending or not await _tell(adapter, record, "answer", data):
+    if request_id not in pending or not await _tell(context, request, record, "answer", data):
         raise ApiError(409, "No such question is open.", "clarify_not_pending")
     return ClarifyAnswer(run_id=record.spec.run_id, request_id=request_id)
 
 
-async def _tell(adapter: APIServerAdapter, record: RunRecord, kind: ControlKind, data: Json) -> Control | None:
+async def _tell(
+    context: ServerContext, request: web.Request, record: RunRecord, kind: ControlKind, data: Json
+) -> Control | None:
     """Tell a run something. None: it does not concern it any more."""
-    control = Control(kind, data, surface="api", credential=adapter.credential())
-    applied = await (await adapter.app()).engine.control(record.spec.run_id, control)
+    control = Control(kind, data, surface="api", credential=caller_of(request).credential)
+    applied = await context.app.engine.control(record.spec.run_id, control)
     if applied == "unknown":
         raise _unknown(record.spec.run_id)
     return control if applied == "applied" else None
@@ -476,8 +480,8 @@ def _finished(record: RunRecord) -> ApiError:
     return ApiError(409, f"The run {record.spec.run_id!r} has ended.", "run_finished")
 
 
-def _checked_text(adapter: APIServerAdapter, text: str, field: str) -> str:
-    longest = adapter.option("max_text_chars")
+def _checked_text(context: ServerContext, text: str, field: str) -> str:
+    longest = context.options.max_text_chars
     if not text.strip():
         raise invalid(field, f"{field!r} says nothing.")
     if len(text) > longest:

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet
 
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 _META = "seal_key"
 
@@ -43,16 +43,16 @@ class Seal:
         return found[2]
 
 
-async def seal_of(adapter: APIServerAdapter) -> Seal:
+async def seal_of(context: ServerContext) -> Seal:
     """The seal of this home; its key is made when first needed."""
-    if adapter.seal is None:
+    if context.seal is None:
         from cryptography.fernet import Fernet
 
-        db = adapter.database()
+        db = context.database()
         key = await db.get_meta(_META)
         if key is None:
             await db.set_meta(_META, Fernet.generate_key().decode())
             key = await db.get_meta(_META)
-        adapter.seal = Seal(str(key))
-    found: Seal = adapter.seal
+        context.seal = Seal(str(key))
+    found: Seal = context.seal
     return found

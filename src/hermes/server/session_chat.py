@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from hermes.core.spec import RunSpec
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.keys import caller_of
 from hermes.server.models import SessionChatRequest, SessionCompactRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
@@ -17,11 +19,12 @@ from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
 from hermes.server.routes import TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.session_routes import session_of
-from hermes.server.shapes import SessionCompacted, SessionTurn
-from hermes.server.turns import Turn, parameters
+from hermes.server.shapes import SessionCompacted, SessionTurn, Usage
+from hermes.server.turn_spec import build_spec
+from hermes.server.turns import Turn
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 
 @route(
@@ -39,9 +42,9 @@ if TYPE_CHECKING:
     idempotent=True,
     begins_turns=True,
 )
-async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, SessionChatRequest)
-    turn = await _turn(adapter, request, body, streamed=False)
+async def session_chat(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, SessionChatRequest)
+    turn = await _turn(context, request, body, streamed=False)
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -65,13 +68,13 @@ async def session_chat(adapter: APIServerAdapter, request: web.Request) -> web.S
     idempotent=True,
     begins_turns=True,
 )
-async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    body = await read(adapter, request, SessionChatRequest)
-    turn = await _turn(adapter, request, body, streamed=True)
+async def session_chat_stream(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    body = await read(context, request, SessionChatRequest)
+    turn = await _turn(context, request, body, streamed=True)
     try:
         await turn.admit()
         spec = turn.spec
-        renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
+        renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, context.redact)
         rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
         return await turn.stream(renderer, {**turn.headers(), **body.headers()}, rows)
     finally:
@@ -93,24 +96,24 @@ async def session_chat_stream(adapter: APIServerAdapter, request: web.Request) -
     idempotent=True,
     begins_turns=True,
 )
-async def compact_session(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+async def compact_session(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """A turn that asks nothing. It does not wait for another one to end."""
-    body = await read(adapter, request, SessionCompactRequest)
-    asked, longest = body.model, adapter.option("max_text_chars")
+    body = await read(context, request, SessionCompactRequest)
+    asked, longest = body.model, context.options.max_text_chars
     for name in ("focus", "instructions"):
         if len(getattr(asked, name) or "") > longest:
             raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
-    options = parse_options(adapter, request)
-    session = await session_of(adapter, request)
+    options = parse_options(context, request)
+    session = await session_of(context, request)
     spec = RunSpec(
         user_message="",
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
         compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
-        **{**options.fields(adapter, announces=False), "on_detach": "continue"},
     )
-    turn = Turn(adapter, request, spec, options, wait_s=0)
+    spec = build_spec(context, caller_of(request), options, body, spec)
+    turn = Turn(context, request, spec, options, wait_s=0)
     try:
         await turn.acquire_session()
         ended = await turn.finish()
@@ -119,18 +122,18 @@ async def compact_session(adapter: APIServerAdapter, request: web.Request) -> we
     if ended.code is not None:
         raise ended.failure()
     run_id = turn.spec.run_id
-    done = [e.data for e in await (await adapter.app()).engine.durable(run_id) if e.type == "context.compacted"]
-    told = {
-        "object": "hermes.session.compaction",
-        "session_id": session["id"],
-        "run_id": run_id,
-        "compacted": bool(done),
-        "messages_archived": sum(data["messages_archived"] for data in done),
-        "tokens_before": done[0]["tokens_before"] if done else None,
-        "tokens_after": done[-1]["tokens_after"] if done else None,
-        "usage": ended.response_usage(),
-    }
-    return answer(told, 200, {**turn.headers(ended), **body.headers()})
+    done = [e.data for e in await context.app.engine.durable(run_id) if e.type == "context.compacted"]
+    compacted = SessionCompacted(
+        object="hermes.session.compaction",
+        session_id=session["id"],
+        run_id=run_id,
+        compacted=bool(done),
+        messages_archived=sum(data["messages_archived"] for data in done),
+        tokens_before=done[0]["tokens_before"] if done else None,
+        tokens_after=done[-1]["tokens_after"] if done else None,
+        usage=ended.response_usage(),
+    )
+    return answer(compacted, 200, {**turn.headers(ended), **body.headers()})
 
 
 def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
@@ -139,19 +142,18 @@ def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> w
     message = {"role": "assistant", "content": ended.text}
     if ended.reasoning and _shows_reasoning(body, turn):
         message["reasoning_content"] = ended.reasoning
-    told: dict[str, Any] = {
-        "object": "hermes.session.chat.completion",
-        "session_id": turn.session_id,
-        "run_id": turn.spec.run_id,
-        "message": message,
-        "usage": ended.response_usage(),
-        "completed": ended.code is None,
-        "partial": ended.partial,
-        "interrupted": ended.interrupted,
-    }
-    if (flags := ended.flags()) is not None:
-        told["hermes"] = flags
-    return answer(told, 200, headers)
+    result = SessionTurn(
+        object="hermes.session.chat.completion",
+        session_id=turn.session_id,
+        run_id=turn.spec.run_id,
+        message=message,
+        usage=Usage(**ended.response_usage()),
+        completed=ended.code is None,
+        partial=ended.partial,
+        interrupted=ended.interrupted,
+        hermes=ended.flags() or UNSET,
+    )
+    return answer(result, 200, headers)
 
 
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
@@ -160,22 +162,21 @@ def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
 
 
 async def _turn(
-    adapter: APIServerAdapter, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
+    context: ServerContext, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    options = parse_options(adapter, request, user=asked.user)
-    session = await session_of(adapter, request)
+    options = parse_options(context, request, user=asked.user)
+    session = await session_of(context, request)
     spec = RunSpec(
-        user_message=_message(asked, adapter.option("max_text_chars")),
+        user_message=_message(asked, context.options.max_text_chars),
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
-        instructions=_instructions(asked, adapter.option("max_text_chars")),
-        **{**options.fields(adapter, announces=streamed), "on_detach": "continue"},
-        **parameters(adapter, body),
+        instructions=_instructions(asked, context.options.max_text_chars),
     )
-    return Turn(adapter, request, spec, options)
+    spec = build_spec(context, caller_of(request), options, body, spec, announces=streamed)
+    return Turn(context, request, spec, options)
 
 
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:

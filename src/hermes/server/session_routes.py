@@ -14,8 +14,9 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.limits import QUERY_CHARS_MAX
-from hermes.server import middleware
 from hermes.server.errors import ApiError, invalid, refused
+from hermes.server.headers import common_headers
+from hermes.server.keys import caller_of
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
 from hermes.server.query_params import (
     ID_MAX,
@@ -41,13 +42,13 @@ from hermes.server.render_session import (
 from hermes.server.request_bodies import parse, read_object
 from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.server.routes import REASONING_HEADER, route
-from hermes.server.turns import route_of
+from hermes.server.turn_spec import route_of
 from hermes.store.base import SessionBusy, SessionExists
 from hermes.store.codec import BadSessionId, plain_title
 from hermes.store.search import words_of
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 Json = dict[str, Any]
 _SESSION = "/api/sessions/{session_id}"
@@ -80,15 +81,15 @@ class SessionList(Page[Session], kw_only=True):
 
 
 @route("GET", "/api/sessions", "sessions", "List sessions", scope="sessions:read", features=("session_resources",))
-async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: SessionQuery) -> SessionList:
+async def list_sessions(context: ServerContext, request: web.Request, query: SessionQuery) -> SessionList:
     try:
-        rows, around, total = await adapter.database().session_page(
+        rows, around, total = await context.database().session_page(
             limit=query.limit + 1,
             offset=query.offset or 0,
             cursor=place_of(query.cursor),
             order=query.order,
             source=query.source,
-            owner=adapter.visible_owner(request),
+            owner=caller_of(request).visible_owner,
             include_children=query.include_children,
             archived="all" if query.archived == "all" else query.archived == "true",
             pinned=query.pinned,
@@ -96,7 +97,9 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request, query: 
     except ValueError:
         raise bad_cursor() from None
     page = rows[: query.limit]
-    data = [session_object(row, around.get(row["id"], {}), adapter.shown_owner(row["owner"])) for row in page]
+    data = [
+        session_object(row, around.get(row["id"], {}), caller_of(request).shown_owner(row["owner"])) for row in page
+    ]
     following = page[-1]["cursor"] if len(rows) > query.limit else None
     return SessionList(data=data, **paging(following, total), limit=query.limit, offset=query.offset or 0)
 
@@ -117,22 +120,22 @@ class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.sessio
     link=("session_id", "/session/id"),
     idempotent=True,
 )
-async def create_session(adapter: APIServerAdapter, request: web.Request, body: SessionRequest) -> SessionAnswer:
+async def create_session(context: ServerContext, request: web.Request, body: SessionRequest) -> SessionAnswer:
     if body.id is not None and body.session_id is not None and body.id != body.session_id:
         raise invalid("session_id", "id and session_id name different sessions.", "invalid_session_id")
     session_id = _new_id(body.id, "id") or _new_id(body.session_id, "session_id")
-    route_of(adapter, body.model)
+    route_of(context, caller_of(request), body.model)
     fields = {
-        "owner": adapter.owner_of(request),
+        "owner": caller_of(request).owner,
         "title": _title(body.title),
         "model": body.model or None,
-        "instructions": _system_prompt(adapter, body.system_prompt),
+        "instructions": _system_prompt(context, body.system_prompt),
         "pinned": body.pinned,
-        **await _turn_settings(adapter, request, msgspec.structs.asdict(body)),
+        **await _turn_settings(context, request, msgspec.structs.asdict(body)),
     }
     with _bad_fields("id" if body.id is not None else "session_id"):
-        new_id = await adapter.database().create_session(session_id, "api_server", exist_ok=False, **fields)
-    return await _shown(adapter, new_id)
+        new_id = await context.database().create_session(session_id, "api_server", exist_ok=False, **fields)
+    return await _shown(context, request, new_id)
 
 
 @contextlib.contextmanager
@@ -167,10 +170,10 @@ class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.imp
     features=("session_import",),
     idempotent=True,
 )
-async def import_sessions(adapter: APIServerAdapter, request: web.Request, body: ImportRequest) -> Imported:
-    hides = adapter.visible_owner(request) is not None
-    owner = adapter.owner_of(request)
-    result = await adapter.database().import_sessions(body.sessions, owner=owner, hide_others=hides)
+async def import_sessions(context: ServerContext, request: web.Request, body: ImportRequest) -> Imported:
+    hides = caller_of(request).visible_owner is not None
+    owner = caller_of(request).owner
+    result = await context.database().import_sessions(body.sessions, owner=owner, hide_others=hides)
     return Imported(**{name: result[name] for name in Imported.__struct_fields__})
 
 
@@ -202,10 +205,10 @@ class MatchList(Page[Match], kw_only=True):
     scope="sessions:read",
     features=("session_search",),
 )
-async def search_sessions(adapter: APIServerAdapter, request: web.Request, query: SearchQuery) -> MatchList:
+async def search_sessions(context: ServerContext, request: web.Request, query: SearchQuery) -> MatchList:
     """Titles that hold the words, then messages that do."""
     text, limit, offset = query.q.strip(), query.limit, offset_of(query.cursor)
-    titled, messages, total = await adapter.database().search_page(
+    titled, messages, total = await context.database().search_page(
         text,
         role=query.role,
         limit=limit + 1,
@@ -214,7 +217,7 @@ async def search_sessions(adapter: APIServerAdapter, request: web.Request, query
         marks=MARKS,
         source=query.source,
         session_id=query.session_id,
-        owner=adapter.visible_owner(request),
+        owner=caller_of(request).visible_owner,
     )
     words = words_of(text)
     data = [*(title_match(session, words) for session in titled), *map(message_match, messages)]
@@ -225,11 +228,11 @@ async def search_sessions(adapter: APIServerAdapter, request: web.Request, query
 # --- one session -----------------------------------------------------------------------------------------------------
 
 
-async def session_of(adapter: APIServerAdapter, request: web.Request) -> Json:
+async def session_of(context: ServerContext, request: web.Request) -> Json:
     """The session that a path names; one of somebody else's is as good as none."""
     session_id = request.match_info["session_id"]
-    row: Json | None = await adapter.database().get_session(session_id)
-    if row is None or not adapter.may_see(request, row["owner"]):
+    row: Json | None = await context.database().get_session(session_id)
+    if row is None or not caller_of(request).may_see(row["owner"]):
         raise unknown_session(session_id)
     return row
 
@@ -239,9 +242,9 @@ def unknown_session(session_id: str) -> ApiError:
 
 
 @route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
-async def get_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
-    row = await session_of(adapter, request)
-    return await _answer_with(adapter, row)
+async def get_session(context: ServerContext, request: web.Request) -> SessionAnswer:
+    row = await session_of(context, request)
+    return await _answer_with(context, request, row)
 
 
 @route(
@@ -253,27 +256,27 @@ async def get_session(adapter: APIServerAdapter, request: web.Request) -> Sessio
     body=SessionPatch,
     example={"title": "Garden"},
 )
-async def patch_session(adapter: APIServerAdapter, request: web.Request) -> SessionAnswer:
+async def patch_session(context: ServerContext, request: web.Request) -> SessionAnswer:
     """All of it or nothing."""
-    raw = await read_object(adapter, request)
+    raw = await read_object(context, request)
     for name in raw:
         if name not in SessionPatch.__struct_fields__:
             known = ", ".join(SessionPatch.__struct_fields__)
             message = f"{name!r} of a session cannot be changed; these can be: {known}."
             raise invalid(name, message, "unsupported_session_field")
     asked = parse(raw, SessionPatch).model
-    session_id = (await session_of(adapter, request))["id"]
+    session_id = (await session_of(context, request))["id"]
     given = msgspec.structs.asdict(asked)
     fields = {name: given[name] for name in ("archived", "model", "pinned") if given[name] is not msgspec.UNSET}
     if fields.get("model") == "":
         fields["model"] = None
     if asked.system_prompt is not msgspec.UNSET:
-        fields["instructions"] = _system_prompt(adapter, asked.system_prompt)
+        fields["instructions"] = _system_prompt(context, asked.system_prompt)
     if isinstance(asked.model, str):
-        route_of(adapter, asked.model)
-    fields |= await _turn_settings(adapter, request, given)
+        route_of(context, caller_of(request), asked.model)
+    fields |= await _turn_settings(context, request, given)
     title = msgspec.UNSET if asked.title is msgspec.UNSET else _title(asked.title)
-    database = adapter.database()
+    database = context.database()
     db = database.blocking
 
     def change() -> None:
@@ -294,7 +297,7 @@ async def patch_session(adapter: APIServerAdapter, request: web.Request) -> Sess
         await database.transaction(change)
     except KeyError:
         raise unknown_session(session_id) from None
-    return await _shown(adapter, session_id)
+    return await _shown(context, request, session_id)
 
 
 class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.session.deleted"):
@@ -303,9 +306,9 @@ class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.sessi
 
 
 @route("DELETE", _SESSION, "session_delete", "Delete a session", scope="sessions:write", faults=(409,))
-async def delete_session(adapter: APIServerAdapter, request: web.Request) -> SessionDeleted:
-    session_id = (await session_of(adapter, request))["id"]
-    db = adapter.database()
+async def delete_session(context: ServerContext, request: web.Request) -> SessionDeleted:
+    session_id = (await session_of(context, request))["id"]
+    db = context.database()
     try:
         gone = await db.delete_session(session_id)
     except SessionBusy as error:
@@ -330,16 +333,16 @@ async def delete_session(adapter: APIServerAdapter, request: web.Request) -> Ses
     features=("session_fork", "session_fork_at_message"),
     idempotent=True,
 )
-async def fork_session(adapter: APIServerAdapter, request: web.Request, body: ForkRequest) -> SessionAnswer:
+async def fork_session(context: ServerContext, request: web.Request, body: ForkRequest) -> SessionAnswer:
     new_id, title = _new_id(body.id, "id"), _title(body.title)
-    session_id = (await session_of(adapter, request))["id"]
+    session_id = (await session_of(context, request))["id"]
     try:
         with _bad_fields("id"):
-            new_id = await adapter.database().fork_session(session_id, new_id, title, body.at_message_id)
+            new_id = await context.database().fork_session(session_id, new_id, title, body.at_message_id)
     except KeyError:
         message = f"There is no message {body.at_message_id} in this session."
         raise ApiError(404, message, "message_not_found", "at_message_id") from None
-    return await _shown(adapter, new_id)
+    return await _shown(context, request, new_id)
 
 
 # --- what is in it ---------------------------------------------------------------------------------------------------
@@ -380,13 +383,13 @@ class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
     headers=(REASONING_HEADER,),
     features=("session_message_paging",),
 )
-async def session_messages(adapter: APIServerAdapter, request: web.Request, query: MessageQuery) -> MessageList:
+async def session_messages(context: ServerContext, request: web.Request, query: MessageQuery) -> MessageList:
     backward, oldest = query.order in ("desc", "latest"), query.order in ("asc", "oldest")
-    reasoning = shows_reasoning(adapter, request)
-    session_id = (await session_of(adapter, request))["id"]
+    reasoning = shows_reasoning(context, request)
+    session_id = (await session_of(context, request))["id"]
     # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
     forward = not backward and (query.after is not None or (oldest and query.before is None))
-    rows, total = await adapter.database().message_page(
+    rows, total = await context.database().message_page(
         session_id,
         query.include_inactive,
         limit=query.limit + 1,
@@ -422,9 +425,9 @@ class ExportQuery(Struct, kw_only=True):
     types=tuple(media_type for media_type, _ in _EXPORTS.values()),
     features=("session_export",),
 )
-async def export_session(adapter: APIServerAdapter, request: web.Request, query: ExportQuery) -> web.Response:
-    session_id = (await session_of(adapter, request))["id"]
-    session = await adapter.database().export_session(session_id, adapter.redact)
+async def export_session(context: ServerContext, request: web.Request, query: ExportQuery) -> web.Response:
+    session_id = (await session_of(context, request))["id"]
+    session = await context.database().export_session(session_id, context.redact)
     if session is None:
         raise unknown_session(session_id)
     media_type, suffix = _EXPORTS[query.format]
@@ -467,10 +470,10 @@ class FileList(Page[File], kw_only=True):
     scope="sessions:read",
     features=("session_files",),
 )
-async def session_files(adapter: APIServerAdapter, request: web.Request, query: FileQuery) -> FileList:
+async def session_files(context: ServerContext, request: web.Request, query: FileQuery) -> FileList:
     offset = offset_of(query.cursor)
-    session_id = (await session_of(adapter, request))["id"]
-    rows = await adapter.database().list_files(session_id)
+    session_id = (await session_of(context, request))["id"]
+    rows = await context.database().list_files(session_id)
     end = offset + query.limit
     data = [File(**{name: row[name] for name in File.__struct_fields__}) for row in rows[offset:end]]
     return FileList(data=data, **paging(str(end) if len(rows) > end else None, len(rows)))
@@ -484,15 +487,15 @@ async def session_files(adapter: APIServerAdapter, request: web.Request, query: 
     scope="sessions:read",
     types=("*/*",),
 )
-async def session_file(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
-    session_id, file_id = (await session_of(adapter, request))["id"], request.match_info["file_id"]
-    found = await adapter.database().get_file(session_id, file_id)
+async def session_file(context: ServerContext, request: web.Request) -> web.StreamResponse:
+    session_id, file_id = (await session_of(context, request))["id"], request.match_info["file_id"]
+    found = await context.database().get_file(session_id, file_id)
     opened = await asyncio.to_thread(_opened, found["path"]) if found else None
     if found is None or opened is None:
         raise ApiError(404, f"There is no file {file_id!r} in this session.", "file_not_found")
     with opened[0] as data:
         told = {"Content-Type": found["mime"] or "application/octet-stream", "Content-Length": str(opened[1])}
-        headers = {**middleware.own_headers(adapter, request), **told}
+        headers = {**common_headers(request), **told}
         response = web.StreamResponse(headers={**headers, "Content-Disposition": attachment(found["name"] or file_id)})
         with contextlib.suppress(ConnectionError):  # whoever asked for it has left
             await response.prepare(request)
@@ -518,16 +521,16 @@ def attachment(name: str) -> str:
 # --- fields ----------------------------------------------------------------------------------------------------------
 
 
-async def _shown(adapter: APIServerAdapter, session_id: str) -> SessionAnswer:
-    row = await adapter.database().get_session(session_id)
+async def _shown(context: ServerContext, request: web.Request, session_id: str) -> SessionAnswer:
+    row = await context.database().get_session(session_id)
     if row is None:
         raise unknown_session(session_id)
-    return await _answer_with(adapter, row)
+    return await _answer_with(context, request, row)
 
 
-async def _answer_with(adapter: APIServerAdapter, row: Json) -> SessionAnswer:
-    around = (await adapter.database().around_sessions([row["id"]])).get(row["id"], {})
-    return SessionAnswer(session=session_object(row, around, adapter.shown_owner(row["owner"])))
+async def _answer_with(context: ServerContext, request: web.Request, row: Json) -> SessionAnswer:
+    around = (await context.database().around_sessions([row["id"]])).get(row["id"], {})
+    return SessionAnswer(session=session_object(row, around, caller_of(request).shown_owner(row["owner"])))
 
 
 def _new_id(given: Any, where: str) -> str | None:
@@ -547,20 +550,20 @@ def _title(given: Any) -> str | None:
         raise invalid("title", str(error), "invalid_title") from None
 
 
-async def _turn_settings(adapter: APIServerAdapter, request: web.Request, given: Mapping[str, Any]) -> Json:
+async def _turn_settings(context: ServerContext, request: web.Request, given: Mapping[str, Any]) -> Json:
     """What a session keeps for its turns, as far as the request says; checked like that of a run."""
     named = ("workdir", "toolsets", "max_iterations")
     fields = {name: given[name] for name in named if given[name] is not msgspec.UNSET}
     if fields.get("workdir") is not None:
-        await workdir_of(adapter, adapter.owner_of(request), None, fields["workdir"])
+        await workdir_of(context, caller_of(request).owner, None, fields["workdir"])
     if fields.get("toolsets") is not None:
         fields["toolsets"] = sorted(toolsets_of(fields["toolsets"], "toolsets"))
-    await max_iterations_of(adapter, fields.get("max_iterations"))
+    await max_iterations_of(context, fields.get("max_iterations"))
     return fields
 
 
-def _system_prompt(adapter: APIServerAdapter, given: Any) -> str | None:
-    longest = adapter.option("max_text_chars")
+def _system_prompt(context: ServerContext, given: Any) -> str | None:
+    longest = context.options.max_text_chars
     if given is not None and (not isinstance(given, str) or len(given) > longest):
         message = f"A system prompt is text of at most {longest} characters."
         raise invalid("system_prompt", message, "invalid_system_prompt")

@@ -1,4 +1,4 @@
-"""Which platforms the gateway serves, and the settings that each adapter is built from."""
+"""Which platforms the gateway serves, and the options that each is built from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hermes.core import home
 from hermes.settings import config
 from hermes.settings.check import coerce
 from hermes.settings.keys import KEYS, Key
+from hermes.settings.schema import ApiServer
 
 _PREFIX = "api_server."
 
@@ -64,18 +65,18 @@ def _with_key(entry: Mapping[str, Any], settings: config.Settings) -> dict[str, 
     return {**entry, "key": settings.variable(str(name)) or ""} if name else dict(entry)
 
 
-def api_server_options(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Every option of the API server by its name below `api_server`: from `extra`, else its variable, else the default.
-
-    A value that does not fit gives the default. `model_routes` is there as a mapping, whatever is in it.
-    """
+def api_server_options(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ApiServer:
+    """The options of the API server: each from `extra`, else its variable, else the default. A value that does not fit
+    gives the default."""
     env = os.environ if environ is None else environ
     options: dict[str, Any] = {"model_routes": dict(extra.get("model_routes") or {})}
     for key in _plain_keys():
         name = key.name.removeprefix(_PREFIX)
         given = _reach(extra, name)
-        options[name] = _fitting(key, given if given is not None else env.get(key.env) or None)
-    return options
+        value = _fitting(key, given if given is not None else env.get(key.env) or None)
+        if value is not None:
+            _nest(options, name, value)
+    return msgspec.convert(options, ApiServer)
 
 
 def _plain_keys() -> Iterator[Key]:

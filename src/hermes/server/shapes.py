@@ -8,6 +8,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hermes.server.models import JsonObject
 
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "error"]
+
 
 class Usage(Struct, kw_only=True):
     """Tokens of a turn; those that came from a cache are among the input tokens."""
@@ -42,7 +44,7 @@ class Choice(Struct, kw_only=True):
     index: int
     message: ChatAnswer
     logprobs: None
-    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "error"]
+    finish_reason: FinishReason
 
 
 class ChatCompletion(Struct, kw_only=True):

@@ -48,10 +48,17 @@ class Writer(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def hold(self) -> None:
+        """Before it is entered: send nothing before it is released or ends."""
+
     def write_now(self, data: bytes) -> None:
         """Hand over some frames to a reader that is ready for them."""
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         """Hand over some frames; waits while the reader is behind."""
 
     async def release(self) -> None:
@@ -234,12 +241,15 @@ async def forward(
     stream: Writer | None,
     on_end: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Carry everything through the renderer to its reader; whether the end was among it.
+    """Carry the beginning and everything else through the renderer to its reader; whether the end was among it.
 
     What `on_end` does is done before the end is told. A stream that is held is released with the first event, which is
     on record by then.
     """
     ended = False
+    for data in renderer.begin():
+        if data and stream is not None:
+            await stream.write(data)
     async with contextlib.aclosing(source):
         async for batch in source:
             if stream is not None:
@@ -268,9 +278,6 @@ async def replay(
     """Stream a run's log from wherever its reader wants, then live. `over`: it ended before the stream began."""
     with contextlib.suppress(ClientGone, EventsExpired):
         async with stream:
-            for data in renderer.begin():
-                if data:
-                    await stream.write(data)
             source = run_events_to_end(engine, run_id, rows, after, inline_sink(renderer, stream))
             if await forward(source, renderer, stream, on_end) or over:
                 await stream.write(renderer.closing, last=True)

@@ -5,171 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
 from hermes.bus.memory import Sink
 from hermes.core.ids import scope_name
-from hermes.core.spec import RouteChoice, RunSpec
-from hermes.providers import routes
-from hermes.providers.base import SAMPLING
+from hermes.core.spec import RunSpec
 from hermes.runs.engine import Admission, Refused, Result
 from hermes.server import outcome
-from hermes.server.errors import ApiError, invalid
-from hermes.server.keys import CALLER
-from hermes.server.models import ChatTool, Parameters
+from hermes.server.errors import ApiError
+from hermes.server.keys import caller_of
 from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
 from hermes.server.sse import ClientGone, Item, Renderer, Writer, forward, inline_sink, run_events
 from hermes.server.stored_result import result_at_end
+from hermes.server.turn_spec import Message, answered_again, answered_calls, check_model, open_calls
 from hermes.store.base import StoreError
-from hermes.store.history_match import match
-from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
-Message = dict[str, Any]
 GRACE_POLL_S = 0.05
 UNANSWERED = '{"status": "unanswered", "note": "The client gave no result for this call."}'
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-
-
-# --- what is asked for -----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Tools:
-    """A client's functions, and how they may be chosen.
-
-    `reported` tells what the client knows a tool as, where that is no plain function; `hosted` are the types of tools
-    that the server is to have.
-    """
-
-    schemas: tuple[Message, ...] = ()
-    choice: str | Message | None = None
-    allowed: frozenset[str] | None = None
-    reported: dict[str, Message] = field(default_factory=dict)
-    hosted: tuple[str, ...] = ()
-
-
-def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
-    """The fields of a spec that a request's common parameters give."""
-    given: Parameters = body.model
-    if isinstance(given.provider, dict):
-        body.ignored.append("provider")
-    sampling = {name: value for name in SAMPLING if (value := getattr(given, name, None)) is not None}
-    limits = {name: value for name in _LIMITS if (value := getattr(given, name)) is not None}
-    if len(set(limits.values())) > 1:
-        raise invalid(list(limits)[-1], f"{' and '.join(limits)} are the same limit and have different values.")
-    effort = given.reasoning_effort or (given.reasoning.effort if given.reasoning else None)
-    return {
-        "sampling": sampling,
-        "max_output_tokens": next(iter(limits.values()), None),
-        "reasoning": {"enabled": effort != "none", "effort": effort} if effort else None,
-        "metadata": dict(given.metadata or {}),
-        "route": route_of(adapter, given.model, given.provider if isinstance(given.provider, str) else None),
-    }
-
-
-def route_of(adapter: APIServerAdapter, model: str | None, provider: str | None = None) -> RouteChoice | None:
-    """The route that a request names; None where it names none: the session's, else the configured one."""
-    aliases = adapter.option("model_routes")
-    is_default = not model or (model == adapter.model_name and model not in aliases)
-    if provider:
-        found = routes.of_provider(adapter.settings, provider, None if is_default else model)
-        model = f"{provider}/{(found.model if found else model) or ''}"
-        _check_allowed(adapter, model)
-        if found is None:
-            message = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
-            raise invalid("provider", f"{message} GET /v1/models lists what can be asked for.")
-        return found
-    if not model or is_default:
-        return None
-    _check_allowed(adapter, model)
-    found = RouteChoice(alias=model) if model in aliases else routes.named(adapter.settings, model)
-    # A key that may use certain models only is never given another one in the place of one that is gone.
-    if found is None and (adapter.option("strict_models") or CALLER.get().models is not None):
-        raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
-    return found or RouteChoice()
-
-
-async def check_model(adapter: APIServerAdapter, spec: RunSpec) -> None:
-    """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
-    if spec.route is None and CALLER.get().models is not None:
-        session = await adapter.session(spec.session_id) if spec.persist else None
-        own = session["model"] if session and session["owner"] == spec.owner else None
-        _check_allowed(adapter, own or adapter.model_name)
-
-
-def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
-    """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
-    allowed = CALLER.get().models
-    if allowed is not None and name not in allowed:
-        message = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
-        raise ApiError(403, message, "model_not_allowed", "model")
-
-
-def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
-    """The functions that a client brings, checked."""
-    if not tools and choice is None:
-        return Tools()
-    schemas: list[Message] = []
-    names: set[str] = set()
-    for at, tool in enumerate(tools or ()):
-        where = f"tools[{at}]"
-        if tool.type != "function":
-            message = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
-            raise invalid(f"{where}.type", message, "unsupported_tool_type")
-        function = tool.function
-        where += ".function"
-        if function is None:
-            raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
-        if function.name in names:
-            raise invalid(f"{where}.name", f"There are two tools named {function.name!r}.")
-        names.add(function.name)
-        schema: Message = {"name": function.name, "description": function.description or ""}
-        schema["parameters"] = function.parameters or {"type": "object", "properties": {}}
-        schemas.append({"type": "function", "function": schema})
-    return Tools(tuple(schemas), *choice_of(choice, names))
-
-
-def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
-    """How a tool is to be chosen, in the form of chat completions, and which calls are allowed."""
-    if given is None or isinstance(given, str):
-        if given not in (None, "auto", "none", "required"):
-            raise invalid("tool_choice", "tool_choice is auto, none, required, or names a function.")
-        if given == "required" and not names:
-            raise invalid("tool_choice", "tool_choice is required, and there are no tools.")
-        return given, None
-    if given.get("type") == "allowed_tools":
-        inner = given.get("allowed_tools")
-        told: Mapping[str, Any] = inner if isinstance(inner, Mapping) else given
-        listed = told.get("tools")
-        if not isinstance(listed, list) or told.get("mode", "auto") not in ("auto", "required"):
-            raise invalid("tool_choice", "allowed_tools has a mode (auto or required) and a list of tools.")
-        allowed = {_named(tool) for tool in listed}
-        if not allowed <= names:
-            raise invalid("tool_choice", "allowed_tools names a function that is not among the tools.")
-        return told.get("mode", "auto"), frozenset(n for n in allowed if n)
-    if given.get("type") == "function" and (name := _named(given)) in names:
-        return {"type": "function", "function": {"name": name}}, None
-    raise invalid("tool_choice", "tool_choice names something that is not among the tools.")
-
-
-def _named(tool: Any) -> str | None:
-    if not isinstance(tool, Mapping):
-        return None
-    inner = tool.get("function")
-    name = (inner if isinstance(inner, Mapping) else tool).get("name")
-    return name if isinstance(name, str) else None
 
 
 # --- carrying it out -------------------------------------------------------------------------------------------------
@@ -223,6 +86,19 @@ class Run(Protocol):
     def untold(self) -> list[Item]:
         """What it has reported, and nobody has taken."""
         ...
+
+
+class ReplacedRun(Run, Protocol):
+    """A turn that something else than the engine carries out, and may stream in its own way."""
+
+    async def stream(
+        self,
+        turn: Turn,
+        renderer: TurnRenderer,
+        headers: Mapping[str, str],
+        rows: frozenset[str],
+        recorder: Recorder | None,
+    ) -> web.StreamResponse: ...
 
 
 class EngineRun:
@@ -292,7 +168,7 @@ async def _no_events() -> AsyncGenerator[list[Item], None]:
 class Turn:
     """One turn of a request, from its admission to its end."""
 
-    adapter: APIServerAdapter
+    context: ServerContext
     request: web.Request
     spec: RunSpec
     options: RequestOptions
@@ -311,58 +187,48 @@ class Turn:
         return self.spec.session_id
 
     async def admit(self) -> None:
-        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
+        """Gain a permit and the session, then read what was said in it before. Whoever calls this calls `release`."""
         await self.acquire_session()
         await self.load_history()
 
     async def acquire_session(self, after_run: str | None = None) -> None:
         """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
         an earlier server has begun has both, and only follows."""
-        app = await self.adapter.app()
-        if self.adapter.visible_owner(self.request) is None and not self.bind:
+        caller = caller_of(self.request)
+        if caller.sees_all and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
-            session = await self.adapter.session(self.spec.session_id)
+            session = await self.context.session(self.spec.session_id)
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
+        resumed = self.options.resumed
         try:
-            self.admission = self.options.resumed or await app.engine.admit(
+            self.admission = admission = resumed or await self.context.app.engine.admit(
                 self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
             )
         except Refused as error:
             raise outcome.refusal(error) from None
-        self.spec = self.admission.spec
-        self.admission.read_by_client = True
-        if self.options.resumed is None:
-            try:
-                await check_model(self.adapter, self.spec)
-            except BaseException:
-                await self.release()
-                raise
+        self.spec = admission.spec
+        admission.read_by_client = True
+        if resumed is None and caller.models is not None:
+            await check_model(self.context, caller, self.spec)
 
     async def load_history(self) -> None:
         """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
-        try:
-            await self._load_history()
-        except BaseException:
-            await self.release()
-            raise
-
-    async def _load_history(self) -> None:
         spec = self.spec
         held = self.admission.lease.begun if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
-            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
+            await self.context.database().hide_last_notes(spec.session_id, lease_token=held.token)
         if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
-            begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.stores_runs else None
+            begun = self.admission.lease.begun if self.admission and spec.persist and self.context.stores_runs else None
             if begun is not None:
                 session = begun.session
             else:
-                session = await self.adapter.session(spec.session_id) if spec.persist else None
-            if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
+                session = await self.context.session(spec.session_id) if spec.persist else None
+            if session is not None and not caller_of(self.request).may_see(session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id, self.options.resumed)
+            stored = await self.context.stored_history(spec.session_id, self.options.resumed)
             if begun is not None and stored:
                 begun.said = [*stored]
             seeded = not stored and bool(spec.history)
@@ -384,8 +250,8 @@ class Turn:
         asked = open_calls(self.history)
         if self.spec.results and self.spec.user_message and not self.spec.verbatim:
             # Who sends all messages along may repeat what a session holds already.
-            files = (await self.adapter.app()).services.files
-            known = await files.call_for(len(self.history), lambda: _answered_calls(self.history))
+            files = self.context.app.services.files
+            known = await files.call_for(len(self.history), lambda: answered_calls(self.history))
             known -= {*asked}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
@@ -399,7 +265,7 @@ class Turn:
             )
             raise ApiError(400, message, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
-        if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
+        if missing and (given or self.spec.verbatim or await self.context.waits(missing, self.spec.owner)):
             message = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
             raise ApiError(400, message, "tool_output_missing", "tool_call_id")
         if missing:
@@ -417,7 +283,7 @@ class Turn:
         self.history, results = found
         self.spec = spec.replace(results=results)
         call_ids = [result["tool_call_id"] for result in results]
-        await self.adapter.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
+        await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
         begun.said = [*self.history]
         return True
 
@@ -425,8 +291,8 @@ class Turn:
 
     async def start(self, *, streamed: bool) -> Run:
         """Begin the turn. Whatever keeps it from beginning is its result."""
-        if self.run is None:
-            self.run = self.adapter.replaced_run(self, streamed=streamed)
+        if self.run is None and self.context.replaced_run is not None:
+            self.run = self.context.replaced_run(self, streamed=streamed)
         if self.run is None:
             assert self.admission is not None
             self.admission.start_may_wait = self.bind and not streamed and self.options.recording is None
@@ -451,20 +317,13 @@ class Turn:
         recorder: Recorder | None = None,
     ) -> web.StreamResponse:
         """Stream the turn through a renderer, to its end or to that of the client."""
-        stream = self.adapter.stream(self.request, headers)
-        try:
-            run = await self.start(streamed=True)
-            if run.recorded:  # the head names the run, so it waits until that can be found after a crash
-                stream.hold()
-            if recorder is not None:
-                await recorder.begin(renderer)
-            async with stream:
-                last = await self.render(renderer, stream, rows, recorder)
-                await stream.write(last + renderer.closing, last=True)
-        except (ClientGone, asyncio.CancelledError) as error:
-            await (recorder.lose(renderer) if recorder is not None else self.leave())
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        if self.run is None and self.context.replaced_run is not None:
+            self.run = replaced = self.context.replaced_run(self, streamed=True)
+            if replaced is not None:
+                return await replaced.stream(self, renderer, headers, rows, recorder)
+        stream = self.context.stream(self.request, headers)
+        with contextlib.suppress(ClientGone):
+            await self.render(renderer, stream, rows, recorder)
         return stream.response
 
     async def render(
@@ -473,23 +332,34 @@ class Turn:
         stream: Writer | None,
         rows: frozenset[str] = frozenset(),
         recorder: Recorder | None = None,
-    ) -> bytes:
-        """Carry all of a turn that has begun through a renderer; what is left to be told at the end.
+    ) -> None:
+        """Begin the turn and carry all of it through a renderer, to its end or to that of the client.
 
         The recorder keeps the end before it is told.
         """
-        assert self.run is not None
-        for data in renderer.begin():
-            if stream is not None:
-                await stream.write(data)
-        on_end = None if recorder is None else partial(recorder.end, renderer)
-        sink = None if stream is None else inline_sink(renderer, stream)
-        if await forward(self.run.events(rows, sink), renderer, stream, on_end):
-            return b""
-        data = renderer.finish(await self.streamed_outcome())
-        if on_end is not None:
-            await on_end()
-        return data
+        try:
+            run = await self.start(streamed=stream is not None)
+            if stream is not None and run.recorded:  # the head names the run, so it waits until that is on record
+                stream.hold()
+            if recorder is not None:
+                await recorder.begin(renderer)
+            on_end = None if recorder is None else partial(recorder.end, renderer)
+            async with contextlib.nullcontext() if stream is None else stream:
+                source = run.events(rows, None if stream is None else inline_sink(renderer, stream))
+                last = b""
+                if not await forward(source, renderer, stream, on_end):
+                    last = renderer.finish(await self.streamed_outcome())
+                    if on_end is not None:
+                        await on_end()
+                if stream is not None:
+                    await stream.write(last + renderer.closing, last=True)
+        except (ClientGone, asyncio.CancelledError):
+            await (recorder.lose(renderer) if recorder is not None else self.leave())
+            raise
+        except StoreError:
+            if recorder is not None:
+                await recorder.lose(renderer)
+            raise
 
     async def streamed_outcome(self) -> Outcome:
         """How the turn ended, for a stream: there even a refusal is told as an end."""
@@ -509,10 +379,10 @@ class Turn:
             raise outcome.refusal(error) from None
         except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
             if not isinstance(error, StoreError):
-                log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
-            return outcome.raised(error, self.adapter.redact)
+                log.warning("%s: the agent failed: %s", self.spec.run_id, self.context.redact(repr(error)))
+            return outcome.raised(error, self.context.redact)
         limited = self.spec.max_output_tokens is not None
-        ended = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        ended = outcome.outcome_of(result, usage, self.context.redact, own_limit=limited)
         if ended.calls and not self.spec.persist:  # no session holds what the client's results belong to
             await self._suspend([call["id"] for call in ended.calls], ended.messages or [])
         return ended
@@ -523,7 +393,7 @@ class Turn:
             spec = self.spec
             scope = scope_name(spec.owner, spec.session_key)
             try:
-                await self.adapter.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
+                await self.context.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
             except StoreError as error:  # a client that sends all messages again needs none of it
                 log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
 
@@ -538,13 +408,13 @@ class Turn:
         goes_on = self.spec.on_detach == "continue"
         followed = not goes_on and await self._is_joined()
         if not run.done:
-            self.adapter.metrics.counts["disconnects"]["detach" if goes_on or followed else "interrupt",] += 1
+            self.context.metrics.count("disconnects", "detach" if goes_on or followed else "interrupt")
         if not followed:
             await run.stop()
 
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""
-        grace_s = self.adapter.option("disconnect_grace_seconds")
+        grace_s = self.context.options.disconnect_grace_seconds
         if not grace_s or self.admission is None or not self.admission.begun:
             return False
         until = asyncio.get_running_loop().time() + grace_s
@@ -599,51 +469,3 @@ async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
     done.result()
     if cancelled is not None:
         raise cancelled
-
-
-async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
-    """The history with the server's own calls, where exactly one turn that waits for these results can be meant."""
-    if not spec.results:
-        return history
-    call_id, scope = str(spec.results[0]["tool_call_id"]), scope_name(spec.owner, spec.session_key)
-    kept = await adapter.stored_responses.suspended(call_id, scope)
-    matches = [match(history, [row_of_message("", message) for message in one]) for one in kept]
-    same = [found for found in matches if found is not None and not found.left]
-    return same[0].with_unseen() if len(same) == 1 else history
-
-
-def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ids of the calls of the last message that have no results."""
-    answered: set[Any] = set()
-    for message in reversed(messages):
-        if message.get("role") != "tool":
-            calls = message.get("tool_calls") or () if message.get("role") == "assistant" else ()
-            return [str(call["id"]) for call in calls if call.get("id") not in answered]
-        answered.add(message.get("tool_call_id"))
-    return []
-
-
-def _answered_calls(messages: Sequence[Mapping[str, Any]]) -> set[Any]:
-    return {message.get("tool_call_id") for message in messages if message.get("role") == "tool"}
-
-
-def answered_again(
-    messages: Sequence[Message], results: Sequence[Mapping[str, Any]]
-) -> tuple[list[Message], tuple[Mapping[str, Any], ...]] | None:
-    """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
-    now, else as they were then. None: the results are of other calls, or the user has spoken since."""
-    given = {str(result["tool_call_id"]): result for result in results}
-    for at in range(len(messages) - 1, -1, -1):
-        if messages[at].get("role") == "user":
-            return None
-        calls = messages[at].get("tool_calls") or ()
-        if not given.keys() & {str(call["id"]) for call in calls}:
-            continue
-        outputs = list(takewhile(lambda message: message.get("role") == "tool", messages[at + 1 :]))
-        own = [message for message in outputs if message.get("tool_name")]
-        clients = {str(message["tool_call_id"]): message for message in outputs if not message.get("tool_name")}
-        if not given.keys() <= clients.keys():
-            return None
-        again = [given.get(i) or {k: v for k, v in output.items() if k != "role"} for i, output in clients.items()]
-        return [*messages[: at + 1], *own], tuple(again)
-    return None

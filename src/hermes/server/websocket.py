@@ -12,8 +12,8 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from hermes.core.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.errors import ApiError
-from hermes.server.keys import CALLER
-from hermes.server.middleware import own_headers
+from hermes.server.headers import common_headers
+from hermes.server.keys import caller_of
 from hermes.server.models import ResponseRequest
 from hermes.server.outcome import Outcome
 from hermes.server.prepared_response import PreparedResponse, prepare
@@ -25,7 +25,7 @@ from hermes.server.sse import ClientGone
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
-    from hermes.server.adapter import APIServerAdapter
+    from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -42,16 +42,16 @@ Json = dict[str, Any]
     features=("responses_websocket",),
     begins_turns=True,
 )
-async def responses_websocket(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+async def responses_websocket(context: ServerContext, request: web.Request) -> web.StreamResponse:
     if request.headers.get("Upgrade", "").lower() != "websocket":
         message = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
         raise ApiError(426, message, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
     # Without compression: a frame of a few bytes must not become megabytes on the event loop.
-    limit = adapter.option("max_body_bytes")
+    limit = context.options.max_body_bytes
     socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=limit, compress=False)
-    socket.headers.update(own_headers(adapter, request))
+    socket.headers.update(common_headers(request))
     await socket.prepare(request)
-    await _Connection(adapter, request, socket).serve()
+    await _Connection(context, request, socket).serve()
     return socket
 
 
@@ -67,10 +67,17 @@ class _Writer:
         """It is never ready to."""
         raise NotImplementedError
 
-    async def release(self) -> None:
-        """Nothing is held."""
+    async def __aenter__(self) -> _Writer:
+        return self
 
-    async def write(self, data: bytes) -> None:
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def hold(self) -> None:
+        """Nothing is held: the head has gone."""
+
+    async def release(self) -> None: ...
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send some events."""
         try:
             async with asyncio.timeout(self._stall_s):
@@ -83,8 +90,8 @@ class _Writer:
 class _Connection:
     """One socket: what waits on it, and the last response, for the next to go on from."""
 
-    def __init__(self, adapter: APIServerAdapter, request: web.Request, socket: web.WebSocketResponse) -> None:
-        self._adapter, self._request, self._socket = adapter, request, socket
+    def __init__(self, context: ServerContext, request: web.Request, socket: web.WebSocketResponse) -> None:
+        self._context, self._request, self._socket = context, request, socket
         self._waiting: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
         self._memory: dict[str, Json] = {}
         self._open = 0
@@ -93,7 +100,7 @@ class _Connection:
         """Take requests until the socket is closed, its time is over, or the server stops."""
         working = asyncio.create_task(self._work())
         reading = asyncio.create_task(self._read())
-        draining = asyncio.create_task(self._adapter.draining.wait())
+        draining = asyncio.create_task(self._context.draining.wait())
         try:
             ends = [reading, draining, working]
             await asyncio.wait(ends, timeout=SOCKET_S_MAX, return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +120,7 @@ class _Connection:
                 task.cancel()
             await asyncio.wait(tasks)
             while not self._waiting.empty():
-                self._adapter.body_memory.give_back(self._waiting.get_nowait()[1])
+                self._context.body_memory.give_back(self._waiting.get_nowait()[1])
 
     async def _finish(self, working: asyncio.Task[None]) -> None:
         """Let the response at work come to its end."""
@@ -129,7 +136,7 @@ class _Connection:
 
     def _accept(self, message: WSMessage) -> None:
         """Queue the request in a frame. Every frame counts as a request, before anything is read of it."""
-        if (refusal := self._adapter.rate_refusal(CALLER.get(), begins_turns=True)) is not None:
+        if (refusal := self._context.rate_refusal(caller_of(self._request), begins_turns=True)) is not None:
             raise refusal
         if message.type is not WSMsgType.TEXT:
             raise ApiError(400, "Messages are JSON objects in text frames.", "invalid_body")
@@ -138,7 +145,7 @@ class _Connection:
             raise ApiError(429, words, "rate_limit_exceeded")
         size = len(message.data) if len(message.data) > BODY_MEMORY_BYTES_MAX else 0
         given = as_object(message.data)
-        if size and not self._adapter.body_memory.take_now(size):
+        if size and not self._context.body_memory.take_now(size):
             words = "Too many large requests are being answered; try again, or send smaller images and files."
             raise ApiError(429, words, "rate_limit_exceeded")
         self._waiting.put_nowait((given, size))
@@ -152,7 +159,7 @@ class _Connection:
             except ApiError as error:
                 await self._tell(error)
             except StoreError as error:
-                message = self._adapter.redact(f"The store is out of reach: {error}")
+                message = self._context.redact(f"The store is out of reach: {error}")
                 await self._tell(ApiError(503, message, "session_db_unavailable"))
             except ClientGone:
                 return
@@ -161,7 +168,7 @@ class _Connection:
                 await self._tell(ApiError(500, "The server had an internal error.", "internal_error"))
             finally:
                 self._open -= 1
-                self._adapter.body_memory.give_back(size)
+                self._context.body_memory.give_back(size)
 
     async def _respond(self, given: Json) -> None:
         kind = given.pop("type", None)
@@ -170,14 +177,14 @@ class _Connection:
         generate = flag_of(given.pop("generate", None), "generate", True)
         if not generate:
             given.setdefault("input", [])
-        body = parse(given, ResponseRequest, strict=self._adapter.option("strict_parameters"))
+        body = parse(given, ResponseRequest, strict=self._context.options.strict_parameters)
         if body.model.background:
             message = "A response on a WebSocket cannot run in the background; send it with POST."
             raise ApiError(400, message, "unsupported_parameter", "background")
         body.model.stream = True
         before = body.model.previous_response_id
         try:
-            work = await prepare(self._adapter, self._request, body, self._memory, generate=generate)
+            work = await prepare(self._context, self._request, body, self._memory, generate=generate)
         except ApiError as error:
             if error.code == "previous_response_not_found":
                 error.status = 400
@@ -187,7 +194,7 @@ class _Connection:
             return
         try:
             await work.admit()
-            write = _Writer(self._socket, self._adapter.option("write_stall_seconds"))
+            write = _Writer(self._socket, self._context.options.write_stall_seconds)
             renderer, ended = await work.run(write, frame=socket_frame), await work.turn.streamed_outcome()
         except BaseException:
             self._memory.pop(before or "", None)
@@ -201,8 +208,8 @@ class _Connection:
 
     async def _warm_up(self, work: PreparedResponse) -> None:
         """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
-        kept, write = work.kept, _Writer(self._socket, self._adapter.option("write_stall_seconds"))
-        renderer = await kept.renderer(self._adapter, frame=socket_frame)
+        kept, write = work.kept, _Writer(self._socket, self._context.options.write_stall_seconds)
+        renderer = await kept.renderer(self._context, frame=socket_frame)
         for data in renderer.begin():
             await write.write(data)
         data = renderer.finish(Outcome())
@@ -215,7 +222,7 @@ class _Connection:
         record = kept.record(renderer.response, said or chain.get("conversation_history") or [])
         self._memory = {kept.response_id: record}
         if kept.store:
-            await self._adapter.stored_responses.put(kept.response_id, record)
+            await self._context.stored_responses.put(kept.response_id, record)
         await write.write(data)
 
     def _remember(self, work: PreparedResponse, response: Json, ended: Any) -> None:
@@ -227,8 +234,8 @@ class _Connection:
         self._memory = {kept.response_id: record}
 
     async def _tell(self, error: ApiError) -> None:
-        error.redact(self._adapter.redact)
-        self._adapter.metrics.refused(error.status, error.code)
+        error.redact(self._context.redact)
+        self._context.metrics.refused(error.status, error.code)
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self._socket.send_json(
                 {"type": "error", "status": error.status, **msgspec.to_builtins(error.envelope())}

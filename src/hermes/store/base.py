@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hermes.core.errors import HermesError
@@ -119,6 +119,10 @@ class Row:
         return message
 
 
+# The columns of a message, in the order of the fields above; `parts` and `search_text` are made of its content.
+MESSAGE_COLUMNS = tuple(item.name for item in fields(Row) if item.name not in ("id", "announced_in", "continues"))
+
+
 @dataclass(slots=True)
 class Partial:
     """The open end of a stream: text that is delivered and not yet a row, from `offset` on."""
@@ -147,8 +151,6 @@ class Tail:
 
 @dataclass(slots=True)
 class RunRecord:
-    """A run as it is stored: its spec, and the fold of its log."""
-
     spec: RunSpec
     state: RunState
     created_at: float

@@ -45,12 +45,10 @@ def clean(text: str) -> str:
 
 
 def clean_or_none(text: Any) -> str | None:
-    """The same, where there may be none."""
     return None if text is None else clean(str(text))
 
 
 def pack(value: Any) -> str:
-    """A JSON value as text."""
     try:
         text = msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError):
@@ -68,17 +66,14 @@ def _pack_anyhow(value: Any) -> str:
 
 
 def pack_or_none(value: Any) -> str | None:
-    """The same; nothing at all stays nothing."""
     return pack(value) if value else None
 
 
 def unpack(text: str | None) -> Any:
-    """The value again."""
     return None if text is None else msgspec.json.decode(text)
 
 
 def cleaned(value: Any) -> Any:
-    """A JSON value as every database can keep it."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
@@ -112,7 +107,6 @@ def columns_of(content: Content, blobs: Blobs) -> tuple[str | None, str | None]:
 
 
 def pack_content(content: Content, blobs: Blobs) -> str | None:
-    """A content in one column; large data URLs go into `blobs`."""
     if content is None:
         return None
     packed = pack(content)
@@ -120,12 +114,10 @@ def pack_content(content: Content, blobs: Blobs) -> str | None:
 
 
 def content_of(text: str | None, parts: str | None, blob: Callable[[str], tuple[str, bytes]]) -> Content:
-    """The content again."""
     return text if parts is None else unpack_content(parts, blob)
 
 
 def unpack_content(packed: str | None, blob: Callable[[str], tuple[str, bytes]]) -> Content:
-    """The content of one column again."""
     value: Content = unpack(packed)
     return value if packed is None or '"$blob"' not in packed else _put_back(value, blob)
 
@@ -191,7 +183,6 @@ def spaced(text: str) -> str:
 
 
 def unspaced(text: str) -> str:
-    """The same text as it was written."""
     return text.replace(_ZERO_WIDTH, "")
 
 
@@ -199,8 +190,6 @@ def unspaced(text: str) -> str:
 
 
 class BadSessionId(ValueError):
-    """An id that a session cannot be given."""
-
     @classmethod
     def unusable(cls, session_id: str) -> BadSessionId:
         """One that is reserved or belongs to another owner: the words do not say which."""
@@ -221,7 +210,6 @@ def checked_id(session_id: Any) -> str:
 
 
 def checked_role(role: Any) -> str:
-    """A role that a message may have."""
     if role not in _ROLES:
         raise ValueError(f"The role of a message is one of {', '.join(_ROLES)}.")
     return str(role)
@@ -243,13 +231,11 @@ def _visible(char: str) -> bool:
 
 
 def numbered(title: str, number: int) -> str:
-    """The title with a number behind it, within the length of a title."""
     tail = f" #{number}"
     return title[: SESSION_TITLE_CHARS_MAX - len(tail)].rstrip() + tail
 
 
 def end_reason(reason: Any) -> str:
-    """Why a session ended, in a few words."""
     words = plain_words(reason)
     if not words or len(words) > END_REASON_CHARS_MAX:
         raise ValueError(f"A reason has 1 to {END_REASON_CHARS_MAX} characters.")
@@ -257,7 +243,6 @@ def end_reason(reason: Any) -> str:
 
 
 def plain_words(text: Any) -> str:
-    """One line of visible text."""
     return _one_line(clean(str(text)))
 
 
@@ -268,5 +253,4 @@ def _one_line(text: str) -> str:
 
 
 def preview_of(text: str | None) -> str | None:
-    """The beginning of a message in one short line."""
     return plain_words((text or "")[: 4 * PREVIEW_OF_SESSION_CHARS])[:PREVIEW_OF_SESSION_CHARS] or None

@@ -59,28 +59,22 @@ class Tx:
         self.later: list[Callable[[], None]] = []
 
     def execute(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; the number of rows it changed."""
         return self._run(sql, params).rowcount
 
     def many(self, sql: str, rows: Sequence[Params]) -> None:
-        """Run a statement for each of these."""
         self._db.executemany(sql, rows)
 
     def row(self, sql: str, params: Params = ()) -> sqlite3.Row | None:
-        """The first row."""
         found: sqlite3.Row | None = self._run(sql, params).fetchone()
         return found
 
     def rows(self, sql: str, params: Params = ()) -> list[sqlite3.Row]:
-        """All rows."""
         return self._run(sql, params).fetchall()
 
     def each(self, sql: str, params: Params = ()) -> Iterator[sqlite3.Row]:
-        """The rows one by one."""
         return iter(self._run(sql, params))
 
     def value(self, sql: str, params: Params = (), default: Any = None) -> Any:
-        """The first column of the first row."""
         found = self._run(sql, params).fetchone()
         return default if found is None else found[0]
 
@@ -111,7 +105,6 @@ class Tx:
 
     @property
     def changes(self) -> int:
-        """How many rows this connection has changed so far."""
         return self._db.total_changes
 
     @contextmanager
@@ -145,7 +138,6 @@ class Connection(sqlite3.Connection):
     stale = False
 
     def as_it_was(self, path: Path | None) -> bool:
-        """Whether what was read is what there is."""
         return self.stamp is None or path is None or stamp_of(path) == self.stamp
 
 
@@ -190,7 +182,6 @@ def connect(where: str) -> Connection:
 
 
 def add_functions(db: sqlite3.Connection) -> None:
-    """What the steps of a schema use beside what SQLite has."""
     db.create_function("sha256", 1, lambda text: hashlib.sha256(text.encode()).hexdigest(), deterministic=True)
 
 
@@ -200,7 +191,6 @@ def uri(path: Path, mode: str) -> str:
 
 @functools.cache
 def has_fts5() -> bool:
-    """Whether SQLite can search text."""
     with sqlite3.connect(":memory:") as db:
         found = [row[0] for row in db.execute("PRAGMA compile_options")]
     db.close()

@@ -26,12 +26,10 @@ def digest_of(message: Mapping[str, Any]) -> str:
 
 
 def continued(digest: str | None, message_digest: str) -> str:
-    """The running hash of a conversation after one more message."""
     return VERSION + hashlib.sha256(f"{digest or ''}{message_digest}".encode()).hexdigest()
 
 
 def is_current(digest: str | None) -> bool:
-    """Whether a running hash was made by these rules."""
     return digest is None or digest.startswith(VERSION)
 
 

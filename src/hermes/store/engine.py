@@ -59,8 +59,6 @@ Work = Callable[[Tx], Any]
 
 
 class _Job:
-    """Work on its way to the writer, and its outcome."""
-
     __slots__ = ("done", "error", "future", "loop", "mended", "raw", "result", "sync", "work")
 
     def __init__(
@@ -79,7 +77,6 @@ class _Job:
         self.done: threading.Event | None = None
 
     def settle(self) -> None:
-        """On the loop: tell whoever waits."""
         assert self.future is not None
         if self.future.done():
             return
@@ -189,7 +186,6 @@ class Engine:
         return job.future
 
     async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
-        """The same as `read`, for a loop."""
         if self.path is None:
             return await self.submit_write(work)
         self._check_usable()
@@ -246,7 +242,6 @@ class Engine:
                 raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
 
     def copy_to(self, copy: sqlite3.Connection) -> None:
-        """The database as it is now, into another."""
         if self.path is None:
             self.exclusive(lambda db: db.backup(copy))
             return
@@ -377,7 +372,6 @@ class Engine:
                 return
 
     def _fail_left(self) -> None:
-        """Whatever came after the end is told so."""
         with suppress(queue.Empty):
             while True:
                 if (job := self._queue.get_nowait()) is not None:
@@ -571,12 +565,10 @@ class Engine:
 
     @staticmethod
     def is_open(path: Path) -> bool:
-        """Whether this process has the file open."""
         _release_dropped()
         return any(key[0] == os.path.realpath(path) for key in _engines)
 
     def shared(self) -> Engine:
-        """The same engine for one user more."""
         with _registry_lock:
             self._check_usable()
             self._users += 1

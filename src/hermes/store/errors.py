@@ -45,7 +45,6 @@ class Index:
         return damaged or "fts5" in words or self._schema.index in words or words == "constraint failed"
 
     def mend(self, db: sqlite3.Connection) -> bool:
-        """Make the index anew if it is damaged."""
         index = self._schema.index
         parts = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"{index}_*",))]
         try:
@@ -58,7 +57,6 @@ class Index:
         return not sound
 
     def rebuild(self, db: sqlite3.Connection) -> None:
-        """Make the index anew from what is indexed; the rows themselves are not touched."""
         index = self._schema.index
         again = f"INSERT INTO {index}({index}) VALUES ('rebuild')"
         try:
@@ -84,7 +82,6 @@ def _in_one(db: sqlite3.Connection, statements: Sequence[str]) -> None:
 
 
 def explained(error: BaseException, path: Path | None) -> BaseException:
-    """An error of SQLite in words, with what to do about it."""
     code = getattr(error, "sqlite_errorcode", None)
     if not isinstance(error, sqlite3.Error) or code is None or isinstance(error, sqlite3.IntegrityError):
         return error

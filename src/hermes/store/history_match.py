@@ -130,7 +130,6 @@ class Match:
     left: int = 0
 
     def with_unseen(self) -> list[dict[str, Any]]:
-        """The given messages, with the server's own calls and their results at their places."""
         return [told for given, held in self.pairs for told in _with_unseen(given, held)]
 
 

@@ -38,7 +38,6 @@ class Idempotency(Repository):
         ttl: float = IDEMPOTENCY_KEPT_S,
         run_id: str | None = None,
     ) -> Claim:
-        """Take the key for this work, or learn what became of it."""
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ValueError(f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters.")
         now = time.time()
@@ -77,7 +76,6 @@ class Idempotency(Repository):
 
     @blocks
     def sweep(self) -> int:
-        """Let go of what has run out, and of the oldest beyond what is kept."""
         gone = 0
         while count := self._sweep_some():
             gone += count

@@ -21,7 +21,6 @@ class Jobs(Repository):
 
     @writes
     def create(self, tx: Tx, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a new job; what it is called by is made when it has no id."""
         made = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
         made.setdefault("id", secrets.token_hex(6))
         made.setdefault("created_at", time.time())
@@ -36,13 +35,11 @@ class Jobs(Repository):
 
     @reads
     def get(self, tx: Tx, job_id: str) -> dict[str, Any] | None:
-        """The job of that id."""
         found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
         return _job_of(found) if found else None
 
     @reads
     def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[dict[str, Any]]:
-        """Jobs, oldest first."""
         where, params = "1", []
         if owner is not None:
             where, params = "owner = ?", [owner]
@@ -53,12 +50,10 @@ class Jobs(Repository):
 
     @writes
     def update(self, tx: Tx, /, job_id: str, **fields: Any) -> dict[str, Any] | None:
-        """Change what is given; the job as it is then."""
         return _update(tx, job_id, fields)
 
     @writes
     def delete(self, tx: Tx, job_id: str) -> bool:
-        """Forget it."""
         return tx.execute("DELETE FROM jobs WHERE id = ?", (job_id,)) > 0
 
     @reads

@@ -30,13 +30,11 @@ class Leases(Repository):
 
     @writes
     def renew(self, tx: Tx, name: str, token: int, ttl: float) -> bool:
-        """Hold it for longer. False: it is not this token's any more."""
         until = time.time() + ttl
         return tx.execute("UPDATE leases SET until = ? WHERE name = ? AND token = ?", (until, name, token)) > 0
 
     @writes
     def release(self, tx: Tx, name: str, token: int) -> None:
-        """Let go; whoever holds another token is not concerned."""
         release(tx, name, token)
 
     @writes
@@ -47,7 +45,6 @@ class Leases(Repository):
 
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:
-        """Who holds it now."""
         return held_by(tx, name)
 
 
@@ -61,7 +58,6 @@ def acquire(tx: Tx, name: str, holder: str, ttl: float, *, free: bool = False) -
 
 
 def release(tx: Tx, name: str, token: int) -> None:
-    """Let go of a lease."""
     tx.execute("DELETE FROM leases WHERE name = ? AND token = ?", (name, token))
 
 
@@ -74,11 +70,9 @@ def held_by(tx: Tx, name: str) -> str | None:
 
 
 def is_current(tx: Tx, name: str, token: int) -> bool:
-    """Whether this token is the one that may write."""
     return held(tx, name) == token
 
 
 def held(tx: Tx, name: str) -> int | None:
-    """The token that may write."""
     token: int | None = tx.value("SELECT token FROM leases WHERE name = ?", (name,))
     return token

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, reads_slowly_with
-from hermes.store.session_rows import shown
+from hermes.store.session_rows import SessionRow, shown
 
-_SHOWN_IN_LISTS = (
-    "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
-    "cwd, workdir, toolsets, max_iterations, started_at, last_active, ended_at, end_reason, archived, pinned, message_count, tool_call_count, api_call_count, "
-    "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
-)
+# Texts that may be long are left out.
+_NOT_LISTED = ("model_config", "instructions", "system_prompt", "prompt_digest", "transcript_digest", "stateless")
+_SHOWN_IN_LISTS = ", ".join(name for name in SessionRow.__struct_fields__ if name not in _NOT_LISTED)
 _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
 _AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL AS has_system_prompt,
   s.model_config IS NOT NULL AS has_model_config, NULL AS active_run_id
@@ -27,9 +25,20 @@ _AT_WORK = (
 INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
-class Lists(Repository):
-    """What there is."""
+class SessionFilters(TypedDict, total=False):
+    """Which sessions a list holds; what is None or left out does not matter. `archived` is true, false or 'all'."""
 
+    source: str | None
+    cwd_prefix: str | None
+    owner: str | None
+    session_key: str | None
+    include_children: bool
+    archived: bool | str
+    search: str | None
+    pinned: bool | None
+
+
+class Lists(Repository):
     @reads_slowly_with("search", "cwd_prefix")
     def list_sessions(
         self,
@@ -48,18 +57,14 @@ class Lists(Repository):
         order: str = "last_active",
     ) -> list[dict[str, Any]]:
         """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
+        filters = SessionFilters(source=source, cwd_prefix=cwd_prefix, owner=owner, session_key=session_key)
+        filters |= SessionFilters(include_children=include_children, archived=archived, search=search, pinned=pinned)
         if order not in ("last_active", "started_at"):
             raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
+        where, params = _condition(filters)
         rank, ranked = _rank(search)
-        index = (
-            "sessions_started"
-            if order == "started_at"
-            else "sessions_owner"
-            if owner is not None
-            else "sessions_active"
-        )
-        by = "" if search else f"INDEXED BY {index}"
+        by_active = "sessions_active" if owner is None else "sessions_owner"
+        by = "" if search else f"INDEXED BY {'sessions_started' if order == 'started_at' else by_active}"
         inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions {by} WHERE {where}"
         behind = ""
         at: list[Any] = []
@@ -73,22 +78,10 @@ class Lists(Repository):
         return [_listed(row, order) for row in found]
 
     @reads_slowly_with("search", "cwd_prefix")
-    def count_sessions(
-        self,
-        tx: Tx,
-        source: str | None = None,
-        cwd_prefix: str | None = None,
-        owner: str | None = None,
-        session_key: str | None = None,
-        include_children: bool = False,
-        archived: bool | str = False,
-        search: str | None = None,
-        pinned: bool | None = None,
-    ) -> int:
-        """How many a list without end would hold."""
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
+    def count_sessions(self, tx: Tx, **filters: Unpack[SessionFilters]) -> int:
+        where, params = _condition(filters)
         # Where the index does not hold all that is asked for, rows in their order are quicker to look at.
-        by = "NOT INDEXED" if search or cwd_prefix else "INDEXED BY sessions_owner"
+        by = "NOT INDEXED" if filters.get("search") or filters.get("cwd_prefix") else "INDEXED BY sessions_owner"
         return int(tx.value(f"SELECT count(*) FROM sessions {by} WHERE {where}", params))
 
     @reads
@@ -100,18 +93,12 @@ class Lists(Repository):
         offset: int,
         cursor: str | None,
         order: str,
-        source: str | None = None,
-        owner: str | None = None,
-        include_children: bool = False,
-        archived: bool | str = False,
-        pinned: bool | None = None,
+        **filters: Unpack[SessionFilters],
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], int]:
         """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
-        chosen: dict[str, Any] = {"source": source, "owner": owner, "include_children": include_children}
-        chosen |= {"archived": archived, "pinned": pinned}
-        found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **chosen)
+        found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
         around = self.around_sessions([session["id"] for session in found])
-        return found, around, self.count_sessions(**chosen)
+        return found, around, self.count_sessions(**filters)
 
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -128,28 +115,22 @@ class Lists(Repository):
         return found
 
 
-def _filters(
-    source: str | None,
-    cwd_prefix: str | None,
-    owner: str | None,
-    session_key: str | None,
-    include_children: bool,
-    archived: bool | str,
-    search: str | None,
-    pinned: bool | None,
-) -> tuple[str, list[Any]]:
-    where, params = ["1"], []
-    if pinned is not None:
+def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
+    where: list[str] = ["1"]
+    params: list[str] = []
+    archived, search, cwd_prefix = filters.get("archived", False), filters.get("search"), filters.get("cwd_prefix")
+    if (pinned := filters.get("pinned")) is not None:
         where.append(f"pinned = {int(pinned)}")
-    if not include_children:
+    if not filters.get("include_children"):
         where.append("kind != 'delegate'")
     if archived not in ("all", True, False):
         raise ValueError("`archived` is true, false or 'all'.")
     if archived != "all":
         where.append(f"archived = {int(bool(archived))}")
-    for sql, value in (("source = ?", source), ("owner = ?", owner), ("session_key = ?", session_key)):
+    values = {"source": filters.get("source"), "owner": filters.get("owner"), "session_key": filters.get("session_key")}
+    for name, value in values.items():
         if value is not None:
-            where.append(sql)
+            where.append(f"{name} = ?")
             params.append(value)
     if cwd_prefix is not None:
         where.append(INSIDE)
@@ -194,7 +175,6 @@ def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
 
 
 def is_inside(cwd: str | None, folder: str) -> bool:
-    """What `INSIDE` asks, of a session at hand."""
     itself, below, _ = folder_of(folder)
     return cwd is not None and (cwd == itself or cwd.startswith(below))
 

@@ -27,8 +27,6 @@ _CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
 
 
 class Upkeep(Repository):
-    """What is done to the file as a whole."""
-
     @blocks
     def backup(self, path: str | Path) -> None:
         """A copy of the database as it is now, while it is in use; only its owner can read it."""
@@ -152,7 +150,6 @@ def repair(path: str | Path) -> dict[str, Any]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether anybody, here or in another process, has the database open."""
     if Engine.is_open(path):
         return True
     try:

@@ -22,8 +22,6 @@ _UNUSED = (
 
 
 class Prompts(Repository):
-    """The prompts of all sessions and runs."""
-
     @blocks
     def remove_unused_prompts(self, now: float | None = None) -> int:
         """Remove prompts that nothing names any more. How many."""
@@ -45,7 +43,6 @@ class Prompts(Repository):
 
 
 def put(tx: Tx, text: str) -> str:
-    """Keep a prompt; the hash to name it by."""
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     tx.execute(_PUT, (sha256, time.time(), text, PROMPT_USE_NOTED_S))
     return sha256

@@ -25,7 +25,6 @@ class Repository:
 
     @property
     def engine(self) -> Engine:
-        """What it works on; stores on one engine share its transactions."""
         return self._engine
 
     def transaction(self, work: Callable[[], R]) -> R:
@@ -86,7 +85,6 @@ def reads(
 
 
 def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
-    """The same for what looks at many rows: it has connections and threads of its own."""
     return reads(method, slow=True)
 
 

@@ -85,7 +85,6 @@ class ResponseStore(Repository):
 
     @blocks
     def close(self) -> None:
-        """Give the file back."""
         if self._held.detach() is not None:
             self._engine.release()
 
@@ -136,18 +135,15 @@ class ResponseStore(Repository):
 
     @writes
     def delete(self, tx: Tx, response_id: str) -> bool:
-        """Forget a record and the names that point to it."""
         return _remove(tx, response_id)
 
     @reads
     def known(self, tx: Tx, response_ids: Collection[str]) -> set[str]:
-        """Which of these are kept."""
         sql = "SELECT 1 FROM responses WHERE id = ?"
         return {one for one in response_ids if tx.value(sql, (one,)) is not None}
 
     @reads_slowly
     def unfinished(self, tx: Tx) -> list[str]:
-        """Ids of records whose work has no end yet."""
         return [row[0] for row in tx.rows("SELECT id FROM responses WHERE status IN (?, ?)", _UNFINISHED)]
 
     def __len__(self) -> int:
@@ -167,7 +163,6 @@ class ResponseStore(Repository):
 
     @reads
     def get_conversation(self, tx: Tx, name: str, owner: str | None = None) -> str | None:
-        """The record that a name points to."""
         mine, params = ("owner = ? AND ", [owner]) if owner is not None else ("", [])
         sql = f"SELECT response_id FROM conversations WHERE {mine}name = ? ORDER BY owner"
         found: str | None = tx.value(sql, (*params, name))
@@ -212,7 +207,6 @@ class ResponseStore(Repository):
 
     @reads
     def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str | None = None) -> dict[str, Any] | None:
-        """A conversation; with an owner, only that one's."""
         found = tx.row("SELECT * FROM conversation_objects WHERE id = ?", (conversation_id,))
         if found is None or owner not in (None, found["owner"]):
             return None
@@ -265,7 +259,6 @@ class ResponseStore(Repository):
 
     @reads
     def conversation_items(self, tx: Tx, conversation_id: str, owner: str) -> list[dict[str, Any]]:
-        """All items of a conversation, oldest first."""
         return _items(tx, conversation_id, owner, "1 = 1", ())
 
     @reads
@@ -301,7 +294,6 @@ class ResponseStore(Repository):
 
     @writes
     def sweep(self, tx: Tx) -> int:
-        """Let go of what is too old."""
         if self._max_age_days is None:
             return 0
         before = time.time() - self._max_age_days * 86_400

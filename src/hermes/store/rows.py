@@ -7,10 +7,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from hermes.store.base import Row
+from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import (
     Blobs,
     checked_role,
@@ -31,13 +31,18 @@ from hermes.store.digests import continued, digest_of, encoded, is_current
 from hermes.store.schema import PURGE_DUE
 
 T = TypeVar("T")
-_COLUMNS = (
-    "session_id, run_id, role, active, compacted, synthetic, model_only, position, timestamp, token_count, "
-    "finish_reason, tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text, "
-    "name, digest"
+_COLUMNS = ", ".join(MESSAGE_COLUMNS)
+_INSERT = (
+    f"INSERT INTO messages ({_COLUMNS}, parts, search_text) VALUES ({', '.join('?' * (len(MESSAGE_COLUMNS) + 2))})"
 )
-_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 22)}) RETURNING id"
-SELECT = f"SELECT id, {_COLUMNS.replace(' search_text,', '')} FROM messages"
+_INSERT += " RETURNING id"
+SELECT = f"SELECT {_COLUMNS}, id, parts FROM messages"
+_values_of = attrgetter(*MESSAGE_COLUMNS)
+# Columns that are not simply what the row has, by their places: looking them up by name takes longer than all the rest.
+_CONTENT, _API_CONTENT, _DIGEST = map(MESSAGE_COLUMNS.index, ("content", "api_content", "digest"))
+_TEXTS = [MESSAGE_COLUMNS.index(n) for n in ("finish_reason", "tool_call_id", "tool_name", "reasoning", "name")]
+_JSON = [MESSAGE_COLUMNS.index(name) for name in ("tool_calls", "opaque")]
+_FLAGS = [MESSAGE_COLUMNS.index(name) for name in ("synthetic", "active", "compacted", "model_only")]
 _MESSAGE_COLUMNS = "role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name"
 # What was said, under the ids that it got then: neither taken back nor written for the model alone.
 SAID = "NOT model_only AND (active OR compacted)"
@@ -65,33 +70,17 @@ def _insert(tx: Tx, row: Row) -> int:
     blobs: Blobs = {}
     content, parts = columns_of(row.content, blobs)
     api_content = pack_content(row.api_content, blobs)
-    row_id = tx.value(
-        _INSERT,
-        (
-            row.session_id,
-            row.run_id,
-            checked_role(row.role),
-            row.active,
-            row.compacted,
-            row.synthetic,
-            row.model_only,
-            row.position,
-            row.timestamp,
-            row.token_count,
-            clean_or_none(row.finish_reason),
-            clean_or_none(row.tool_call_id),
-            clean_or_none(row.tool_name),
-            content,
-            parts,
-            pack_or_none(row.tool_calls),
-            clean_or_none(row.reasoning),
-            pack_or_none(row.opaque),
-            api_content,
-            search_text(content) if not row.synthetic and not row.model_only else None,
-            clean_or_none(row.name),
-            digest_of_row(row) if row.role == "user" and parts is not None else row.digest,
-        ),
-    )
+    checked_role(row.role)
+    values = list(_values_of(row))
+    for at in _TEXTS:
+        values[at] = clean_or_none(values[at])
+    for at in _JSON:
+        values[at] = pack_or_none(values[at])
+    values[_CONTENT], values[_API_CONTENT] = content, api_content
+    if row.role == "user" and parts is not None:
+        values[_DIGEST] = digest_of_row(row)
+    words = search_text(content) if not row.synthetic and not row.model_only else None
+    row_id = tx.value(_INSERT, (*values, parts, words))
     keep_blobs(tx, int(row_id), blobs)
     return int(row_id)
 
@@ -167,7 +156,6 @@ def held(tx: Tx, session_id: str, where: str = "") -> list[Row]:
 
 
 def recount(tx: Tx, session_id: str) -> None:
-    """Counter and hash of a session after rows were hidden."""
     digest = None
     for row in held(tx, session_id, "AND role = 'user'"):
         digest = continued(digest, digest_of_row(row))
@@ -179,13 +167,11 @@ def recount(tx: Tx, session_id: str) -> None:
 
 
 def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
-    """Rows by a condition, with an order of its own."""
     blob = functools.partial(_blob, tx)
     return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
 def model_place(row: Row | _Outline) -> int:
-    """The same as `MODEL_ORDER`, for rows at hand."""
     return row.position if row.position is not None else row.id or 0
 
 
@@ -236,33 +222,14 @@ def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) ->
 
 
 def _row_of(blob: Callable[[str], tuple[str, bytes]], found: sqlite3.Row, *, whole: bool = True) -> Row:
-    # By position: looking columns up by their names takes longer than all the rest.
-    row_id, session_id, run_id, role, active, compacted, synthetic, model_only, position, timestamp, *more = found
-    token_count, finish_reason, tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, *more = more
-    api_content, name, digest = more
-    return Row(
-        session_id=session_id,
-        role=role,
-        content=content_of(content, parts, blob) if whole else None,
-        run_id=run_id,
-        tool_calls=unpack(tool_calls),
-        tool_call_id=tool_call_id,
-        tool_name=tool_name,
-        finish_reason=finish_reason,
-        reasoning=reasoning,
-        opaque=unpack(opaque),
-        api_content=unpack_content(api_content, blob),
-        synthetic=bool(synthetic),
-        active=bool(active),
-        compacted=bool(compacted),
-        timestamp=timestamp,
-        token_count=token_count,
-        model_only=bool(model_only),
-        position=position,
-        name=name,
-        digest=digest,
-        id=row_id,
-    )
+    *values, parts = found
+    for at in _JSON:
+        values[at] = unpack(values[at])
+    for at in _FLAGS:
+        values[at] = bool(values[at])
+    values[_CONTENT] = content_of(values[_CONTENT], parts, blob) if whole else None
+    values[_API_CONTENT] = unpack_content(values[_API_CONTENT], blob)
+    return Row(*values)
 
 
 def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
@@ -271,7 +238,6 @@ def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
 
 
 def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
-    """Give a row words that stand for it before the model."""
     blobs: Blobs = {}
     tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (pack_content(content, blobs), row_id))
     keep_blobs(tx, row_id, blobs)
@@ -394,7 +360,6 @@ def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -
 
 
 def row_of_message(session_id: str, message: dict[str, Any]) -> Row:
-    """A row of what a model is sent."""
     row = Row(session_id, message["role"], message.get("content"), timestamp=time.time())
     for name in ("tool_calls", "tool_call_id", "tool_name", "opaque", "name"):
         setattr(row, name, message.get(name) or None)

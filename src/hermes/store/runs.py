@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from hermes.core.events import Cuts, Event, RunState
 from hermes.core.limits import SWEEP_BATCH_ROWS
@@ -71,6 +71,30 @@ _OWN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
+class AppendOptions(TypedDict, total=False):
+    """What is written with the events of a run beside their rows.
+
+    `session` is opened first, `creates` is the run itself where nothing is on record of it, `replaces` makes the rows all
+    that the model sees, `annotate` gives a row other words for the model, `closes` names streams that have ended, and
+    `sync` makes the commit wait for the disk.
+    """
+
+    session: Mapping[str, Any] | None
+    partials: Sequence[Partial]
+    closes: Sequence[str]
+    replaces: Sequence[int | None]
+    annotate: tuple[int, str] | None
+    sync: bool
+    creates: RunSpec | None
+
+
+class RunFilters(TypedDict, total=False):
+    session_id: str | None
+    statuses: Sequence[str]
+    kinds: Sequence[str]
+    job_id: str | None
+
+
 class Runs(Repository):
     """Runs, each with its one writer: whoever holds the lease of its session."""
 
@@ -78,7 +102,6 @@ class Runs(Repository):
 
     @writes
     def create(self, tx: Tx, spec: RunSpec) -> None:
-        """A run that waits to be started."""
         _create(tx, spec)
 
     @writes
@@ -95,19 +118,10 @@ class Runs(Repository):
         token: int | None,
         events: Sequence[Event],
         rows: Sequence[Row] = (),
-        *,
-        session: Mapping[str, Any] | None = None,
-        partials: Sequence[Partial] = (),
-        closes: Sequence[str] = (),
-        replaces: Sequence[int | None] = (),
-        annotate: tuple[int, str] | None = None,
-        sync: bool = False,
-        creates: RunSpec | None = None,
+        **more: Unpack[AppendOptions],
     ) -> None:
-        """One transaction: the events and the rows they announce. `sync` makes the commit wait for the disk.
-
-        A last event gives the session's lease back; `creates` is the run itself where nothing is on record of it.
-        """
+        """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
+        session, creates, replaces = more.get("session"), more.get("creates"), more.get("replaces")
         if creates is not None:
             state, session_id = RunState(), creates.session_id
             _check_held(run_id, token, held(tx, f"session:{session_id}"))
@@ -119,7 +133,7 @@ class Runs(Repository):
             messages.archive(tx, rows[0].session_id, rows, replaces)
         elif rows:
             messages.add(tx, rows, counted=made)
-        if annotate is not None:
+        if (annotate := more.get("annotate")) is not None:
             messages.set_api_content(tx, *annotate)
         for row in rows:
             for event, name in row.announced_in:
@@ -153,13 +167,12 @@ class Runs(Repository):
                 release(tx, f"session:{session_id}", token)
         elif creates is not None:
             _create(tx, creates)
-        for stream_id in closes:
+        for stream_id in more.get("closes", ()):
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
-        _put(tx, run_id, partials)
+        _put(tx, run_id, more.get("partials", ()))
 
     @writes
     def put_partials(self, tx: Tx, run_id: str, token: int | None, partials: Sequence[Partial]) -> None:
-        """Keep what has grown since the last time."""
         _checked(tx, run_id, token)
         _put(tx, run_id, partials)
 
@@ -224,12 +237,10 @@ class Runs(Repository):
 
     @reads
     def durable(self, tx: Tx, run_id: str) -> list[Event]:
-        """All events that were committed as such, without deltas."""
         return list(_events(tx, run_id))
 
     @reads
     def partials(self, tx: Tx, run_id: str) -> list[Partial]:
-        """The open ends of the run's streams."""
         return _partials(tx, run_id)
 
     @reads
@@ -241,13 +252,11 @@ class Runs(Repository):
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
-        """A message that the run's log announces."""
         found = messages.read(tx, f"{_OWN.format('+session_id')} AND id = ?", (run_id, run_id, run_id, row_id))
         return found[0] if found else None
 
     @reads
     def get(self, tx: Tx, run_id: str) -> RunRecord | None:
-        """The run as it stands."""
         found = tx.row(f"{_WHOLE} WHERE run_id = ?", (run_id,))
         return _record_of(found) if found else None
 
@@ -272,7 +281,6 @@ class Runs(Repository):
         limit: int | None = None,
         before: str | None = None,
     ) -> builtins.list[RunRecord]:
-        """Runs, newest first; `before` is the id of the last one seen."""
         where, params = "1", []
         for sql, value in (
             ("owner = ?", owner),
@@ -292,7 +300,6 @@ class Runs(Repository):
 
     @reads
     def newest(self, tx: Tx, session_id: str) -> str | None:
-        """The id of the run that was begun last in a session."""
         sql = "SELECT run_id FROM runs WHERE session_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
         found: str | None = tx.value(sql, (session_id,))
         return found
@@ -304,19 +311,21 @@ class Runs(Repository):
         *,
         owner: str | None,
         limit: int,
-        session_id: str | None = None,
-        statuses: Sequence[str] = (),
-        kinds: Sequence[str] = (),
-        job_id: str | None = None,
         before: str | None = None,
+        **filters: Unpack[RunFilters],
     ) -> tuple[builtins.list[RunRecord], dict[int | None, str | None], int]:
         """Runs, newest first and without what was said in them, the texts they ended with, and how many there are.
 
         An unknown `before` is a `KeyError`.
         """
         where, params = ("1", []) if owner is None else ("owner = ?", [owner])
-        one = {"session_id": session_id, "job_id": job_id}
-        chosen = {**{name: [value] for name, value in one.items() if value}, "status": statuses, "kind": kinds}
+        session_id, job_id = filters.get("session_id"), filters.get("job_id")
+        chosen: dict[str, Sequence[str]] = {
+            "session_id": [session_id] if session_id else (),
+            "job_id": [job_id] if job_id else (),
+            "status": filters.get("statuses", ()),
+            "kind": filters.get("kinds", ()),
+        }
         for name, values in chosen.items():
             if values:
                 where += f" AND {name} IN ({', '.join('?' * len(values))})"
@@ -345,7 +354,6 @@ class Runs(Repository):
 
     @reads
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
-        """Runs without an end, oldest first."""
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
         # There are few of them: they are put in order here.
         sql = f"{_WHOLE} INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
@@ -551,7 +559,6 @@ def _put_state(
 
 
 def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
-    """The state as it is kept."""
     waiting = {
         "stopping": state.stopping,
         "approvals": state.approvals,

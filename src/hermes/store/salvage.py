@@ -71,7 +71,6 @@ class _Rows:
             yield from self._by_rowid(-1)
 
     def of(self, column: str, key: Any) -> Iterator[tuple[Any, ...]]:
-        """Those that hold this key."""
         yield from self._until_damage(f"WHERE {column} = ?", (key,))
 
     def _until_damage(self, rest: str, params: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from hermes.core.limits import (
     CHOSEN_ROWS_MAX,
@@ -50,9 +50,15 @@ class Found(list[dict[str, Any]]):
     complete = True
 
 
-class Search(Repository):
-    """The index over all that was said."""
+class SessionsSearched(TypedDict, total=False):
+    """Which sessions are searched; what is None or left out does not matter."""
 
+    source: str | None
+    owner: str | None
+    session_id: str | None
+
+
+class Search(Repository):
     @reads_slowly
     def search_page(
         self,
@@ -64,17 +70,14 @@ class Search(Repository):
         offset: int = 0,
         sort: str = "relevance",
         marks: tuple[str, str] = (">>>", "<<<"),
-        source: str | None = None,
-        owner: str | None = None,
-        session_id: str | None = None,
+        **filters: Unpack[SessionsSearched],
     ) -> tuple[list[dict[str, Any]], Found, int | None]:
         """Sessions by their titles, then messages: of both together at most `limit`. The total is None when that would
         take too long to say."""
-        chosen: dict[str, Any] = {"source": source, "owner": owner, "session_id": session_id}
-        titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **chosen)
+        titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **filters)
         rest, skipped = limit - len(titled), max(0, offset - titles)
-        said = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=marks, **chosen)
-        total = self.count_matches(query, role=role, **chosen)
+        said = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=marks, **filters)
+        total = self.count_matches(query, role=role, **filters)
         return titled, said, None if total is None else titles + total
 
     @reads_slowly
@@ -102,21 +105,18 @@ class Search(Repository):
             return Found()
         of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
         where, params = _chosen(tx, role, include_inactive, of_sessions)
-        return _asked(query, lambda e: _found(tx, e, where, params, limit, offset, sort, marks), Found())
+
+        def find(expression: str) -> Found:
+            return _Matches(tx, expression, where, params).page(limit, offset, sort, marks)
+
+        return _asked(query, find, Found())
 
     @reads_slowly
     def count_matches(
-        self,
-        tx: Tx,
-        query: str,
-        source: str | None = None,
-        role: str | None = None,
-        owner: str | None = None,
-        session_key: str | None = None,
-        session_id: str | None = None,
+        self, tx: Tx, query: str, role: str | None = None, **filters: Unpack[SessionsSearched]
     ) -> int | None:
         """How many messages hold these words; None when that would take too long to say."""
-        of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
+        of_sessions = {name.removeprefix("session_"): value for name, value in filters.items()}
         where, params = _chosen(tx, role, False, of_sessions)
         sql = _COUNT.format(where=where)
         try:
@@ -130,21 +130,19 @@ class Search(Repository):
         self,
         tx: Tx,
         query: str,
-        source: str | None = None,
-        owner: str | None = None,
-        session_id: str | None = None,
         limit: int = 20,
         offset: int = 0,
+        **filters: Unpack[SessionsSearched],
     ) -> tuple[list[dict[str, Any]], int]:
         """Sessions with these words in their titles, the latest first, and how many there are."""
         where, params = title_condition(query)
         if not where:
             return [], 0
         # All titles stand together in their index, with their owners; the rows themselves hold whole prompts.
-        if owner is not None:
+        if (owner := filters.get("owner")) is not None:
             where, params = f"{where} AND owner = ?", [*params, owner]
         where = f"rowid IN (SELECT rowid FROM sessions INDEXED BY sessions_title WHERE title IS NOT NULL AND {where})"
-        for name, value in (("source", source), ("id", session_id)):
+        for name, value in (("source", filters.get("source")), ("id", filters.get("session_id"))):
             if value is not None:
                 where += f" AND +{name} = ?"
                 params.append(value)
@@ -154,10 +152,10 @@ class Search(Repository):
 
 
 def _chosen(
-    tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, str | None]
+    tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, object]
 ) -> tuple[str, list[Any]]:
-    """What else is asked of matches."""
-    where, params = "" if include_inactive else " AND (m.active OR m.compacted)", []
+    where = "" if include_inactive else " AND (m.active OR m.compacted)"
+    params: list[Any] = []
     if role is not None:
         where += " AND m.role = ?"
         params.append(role)
@@ -191,89 +189,70 @@ def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
     return count <= CHOSEN_SESSIONS_MAX and (held or 0) <= CHOSEN_ROWS_MAX
 
 
-def _found(
-    tx: Tx,
-    expression: str,
-    where: str,
-    params: Sequence[Any],
-    limit: int,
-    offset: int,
-    sort: str,
-    marks: tuple[str, str],
-) -> Found:
-    ids, complete = _ordered(tx, expression, where, params, limit, offset, sort)
-    found = Found()
-    phrases = phrases_of(expression)
-    shown = tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
-    rows = {row["id"]: row for row in shown}
-    for message_id, score in ids:
-        if (row := rows.get(message_id)) is not None:
-            text = excerpt((row["snippet"] or "", row["tool_name"] or ""), phrases, marks)
-            told = dict(row) | {"snippet": unspaced(text), "score": score}
-            found.append(told | {"context": _context(tx, row["session_id"], message_id)})
-    found.complete = complete and len(found) == len(ids)
-    return found
-
-
 Ids = list[tuple[int, float | None]]
 
 
-def _ordered(
-    tx: Tx, expression: str, where: str, params: Sequence[Any], limit: int, offset: int, sort: str
-) -> tuple[Ids, bool]:
-    """The matches of the page that is asked for, and whether there was time enough to find the right ones."""
-    seconds, complete = SEARCH_S_MAX, True
-    if sort == "relevance":
-        # Ranking has to look at every match before it gives the first; the newest matches come at once.
-        # (`rank` would score them all before it looks at what else is asked of them.)
-        order = "bm25(messages_fts)" if "+f.rowid IN" in where else "f.rank"
-        ids, complete = _gather(tx, expression, where, params, limit, offset, order, seconds * 0.8)
-        if complete:
-            return ids, True
-        sort, seconds = "newest", seconds * 0.1
-    down = "DESC" if sort == "newest" else "ASC"
-    # What was imported is older than its place in the table: where there are few matches they are put in order of time.
-    few, whole = _gather(tx, expression, where, params, SORTED_MATCHES_MAX + 1, 0, f"f.rowid {down}", seconds)
-    if whole and len(few) <= SORTED_MATCHES_MAX:
-        times = _times(tx, few)
-        few.sort(key=lambda match: (times[match[0]], match[0]), reverse=sort == "newest")
-        return few[offset : offset + limit], complete
-    if offset + limit > len(few):
-        few, whole = _gather(tx, expression, where, params, offset + limit, 0, f"f.rowid {down}", seconds)
-    return few[offset : offset + limit], complete and whole
+@dataclass(slots=True)
+class _Matches:
+    """The messages that match an expression of the index, and what else is asked of them."""
 
+    tx: Tx
+    expression: str
+    where: str
+    params: Sequence[Any]
 
-def _times(tx: Tx, ids: Ids) -> dict[int, float]:
-    marks = ", ".join("?" * len(ids))
-    found = tx.rows(f"SELECT id, timestamp FROM messages WHERE id IN ({marks})", [match[0] for match in ids])
-    return {row[0]: row[1] for row in found}
+    def page(self, limit: int, offset: int, sort: str, marks: tuple[str, str]) -> Found:
+        ids, complete = self._ordered(limit, offset, sort)
+        found = Found()
+        phrases = phrases_of(self.expression)
+        shown = self.tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
+        rows = {row["id"]: row for row in shown}
+        for message_id, score in ids:
+            if (row := rows.get(message_id)) is not None:
+                text = excerpt((row["snippet"] or "", row["tool_name"] or ""), phrases, marks)
+                match = dict(row) | {"snippet": unspaced(text), "score": score}
+                found.append(match | {"context": _context(self.tx, row["session_id"], message_id)})
+        found.complete = complete and len(found) == len(ids)
+        return found
 
+    def _ordered(self, limit: int, offset: int, sort: str) -> tuple[Ids, bool]:
+        """The matches of the page that is asked for, and whether there was time enough to find the right ones."""
+        seconds, complete = SEARCH_S_MAX, True
+        if sort == "relevance":
+            # Ranking has to look at every match before it gives the first; the newest matches come at once.
+            # (`rank` would score them all before it looks at what else is asked of them.)
+            order = "bm25(messages_fts)" if "+f.rowid IN" in self.where else "f.rank"
+            ids, complete = self._gather(limit, offset, order, seconds * 0.8)
+            if complete:
+                return ids, True
+            sort, seconds = "newest", seconds * 0.1
+        order = "f.rowid DESC" if sort == "newest" else "f.rowid ASC"
+        # What was imported is older than its place in the table: few matches are put in order of time.
+        few, whole = self._gather(SORTED_MATCHES_MAX + 1, 0, order, seconds)
+        if whole and len(few) <= SORTED_MATCHES_MAX:
+            sql = f"SELECT id, timestamp FROM messages WHERE id IN ({', '.join('?' * len(few))})"
+            times = {row[0]: row[1] for row in self.tx.rows(sql, [match[0] for match in few])}
+            few.sort(key=lambda match: (times[match[0]], match[0]), reverse=sort == "newest")
+            return few[offset : offset + limit], complete
+        if offset + limit > len(few):
+            few, whole = self._gather(offset + limit, 0, order, seconds)
+        return few[offset : offset + limit], complete and whole
 
-def _gather(
-    tx: Tx,
-    expression: str,
-    where: str,
-    params: Sequence[Any],
-    limit: int,
-    offset: int,
-    order: str,
-    seconds: float,
-) -> tuple[Ids, bool]:
-    """Matches in an order, as far as the time reaches. False: it did not."""
-    found: Ids = []
-    score = "NULL" if order.startswith("f.rowid") else f"-{order}"
-    try:
-        with tx.within(seconds):
-            sql = _MATCHES.format(score=score, where=where, order=order)
-            for row in tx.each(sql, [expression, *params, limit, offset]):
-                found.append((row[0], row[1]))
-    except TimeUp:
-        return found, False
-    return found, True
+    def _gather(self, limit: int, offset: int, order: str, seconds: float) -> tuple[Ids, bool]:
+        """Matches in an order, as far as the time reaches. False: it did not."""
+        found: Ids = []
+        score = "NULL" if order.startswith("f.rowid") else f"-{order}"
+        try:
+            with self.tx.within(seconds):
+                sql = _MATCHES.format(score=score, where=self.where, order=order)
+                for row in self.tx.each(sql, [self.expression, *self.params, limit, offset]):
+                    found.append((row[0], row[1]))
+        except TimeUp:
+            return found, False
+        return found, True
 
 
 def _context(tx: Tx, session_id: str, message_id: int) -> list[dict[str, Any]]:
-    """The message before and the one after, shortened."""
     sql = (
         "SELECT id, role, substr(content, 1, ?) AS content FROM messages WHERE session_id = ? AND id {sign} ? "
         f"AND {SAID} ORDER BY id {{order}} LIMIT 1"
@@ -322,7 +301,6 @@ def _line(words: Iterable[re.Match[str]]) -> str:
 
 
 def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
-    """The words to be shown around a hit."""
     length = max(SNIPPET_TOKENS, len(phrase.split()))
     before = (length - len(phrase.split())) // 2
     start = max(0, min(first - before, count - length))
@@ -392,14 +370,12 @@ def title_condition(text: str) -> tuple[str, list[Any]]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words and phrases that are asked for."""
     found: list[str] = []
     _joined(_parsed(text), lambda term: found.append(_bare(term)) or term)  # type: ignore[func-returns-value]
     return found
 
 
 def _bare(term: str) -> str:
-    """A term as it was typed."""
     return unspaced(term.removesuffix(" *")[1:-1].replace('""', '"'))
 
 
@@ -434,7 +410,6 @@ def _parsed(text: str) -> _Group:
 
 
 def plain_query(text: str) -> str:
-    """Every word of it, and nothing else."""
     words = [_term(word.strip('"()*'), False) for word in clean(text).split()]
     return " AND ".join(list(dict.fromkeys(word for word in words if word))[:QUERY_TERMS_MAX])
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
+import msgspec
+
 from hermes.store.base import LeaseLost, SessionNotFound
 from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
@@ -16,6 +18,50 @@ from hermes.store.leases import is_current
 from hermes.store.prompts import put
 from hermes.store.schema import USAGE_FIELDS
 
+
+class SessionRow(msgspec.Struct):
+    """The columns of a session as `SessionDB` shows them; `system_prompt` is a text of `prompts`."""
+
+    id: str
+    owner: str
+    source: str
+    kind: str
+    parent_session_id: str | None
+    forked_at_message_id: int | None
+    session_key: str | None
+    base_id: str | None
+    user_id: str | None
+    title: str | None
+    model: str | None
+    model_config: dict | None  # type: ignore[type-arg]
+    instructions: str | None
+    system_prompt: str | None
+    prompt_digest: str | None
+    transcript_digest: str | None
+    cwd: str | None
+    started_at: float
+    last_active: float
+    ended_at: float | None
+    end_reason: str | None
+    archived: bool
+    pinned: bool
+    workdir: str | None
+    toolsets: list | None  # type: ignore[type-arg]
+    max_iterations: int | None
+    message_count: int
+    tool_call_count: int
+    api_call_count: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    actual_cost_usd: float | None
+    preview: str | None
+    stateless: bool
+
+
+# What somebody says who makes a session.
 CREATED_WITH = (
     "model",
     "model_config",
@@ -43,25 +89,22 @@ SESSION = (
 )
 _JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
-_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_TOKENS = tuple(name for name in SessionRow.__struct_fields__ if name.endswith("_tokens"))
 _CALL_USED = f"""UPDATE sessions SET usage = ?, api_call_count = api_call_count + 1,
   {", ".join(f"{name} = {name} + ?" for name in _TOKENS)},
   actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END WHERE id = ?"""
 
 
 def exists(tx: Tx, session_id: str) -> bool:
-    """Whether there is such a session."""
     return tx.value("SELECT 1 FROM sessions WHERE id = ?", (session_id,)) is not None
 
 
 def require(tx: Tx, session_id: str) -> None:
-    """A `KeyError` unless there is such a session."""
     if not exists(tx, session_id):
         raise KeyError(f"There is no session '{session_id}'.")
 
 
 def owner_of(tx: Tx, session_id: str) -> str | None:
-    """Whose session it is; None when there is none."""
     owner: str | None = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
     return owner
 
@@ -150,12 +193,10 @@ def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, p
 
 
 def usage_of(packed: str | None) -> list[dict[str, Any]]:
-    """The column `usage`: what was used, by model, provider and task."""
     return sorted(unpack(packed) or (), key=itemgetter(*USAGE_FIELDS[:3]))
 
 
 def check_token(tx: Tx, session_id: str, token: int) -> None:
-    """A `LeaseLost` unless this token is the one that may write to the session."""
     if not is_current(tx, f"session:{session_id}", token):
         raise LeaseLost(f"The session '{session_id}' is held by somebody else now.")
 

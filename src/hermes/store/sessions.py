@@ -106,7 +106,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @property
     def path(self) -> Path | None:
-        """The database's file; None in memory."""
         return self._engine.path
 
     @property
@@ -135,7 +134,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def get_session(self, tx: Tx, session_id: str) -> dict[str, Any] | None:
-        """The session's row."""
         found = tx.row(SESSION, (session_id,))
         return shown(found) if found else None
 
@@ -158,7 +156,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def update_session(self, tx: Tx, /, session_id: str, **fields: Any) -> None:
-        """Change what is given."""
         if unknown := set(fields) - set(_CHANGED):
             raise ValueError(f"A session's {', '.join(sorted(unknown))} cannot be changed like this.")
         require(tx, session_id)
@@ -181,7 +178,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def reopen_session(self, tx: Tx, session_id: str) -> None:
-        """The conversation goes on."""
         require(tx, session_id)
         tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
 
@@ -387,7 +383,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def get_usage(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
-        """What was used, by model, provider and task."""
         return usage_of(tx.value("SELECT usage FROM sessions WHERE id = ?", (session_id,)))
 
     # --- files, calls that wait for a client, small things --------------------------------------------------------
@@ -396,7 +391,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     def add_file(
         self, tx: Tx, session_id: str, name: str, *, bytes: int, mime: str, direction: str, path: str | Path
     ) -> str:
-        """Note a file that was received or delivered."""
         require(tx, session_id)
         file_id = f"file_{secrets.token_hex(12)}"
         told = (file_id, session_id, clean_or_none(name), bytes, clean_or_none(mime), direction, str(path), time.time())
@@ -405,13 +399,11 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def list_files(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
-        """The files of a session, oldest first."""
         sql = "SELECT * FROM session_files WHERE session_id = ? ORDER BY created_at, id"
         return [dict(row) for row in tx.rows(sql, (session_id,))]
 
     @reads
     def get_file(self, tx: Tx, session_id: str, file_id: str) -> dict[str, Any] | None:
-        """One of them."""
         found = tx.row("SELECT * FROM session_files WHERE session_id = ? AND id = ?", (session_id, file_id))
         return dict(found) if found else None
 
@@ -439,19 +431,16 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
-        """Those of the calls that still wait for their client."""
         sql = "SELECT * FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ?"
         return [dict(row) for call_id in call_ids for row in tx.rows(sql, (owner, call_id, time.time()))]
 
     @reads
     def get_meta(self, tx: Tx, key: str) -> str | None:
-        """A small thing kept under a name."""
         value: str | None = tx.value("SELECT value FROM state_meta WHERE key = ?", (key,))
         return value
 
     @writes
     def set_meta(self, tx: Tx, key: str, value: str) -> None:
-        """Keep a small thing under a name."""
         sql = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         tx.execute(sql, (key, value))
 
@@ -503,7 +492,6 @@ def _copied(said: list[Row], live: list[Row], session_id: str) -> list[Row]:
 
 
 def _up_to_run(found: list[Row], run_id: str) -> list[Row]:
-    """What was said when a run ended: outputs that its client has sent since are not of it."""
     at = [i for i, row in enumerate(found) if row.run_id == run_id]
     if not at:
         raise KeyError(f"There are no messages of the run {run_id} in this session.")

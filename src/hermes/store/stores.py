@@ -68,12 +68,10 @@ class Store:
 
     @functools.cached_property
     def responses(self) -> ResponseStore:
-        """Stored responses."""
         return ResponseStore(_RESPONSES_KEPT, self.responses_file, _RESPONSES_DAYS)
 
     @property
     def path(self) -> Path | None:
-        """The database's file; None in memory."""
         return self.engine.path
 
     def transaction(self, work: Callable[[], R]) -> R:
@@ -85,7 +83,6 @@ class Store:
         self.engine.open()
 
     def close(self) -> None:
-        """Give the files back. Twice does no harm."""
         if not self._closed:
             self._closed = True
             if "responses" in self.__dict__:
@@ -141,7 +138,6 @@ class AsyncStore:
         return self.blocking.engine.submit_write(work)
 
     def close(self) -> None:
-        """Give the files back."""
         self.blocking.close()
 
 
@@ -162,12 +158,10 @@ def Async(store: Any) -> Any:
 
 
 def address(home: Home, settings: Settings) -> str:
-    """The address of the store that the settings name."""
     return settings.storage.url.replace("<home>", str(home.path))
 
 
 def store_at(url: str, *, read_threads: int = 4) -> Store:
-    """The store of an address, not yet opened."""
     return Store(path_of(url), read_threads=read_threads)
 
 

@@ -10,35 +10,17 @@ from typing import Any
 
 from hermes.core.limits import COMPACTIONS_KEPT_S
 from hermes.store import rows
-from hermes.store.base import Row
+from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import pack, unpack
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_token, require
 
-_SHOWN = (
-    "id",
-    "session_id",
-    "role",
-    "content",
-    "tool_calls",
-    "tool_call_id",
-    "tool_name",
-    "timestamp",
-    "token_count",
-    "finish_reason",
-    "reasoning",
-    "active",
-    "compacted",
-    "synthetic",
-    "model_only",
-    "run_id",
-)
+_HIDDEN = ("opaque", "api_content", "position", "name", "digest")
+_SHOWN = ("id", *(name for name in MESSAGE_COLUMNS if name not in _HIDDEN))
 
 
 class Transcripts(Repository):
-    """What was said."""
-
     @writes
     def append_message(
         self,
@@ -60,7 +42,6 @@ class Transcripts(Repository):
         synthetic: bool = False,
         lease_token: int | None = None,
     ) -> int:
-        """Put a message at the end of a session; its id."""
         require(tx, session_id)
         if lease_token is not None:
             check_token(tx, session_id, lease_token)

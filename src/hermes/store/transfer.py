@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
-from hermes.store.base import Row
+from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import BadSessionId, checked_id, checked_role, end_reason, pack, pack_or_none, plain_title
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
 from hermes.store.schema import USAGE_FIELDS
 from hermes.store.session_rows import (
     SESSION,
+    SessionRow,
     column,
     exists,
     next_title,
@@ -27,68 +28,20 @@ from hermes.store.session_rows import (
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
 # Everything a message is. Its id is told besides, and given anew on the other side.
-_OF_MESSAGE = (
-    "role",
-    "content",
-    "run_id",
-    "tool_calls",
-    "tool_call_id",
-    "tool_name",
-    "finish_reason",
-    "reasoning",
-    "opaque",
-    "api_content",
-    "synthetic",
-    "active",
-    "compacted",
-    "timestamp",
-    "token_count",
-    "position",
-)
+_NOT_EXPORTED = ("session_id", "model_only", "name", "digest")
+_OF_MESSAGE = tuple(name for name in MESSAGE_COLUMNS if name not in _NOT_EXPORTED)
 _FLAGS = ("synthetic", "active", "compacted")
 # What things are called by is no secret, and must stay as it is.
 _NAMES = {"format", "id", "parent_session_id", "base_id", "run_id", "tool_call_id", "kind", "role", "source", "owner"}
 _TEXTS = (str, type(None))
 _NUMBERS = (int, float)
-# The columns of a session that are carried over, and what each may be.
+# The columns of a session that are carried over, and what each may be. The message that a fork began with is not: ids
+# are given anew on the other side.
 _OF_SESSION: dict[str, tuple[type, ...]] = {
-    "owner": (str,),
-    "source": (str,),
-    "kind": (str,),
-    "parent_session_id": _TEXTS,
-    "session_key": _TEXTS,
-    "base_id": _TEXTS,
-    "user_id": _TEXTS,
-    "title": _TEXTS,
-    "model": _TEXTS,
-    "model_config": (dict, type(None)),
-    "instructions": _TEXTS,
-    "system_prompt": _TEXTS,
-    "prompt_digest": _TEXTS,
-    "transcript_digest": _TEXTS,
-    "cwd": _TEXTS,
-    "started_at": _NUMBERS,
-    "last_active": _NUMBERS,
-    "ended_at": (*_NUMBERS, type(None)),
-    "end_reason": _TEXTS,
-    "archived": (bool,),
-    "pinned": (bool,),
-    "workdir": _TEXTS,
-    "toolsets": (list, type(None)),
-    "max_iterations": (int, type(None)),
-    "message_count": (int,),
-    "tool_call_count": (int,),
-    "api_call_count": (int,),
-    "input_tokens": (int,),
-    "output_tokens": (int,),
-    "cache_read_tokens": (int,),
-    "cache_write_tokens": (int,),
-    "reasoning_tokens": (int,),
-    "actual_cost_usd": (*_NUMBERS, type(None)),
-    "preview": _TEXTS,
+    name: tuple(kind for one in get_args(hint) or (hint,) for kind in (_NUMBERS if one is float else (one,)))
+    for name, hint in get_type_hints(SessionRow).items()
+    if name not in ("id", "forked_at_message_id", "stateless")
 }
-
-
 # What a document cannot decide: to whom the session belongs, where it works, and what the model is told besides the
 # conversation. Digests are made anew from what came in.
 _NOT_IMPORTED = frozenset(
@@ -97,8 +50,6 @@ _NOT_IMPORTED = frozenset(
 
 
 class Transfer(Repository):
-    """Out of one database and into another."""
-
     @reads_slowly
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
@@ -109,7 +60,6 @@ class Transfer(Repository):
         session = shown(found)
         held = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
         out: dict[str, Any] = {"format": FORMAT, "id": session_id}
-        # The message that a fork began with is not told: ids are given anew on the other side.
         out |= {name: session[name] for name in _OF_SESSION}
         out["messages"] = [_told(row) for row in held if not row.model_only]
         out["model_messages"] = [_told(row) for row in held if row.model_only]

@@ -1,0 +1,364 @@
+"""What handlers work with: the options of a server, its stores, its keys, and who may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from hermes import app as apps
+from hermes.bus.peers import Operation
+from hermes.core import home
+from hermes.core.events import Event
+from hermes.core.limits import BODIES_MEMORY_BYTES_MAX
+from hermes.core.spec import RunSpec
+from hermes.guards.secrets import Secrets
+from hermes.runs.engine import Admission, LiveRun, Refused
+from hermes.server import metrics
+from hermes.server.body_memory import Budget
+from hermes.server.errors import ApiError
+from hermes.server.headers import CORS_HEADERS, common_headers
+from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording
+from hermes.server.keys import CALLER, Key, Keyring, caller_of
+from hermes.server.readiness import Probes
+from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
+from hermes.server.response_record import level, level_revived
+from hermes.server.routes import route_at
+from hermes.server.settings import api_server_options
+from hermes.server.shared_counters import SharedNumbers
+from hermes.server.sse import EventStream
+from hermes.server.stored_result import said_until
+from hermes.settings.config import Settings
+from hermes.store import sessions
+from hermes.store.base import StoreError
+from hermes.store.repository import Repository
+from hermes.store.responses import ResponseStore
+from hermes.store.stores import Async
+from hermes.tools.framework import toolsets
+
+if TYPE_CHECKING:
+    from hermes.server.turns import ReplacedRun, Turn
+
+    class ReplaceRun(Protocol):
+        def __call__(self, turn: Turn, *, streamed: bool) -> ReplacedRun | None: ...
+
+
+log = logging.getLogger(__name__)
+_OWN_NAME = "hermes-agent"
+Message = dict[str, Any]
+
+
+def resolve_model_name(explicit: str) -> str:
+    """The model's name as clients see it: the given one, else the profile's."""
+    if explicit:
+        return explicit
+    profile = home.get_active_profile_name()
+    return _OWN_NAME if profile == home.DEFAULT_PROFILE else profile
+
+
+def _given_key(request: web.Request) -> bytes:
+    """The key that a request shows, as `Authorization: Bearer` or as `api-key`; nothing where the two differ."""
+    shown = []
+    if (given := request.headers.get("Authorization")) is not None:
+        scheme, _, token = given.partition(" ")
+        shown.append(token if scheme.lower() == "bearer" else "")
+    if (given := request.headers.get("api-key")) is not None:
+        shown.append(given)
+    tokens = [token.strip().encode("utf-8", "surrogateescape") for token in shown]
+    return tokens[0] if tokens and hmac.compare_digest(tokens[0], tokens[-1]) else b""
+
+
+class ServerContext:
+    """One server. Making it touches neither network nor disk: its responses begin in memory."""
+
+    def __init__(self, extra: Mapping[str, Any], model_name: str | None = None) -> None:
+        self.options = options = api_server_options(extra)
+        self.model_name = resolve_model_name(options.model_name) if model_name is None else model_name
+        self.response_store = self._make_response_store()
+        self.session_db: Any = None
+        self.idempotency = IdempotentExecutor(self)
+        self.keyring = Keyring(options.key, options.keys)
+        # Whether anybody may come in: no key is configured.
+        self.is_open = not self.keyring.keys
+        self.metrics = metrics.Metrics()
+        self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
+        self.started_at = time.time()
+        self.draining = asyncio.Event()
+        self.probes = Probes()
+        self.seal: Any = None
+        # The options of requests that ask for none, by whether their client is a strict one.
+        self.usual_options: dict[bool, RequestOptions] = {}
+        # Where large bodies lie while they are read: on the disk of the home, since the usual place may be memory.
+        self.spool_folder: Path | None = None
+        # Begins a turn with what stands in the place of the engine, if anything does.
+        self.replaced_run: ReplaceRun | None = None
+        self._secrets = Secrets([options.key] if options.key else [])
+        self._app: apps.App | None = None
+        self.is_attached = False
+
+    # --- what it works with -----------------------------------------------------------------------------------------
+
+    def attach(self, app: apps.App) -> None:
+        """Work with this app, its database and its file of responses, from now on."""
+        self._app, self.is_attached = app, True
+        self.spool_folder = app.home.path
+        self.session_db = app.store.blocking.sessions
+        path = app.store.blocking.responses_file
+        if path is not None:
+            self.response_store.close()
+            self.response_store = self._make_response_store(path)
+            app.also_closed.append(self.response_store)
+        self._limit(app)
+        app.engine.listeners += (self.metrics.hear,)
+        if self.keyring.limited:
+            app.engine.listeners += (self._charge_tokens,)
+        app.engine.revival_listeners.append(self._revived)
+        app.services.background(level(self))
+
+    def _make_response_store(self, path: Path | str | None = None) -> ResponseStore:
+        limits = self.options.responses
+        return ResponseStore(limits.max_stored, path, max_age_days=limits.max_age_days)
+
+    async def use_current_app(self) -> None:
+        """Work with the app of the running loop, where none is attached."""
+        engine = self.session_db.engine if isinstance(self.session_db, Repository) else None
+        self._app = await apps.current(engine=engine)
+        self._limit(self._app)
+
+    @property
+    def app(self) -> apps.App:
+        """The app that runs turns on this loop."""
+        assert self._app is not None
+        return self._app
+
+    @property
+    def attached_app(self) -> apps.App | None:
+        return self._app if self.is_attached else None
+
+    @property
+    def settings(self) -> Settings:
+        return self.app.settings
+
+    @property
+    def secrets(self) -> Secrets:
+        """Every credential that is known here."""
+        return self._app.secrets if self._app is not None and self.is_attached else self._secrets
+
+    def redact(self, text: str) -> str:
+        """The text without anything that is, or looks like, a credential."""
+        return self.secrets.redact(text)
+
+    def _revived(self, spec: RunSpec) -> None:
+        """A run is taken up from a process that has left it: so is its response."""
+        if spec.response_id is not None:
+            self.app.services.background(level_revived(self, spec.response_id))
+
+    @property
+    def peer_operations(self) -> dict[str, Operation]:
+        """What other workers may ask besides runs."""
+        return {"claimed": self.idempotency.claimed, "metrics": self._metrics_for_peer}
+
+    async def _metrics_for_peer(self) -> list[metrics.Dump]:
+        return self.metrics.dump(self.app.engine)
+
+    def share(self, numbers: SharedNumbers) -> None:
+        """Count rates and turns together with the other workers of this server."""
+        place = str(self.app.home.path)
+        self.keyring.share(numbers, place)
+        self.app.engine.permits.shared = self.keyring.counts(numbers, place)
+
+    def drain(self) -> None:
+        """The server is about to stop: what only waits for new work is told so."""
+        self.draining.set()
+
+    def _limit(self, app: apps.App) -> None:
+        app.engine.limit(
+            runs_max=self.options.max_concurrent_runs,
+            owner_max=self.keyring.concurrent,
+            ceiling=self.keyring.ceiling,
+            charge=self._charge,
+            session_wait_s=self.options.session_wait_seconds,
+            submitted_wait_s=self.options.run_queue_seconds,
+        )
+
+    @property
+    def stores_runs(self) -> bool:
+        """Whether the database of conversations is the one that runs are kept in."""
+        return self._app is not None and self.is_attached and self.session_db is self._app.store.blocking.sessions
+
+    def open_session_db(self) -> Any:
+        """The database of conversations, opened when first needed; None when it cannot be."""
+        if self.session_db is None:
+            try:
+                self.session_db = sessions.SessionDB()
+            except Exception as error:  # noqa: BLE001  (whatever is wrong with it, turns go on without)
+                log.warning("the database of sessions cannot be opened: %s", self.redact(str(error)))
+        return self.session_db
+
+    def database(self) -> Any:
+        """The database of conversations, to be awaited; refused when there is none."""
+        db = self.open_session_db()
+        if db is None:
+            raise ApiError(503, "The database of sessions cannot be opened.", "session_db_unavailable")
+        return Async(db)
+
+    @property
+    def stored_responses(self) -> Any:
+        """The store of responses, to be awaited."""
+        return Async(self.response_store)
+
+    async def stored_history(self, session_id: str, before: Admission | None = None) -> list[Message]:
+        """What was said in a session so far, or before a run of it; nothing where that cannot be read."""
+        db = self.open_session_db()
+        if db is None:
+            return []
+        try:
+            if before is not None:
+                return await said_until(Async(db), session_id, before.run_id, with_it=False)
+            found = await Async(db).get_messages_as_conversation(session_id)
+        except Exception as error:  # noqa: BLE001  (a turn that somebody waits for goes on without)
+            log.warning("the history of a session cannot be read: %s", self.redact(str(error)))
+            return []
+        return list(found) if isinstance(found, list) else []
+
+    async def session(self, session_id: str) -> Message | None:
+        """A session as it is stored."""
+        if not isinstance(self.session_db, Repository):
+            return None
+        with contextlib.suppress(StoreError):
+            found: Message | None = await Async(self.session_db).get_session(session_id)
+            return found
+        return None
+
+    async def waits(self, call_ids: Sequence[str], owner: str) -> bool:
+        """Whether some of these calls still wait for their client."""
+        has_database = isinstance(self.session_db, Repository)
+        return has_database and bool(await Async(self.session_db).pending_calls(call_ids, owner))
+
+    def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
+        """The writer of a stream: to a client, or to all who ask for it under the same key."""
+        if isinstance(recording := request.get(RECORDING), Recording):
+            return RecordedStream(recording, request, headers)
+        return self.socket_stream(request, headers)
+
+    def socket_stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
+        """The writer of a stream to a client."""
+        all_headers = {**common_headers(request), **headers}
+        if self.keyring.limited:
+            all_headers |= self.rate_headers(request)
+        return EventStream(
+            request,
+            all_headers,
+            keepalive_s=self.keepalive_s,
+            stall_s=self.options.write_stall_seconds,
+            among=self.metrics.streams,
+        )
+
+    @property
+    def keepalive_s(self) -> float:
+        return self.options.keepalive_seconds
+
+    def toolsets(self, narrowed: frozenset[str] | None) -> frozenset[str] | None:
+        """The toolsets of a turn: what is configured for the server, narrowed by the request."""
+        own = self.options.toolsets
+        if own is None:
+            return None if narrowed is None else narrowed & toolsets.enabled_toolsets(self.settings, "api_server")
+        return frozenset(own) if narrowed is None else frozenset(own) & narrowed
+
+    async def offered(self, toolset: str, narrowed: frozenset[str] | None, caller: Key) -> frozenset[str]:
+        """The tools of a toolset that a turn of the caller can use."""
+        app = self.app
+        sets, ceiling = self.toolsets(narrowed), caller.toolsets
+        if sets is None:
+            sets = frozenset(toolsets.enabled_toolsets(app.settings, "api_server"))
+        if toolset not in sets or (ceiling is not None and toolset not in ceiling):
+            return frozenset()
+        await app.services.outside.sandboxes.ready(app.settings)
+        return frozenset(app.services.registry().offered([toolset], app.settings))
+
+    # --- who may come in --------------------------------------------------------------------------------------------
+
+    def check_auth(self, request: web.Request) -> ApiError | None:
+        """Nothing when the request may come in, which then has its caller; otherwise the refusal."""
+        if self.is_open:
+            # An open server serves the user who runs it; a connection that cannot be asked about is let in.
+            if getattr(request.protocol, "is_same_user", True):
+                return None
+            message = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
+            return ApiError(401, message, "other_user", headers={"WWW-Authenticate": "Bearer"})
+        key = self.keyring.find(_given_key(request))
+        if key is None:
+            challenge = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
+        request[CALLER] = key
+        route = route_at(request)
+        if route is not None and (refusal := self.scope_refusal(key, route.scope)) is not None:
+            return refusal
+        return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)
+
+    def scope_refusal(self, key: Key, scope: str | None) -> ApiError | None:
+        """Why a key does not suffice for what needs this scope."""
+        if not (missing := key.lacks(scope)):
+            return None
+        message = f"This key lacks the scope {' and '.join(map(repr, missing))}."
+        needed = str(scope).partition("|")[0]
+        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
+        return ApiError(403, message, "insufficient_scope", headers=challenge)
+
+    def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
+        """Count a request of a key; one that has used up what it may do in a minute has to wait."""
+        exceeded = self.keyring.charge(key.owner, begins_turn=begins_turns)
+        if exceeded is None:
+            return None
+        wait = {"Retry-After": str(exceeded.retry_after_s), **self.keyring.headers(key.owner)}
+        return ApiError(429, exceeded.message, "rate_limit_exceeded", headers=wait)
+
+    def _charge(self, spec: RunSpec) -> None:
+        """Count a turn that no request has asked for: a job's, or a subagent's."""
+        if (exceeded := self.keyring.charge(spec.owner, begins_turn=True)) is not None:
+            raise Refused("rate_limit_exceeded", exceeded.message)
+
+    def rate_headers(self, request: web.Request) -> dict[str, str]:
+        """What answers to a request say of its caller's limits."""
+        return self.keyring.headers(caller_of(request).owner)
+
+    def _charge_tokens(self, live: LiveRun, event: Event) -> None:
+        """Count the tokens of a turn that has ended; those of a subagent are among its parent's."""
+        if not event.final or live.spec.parent is not None:
+            return
+        if (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
+            bucket.spend(live.log.state.usage.get("total_tokens") or 0)
+
+    def session_key(self, request: web.Request, user: str | None = None) -> tuple[str | None, ApiError | None]:
+        """The scope of long-term memory that a request names, or why it may not. Where none is named, the user may be
+        the scope (`memory_scope`)."""
+        given = request.headers.get("X-Hermes-Session-Key", "")
+        if not given:
+            return user_scope(request, user) if self.options.memory_scope == "user" else (None, None)
+        if fault := session_key_fault(given):
+            return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
+        if self.is_open:
+            message = "X-Hermes-Session-Key requires API key authentication; the server is open."
+            return None, ApiError(403, message, "session_key_requires_api_key")
+        return given, None
+
+    def origin_allowed(self, origin: str) -> bool:
+        """Whether pages of this origin may call; what is no browser says none."""
+        allowed = self.options.cors_origins
+        return not origin or "*" in allowed or origin in allowed
+
+    def cors_headers(self, origin: str) -> dict[str, str] | None:
+        """What tells a browser that the page may read the answer; None when it may not."""
+        if not origin or not self.origin_allowed(origin):
+            return None
+        if "*" in self.options.cors_origins:
+            return {"Access-Control-Allow-Origin": "*", **CORS_HEADERS}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **CORS_HEADERS}

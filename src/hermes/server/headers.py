@@ -1,0 +1,76 @@
+"""The headers that every response carries, and those that browsers are told of."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from hermes.core.ids import random_hex
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Strict-Transport-Security": "max-age=31536000; includeSubDomains",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "X-XSS-Protection": "0",
+    "Referrer-Policy": "no-referrer",
+}
+_REQUEST_HEADERS = (
+    "Authorization",
+    "api-key",
+    "Content-Type",
+    "Idempotency-Key",
+    "Last-Event-ID",
+    "X-Request-Id",
+    "X-Hermes-Session-Id",
+    "X-Hermes-Session-Key",
+    "X-Hermes-Seed-History",
+    "X-Hermes-Detach",
+    "X-Hermes-Approvals",
+    "X-Hermes-Tool-Progress",
+    "X-Hermes-Tool-Items",
+    "X-Hermes-Reasoning",
+    "X-Hermes-Toolsets",
+    "X-Hermes-Timeout",
+)
+_RESPONSE_HEADERS = (
+    "X-Request-Id",
+    "X-Hermes-Session-Id",
+    "X-Hermes-Session-Key",
+    "X-Hermes-Run-Id",
+    "X-Hermes-Model",
+    "X-Hermes-History",
+    "X-Hermes-Completed",
+    "X-Hermes-Partial",
+    "X-Hermes-Error",
+    "X-Hermes-Ignored",
+    "X-Hermes-Warning",
+    "Idempotency-Replayed",
+    "Retry-After",
+    "x-should-retry",
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+)
+CORS_HEADERS = {
+    "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": ", ".join(_REQUEST_HEADERS),
+    "Access-Control-Expose-Headers": ", ".join(_RESPONSE_HEADERS),
+}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_HEADERS: web.RequestKey[dict[str, str]] = web.RequestKey("headers", dict)
+
+
+def common_headers(request: web.Request) -> dict[str, str]:
+    """The headers of every response to a request: made once, the gate adds those for browsers."""
+    headers = request.get(_HEADERS)
+    if headers is None:
+        given = request.headers.get("X-Request-Id", "")
+        known = given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(16)}"
+        headers = request[_HEADERS] = {**SECURITY_HEADERS, "X-Request-Id": known, "Server": "hermes"}
+    return headers
+
+
+def request_id(request: web.Request) -> str:
+    """The id under which the request is known: the client's own where it can be used."""
+    return common_headers(request)["X-Request-Id"]
