@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Control, RunSpec
-from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
@@ -31,6 +30,7 @@ from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, Re
 from hermes.server.sse import replay
 from hermes.server.turn_spec import check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
+from hermes.services.models import of_session
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -226,7 +226,6 @@ async def response_input_items(context: ServerContext, request: web.Request, que
 
 
 def page(items: list[Json], query: ItemQuery) -> ItemList:
-    """A page of items as the query wants it."""
     ordered = items if query.order == "asc" else items[::-1]
     if query.after:
         index = next((i for i, item in enumerate(ordered) if item.get("id") == query.after), None)
@@ -237,7 +236,6 @@ def page(items: list[Json], query: ItemQuery) -> ItemList:
 
 
 def item_list(items: list[Json], *, has_more: bool) -> ItemList:
-    """Items as a list."""
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return ItemList(data=items, first_id=first_id, last_id=last_id, has_more=has_more)
 
