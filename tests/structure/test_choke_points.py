@@ -39,7 +39,7 @@ MAY_CONNECT = {"tools/code.py": {"socket"}}
 
 OPENERS = {"open", "read_text", "read_bytes", "fdopen"}
 # What opens through a guard, or opens no file: the path guard, the URL guard, the seal, our stores and logs, decoders.
-GUARDED = {"paths", "_guard", "self", "engine", "store", "_log", "log", "Image", "booth"}
+GUARDED = {"paths", "_guard", "self", "engine", "store", "_log", "log", "Image", "channel"}
 # Who else opens files, how many times, and why that content is neither chosen by a model nor sent to one.
 _OWN, _SYSTEM, _USER = "a file of our own making", "what the kernel says", "what the user gives to a command"
 MAY_OPEN = {

@@ -159,7 +159,7 @@ class TurnLoop:
         turn = self._turn
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
         last = self._last_answer(resumed)
-        before = await self._round.judge(last.message.tool_calls, resumed) if last else {}
+        before = await self._round.classify_interrupted(last.message.tool_calls, resumed) if last else {}
         known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
         data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
         event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
@@ -190,7 +190,7 @@ class TurnLoop:
         turn, last = self._turn, self._last_answer(resumed)
         calls = self._open_calls(last.message.tool_calls) if last is not None and not resumed.message_id else []
         if calls:
-            await self._round.judge(calls, resumed)
+            await self._round.classify_interrupted(calls, resumed)
             outcomes: list[Outcome] = []
             await self._round.record_interrupted(calls, outcomes)
             self._add_results(outcomes)

@@ -44,11 +44,11 @@ async def piped_process(
         limit=line_bytes_max,
     )  # fmt: skip
     assert process.stderr is not None
-    hearing = asyncio.ensure_future(_read_errors(process.stderr, note))
+    errors_task = asyncio.ensure_future(_read_errors(process.stderr, note))
     try:
         yield process
     finally:
-        await asyncio.shield(_end(process, hearing, end_s))
+        await asyncio.shield(_end(process, errors_task, end_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ async def sandboxed_process(
         child, *fds = await sandbox.start_program(argv, env)
         stdin = await _writer(fds[0], pipes)
         stdout, stderr = [await _reader(fd, line_bytes_max, pipes) for fd in fds[1:]]
-        hearing = asyncio.ensure_future(_read_errors(stderr, note))
+        errors_task = asyncio.ensure_future(_read_errors(stderr, note))
         try:
             yield Program(stdin, stdout)
         finally:
             stdin.close()
             await _wait_or_signal(child.exited, child.signal, end_s / 2)
-            await asyncio.wait([hearing], timeout=end_s / 10)  # its last words often say why
-            hearing.cancel()
+            await asyncio.wait([errors_task], timeout=end_s / 10)  # its last words often say why
+            errors_task.cancel()
             child.release()
     finally:
         for pipe in pipes:
@@ -143,7 +143,7 @@ async def _wait_or_signal(exited: Callable[[], Awaitable[int]], send: Callable[[
             send(number)
 
 
-async def _end(process: asyncio.subprocess.Process, hearing: asyncio.Future[None], seconds: float) -> None:
+async def _end(process: asyncio.subprocess.Process, errors_task: asyncio.Future[None], seconds: float) -> None:
     """Close its input; what does not end by that is told to, and then made to."""
     assert process.stdin is not None
     group = Group(process.pid, reaped=_HAS_REAPER)
@@ -151,7 +151,7 @@ async def _end(process: asyncio.subprocess.Process, hearing: asyncio.Future[None
     await _wait_or_signal(process.wait, group.signal, seconds / 2)
     await group.sweep()
     # Its last words often say why. A pipe that is not read to its end would stay open.
-    await asyncio.wait([hearing], timeout=seconds / 10)
-    hearing.cancel()
+    await asyncio.wait([errors_task], timeout=seconds / 10)
+    errors_task.cancel()
     process._transport.close()  # type: ignore[attr-defined]
     await asyncio.sleep(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,6 @@ from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
-from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.shapes import ChatAnswer, ChatCompletion, Choice
 from hermes.server.turn_spec import Message, build_spec, client_tools, with_unseen
 from hermes.server.turns import Turn
@@ -116,7 +117,6 @@ async def chat_completions(context: ServerContext, request: web.Request) -> web.
 
 
 async def _turn(context: ServerContext, request: web.Request, body: Body[ChatRequest]) -> Turn:
-    """The turn that a request asks for."""
     asked, caller = body.model, caller_of(request)
     if asked.n is not None and asked.n != 1:
         raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
@@ -169,8 +169,14 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
     return Turn(context, request, spec, options, bind=persist and not named, ignored_messages=ignored_messages)
 
 
+def _derive_chat_session_id(system_prompt: str | None, first_user_message: str, owner: str = "default") -> str:
+    """The session of a conversation whose caller names none: the same for the same opening of the same owner."""
+    opening = [system_prompt, first_user_message, *([owner] if owner != "default" else [])]
+    data = json.dumps(opening, ensure_ascii=True).encode()
+    return f"api-{hashlib.sha256(data).hexdigest()[:32]}"
+
+
 def structure(kind: str, schema: Any) -> Message:
-    """The form of an answer, as the core knows it."""
     if kind != "json_schema":
         return {"type": kind}
     if schema is None or schema.schema is None:
@@ -185,26 +191,31 @@ def structure(kind: str, schema: Any) -> Message:
 
 
 def split_messages(messages: list[ChatMessage], text_chars_max: int, where: str = "messages") -> ParsedMessages:
-    """The messages of a request, checked and parted."""
     system: list[str] = []
-    told: list[tuple[int, Message]] = []
-    for at, message in enumerate(messages):
-        known = message_of(message, f"{where}[{at}]", text_chars_max)
-        if message.role in ("system", "developer"):
-            system.append(text_of(known["content"]))
-        else:
-            told.append((at, known))
-    while told and told[-1][1]["role"] == "assistant" and not _begins(*told[-1], where):
-        told.pop()
-    users = [message for _, message in told if message["role"] == "user"]
-    before, outputs, asked = newest([message for _, message in told])
-    if not users and not outputs:
+    conversation: list[Message] = []
+    first_user: Message | None = None
+    last_user, indexes = 0, list[int]()
+    for index, given in enumerate(messages):
+        message = message_of(given, f"{where}[{index}]", text_chars_max)
+        if given.role in ("system", "developer"):
+            system.append(text_of(message["content"]))
+            continue
+        conversation.append(message)
+        indexes.append(index)
+        if given.role == "user":
+            first_user, last_user = first_user or message, index
+    while conversation and conversation[-1]["role"] == "assistant":
+        if _begins(indexes.pop(), conversation[-1], where):
+            break
+        conversation.pop()
+    before, outputs, asked = newest(conversation)
+    if first_user is None and not outputs:
         words = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
         raise ApiError(400, words, "missing_user_message", where)
     if asked:
-        check_said(asked[-1]["content"], f"{where}[{max(at for at, m in told if m['role'] == 'user')}].content")
+        check_said(asked[-1]["content"], f"{where}[{last_user}].content")
     prompt = asked[-1] if asked else {"content": ""}
-    first = text_of(users[0]["content"]) if users else ""
+    first = text_of(first_user["content"]) if first_user is not None else ""
     system_text = "\n".join(system) if system else None
     continues = not outputs and not asked
     return ParsedMessages(

@@ -25,6 +25,7 @@ from hermes.core.events import Event
 from hermes.core.limits import QUEUE_POLL_S
 from hermes.core.spec import RunSpec
 from hermes.server import runner
+from hermes.server.chat import _derive_chat_session_id
 from hermes.server.context import ServerContext, resolve_model_name
 from hermes.server.errors import ApiError
 from hermes.server.handlers import ROUTES
@@ -37,7 +38,6 @@ from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
 from hermes.server.response_record import ResponseRecord, blank, turn_messages
 from hermes.server.routes import Endpoint
-from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item
 from hermes.server.turn_spec import Message
@@ -95,8 +95,6 @@ async def security_headers_middleware(request: web.Request, handler: Handler) ->
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Whether a message was sent, and why not."""
-
     success: bool
     error: str | None = None
 
@@ -110,17 +108,14 @@ class TurnQueue:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Item | None) -> None:
-        """Report one thing."""
         self._items.append(item)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
     def empty(self) -> bool:
-        """Whether there is nothing to take."""
         return not self._items
 
     def get_nowait(self) -> Item | None:
-        """The oldest thing reported."""
         try:
             return self._items.pop(0)
         except IndexError:
@@ -131,7 +126,6 @@ class TurnQueue:
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until something happens."""
         if not self._items:
             self._waiter = self._loop.create_future()
             try:
@@ -158,16 +152,13 @@ class CallbackRun:
         self._spec, self._history = spec, history
         self._closed = False
 
-    async def start(self) -> None:
-        """It has begun."""
+    async def start(self) -> None: ...
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
         return self.task.done()
 
     async def result(self) -> tuple[Message, Mapping[str, Any]]:
-        """Its result, waited for, and its tokens."""
         result: tuple[Message, Mapping[str, Any]] = await self.task
         return result
 
@@ -228,7 +219,6 @@ class CallbackRun:
         return await turn.stream(renderer, headers, rows, recorder)
 
     def untold(self) -> list[Item]:
-        """All that is in the queue."""
         items: list[Item] = []
         while not self.queue.empty():
             item = self.queue.get_nowait()
@@ -257,7 +247,6 @@ class _Callbacks:
         self._started: set[str] = set()
 
     def arguments(self, kind: str) -> dict[str, Callable[..., None]]:
-        """The callbacks under the names of `_run_agent`."""
         callbacks: dict[str, Callable[..., None]] = {
             "stream_delta_callback": lambda text: self._queue.put(text) if text is not None else None,
             "tool_start_callback": self._tool_started,
@@ -456,7 +445,6 @@ class APIServerAdapter:
         renderer: TurnRenderer | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
-        """The stream of a chat completion."""
         if turn is None:
             turn = _bare_turn(self.context, request, "chat")
             turn.run = CallbackRun(stream_q, agent_task, agent_ref, turn.spec, [])
@@ -480,7 +468,6 @@ class APIServerAdapter:
         session_id: str | None,
         prepared: PreparedResponse | None = None,
     ) -> web.StreamResponse:
-        """The stream of a response."""
         if prepared is None:
             record = ResponseRecord(response_id, blank(response_id, model, created_at), history=conversation_history)
             record.user_message, record.instructions, record.session_id = user_message, instructions, session_id

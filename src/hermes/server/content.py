@@ -22,7 +22,7 @@ _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*;base64
 def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = False) -> Content:
     """Text, or a list of parts where there is more than text. `where` names the field."""
     if isinstance(value, str):
-        return _text(value, where, text_chars_max)
+        return value if len(value) <= text_chars_max else _text(value, where, text_chars_max)
     if not isinstance(value, list):
         raise invalid(where, f"Invalid type for {where!r}: text or a list of parts is expected.", "invalid_type")
     if len(value) > CONTENT_PARTS_MAX:
@@ -115,10 +115,15 @@ def check_said(value: Content, where: str) -> None:
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
     """A conversation in three: up to its last answer, outputs of calls behind that, and what the user says there."""
-    end = 1 + max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    end = len(messages)
+    while end and messages[end - 1]["role"] != "assistant":
+        end -= 1
     before, new = list(messages[:end]), messages[end:]
-    outputs = [message for message in new if message["role"] == "tool"]
-    asked = [message for message in new if message["role"] == "user"]
+    by_role: dict[str, list[Message]] = {"tool": [], "user": []}
+    for message in new:
+        if message["role"] in by_role:
+            by_role[message["role"]].append(message)
+    outputs, asked = by_role["tool"], by_role["user"]
     if len(asked) > 1:  # only the last is what is asked now
         before, outputs, asked = [*before, *outputs, *asked[:-1]], [], asked[-1:]
     return before, outputs, asked

@@ -135,7 +135,6 @@ class ServerContext:
 
     @property
     def app(self) -> apps.App:
-        """The app that runs turns on this loop."""
         assert self._app is not None
         return self._app
 
@@ -149,7 +148,6 @@ class ServerContext:
 
     @property
     def secrets(self) -> Secrets:
-        """Every credential that is known here."""
         return self._app.secrets if self._app is not None and self.is_attached else self._secrets
 
     def redact(self, text: str) -> str:
@@ -163,7 +161,6 @@ class ServerContext:
 
     @property
     def peer_operations(self) -> dict[str, Operation]:
-        """What other workers may ask besides runs."""
         return {"claimed": self.idempotency.claimed, "metrics": self._metrics_for_peer}
 
     async def _metrics_for_peer(self) -> list[metrics.Dump]:
@@ -212,7 +209,6 @@ class ServerContext:
 
     @property
     def stored_responses(self) -> Any:
-        """The store of responses, to be awaited."""
         return Async(self.response_store)
 
     async def stored_history(self, session_id: str, before: Admission | None = None) -> list[Message]:
@@ -230,7 +226,6 @@ class ServerContext:
         return list(found) if isinstance(found, list) else []
 
     async def session(self, session_id: str) -> Message | None:
-        """A session as it is stored."""
         if not isinstance(self.session_db, Repository):
             return None
         with contextlib.suppress(StoreError):
@@ -250,7 +245,6 @@ class ServerContext:
         return self.socket_stream(request, headers)
 
     def socket_stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
-        """The writer of a stream to a client."""
         all_headers = {**common_headers(request), **headers}
         if self.keyring.limited:
             all_headers |= self.rate_headers(request)

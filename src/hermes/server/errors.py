@@ -90,7 +90,6 @@ def api_error(error: ServiceError) -> ApiError:
 def error_object(
     status: int, message: str, code: str | None, param: str | None = None, hermes: Mapping[str, Any] | None = None
 ) -> ErrorObject:
-    """What is wrong, of what kind, with which field."""
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     return ErrorObject(message=message, type=kind, param=param, code=code, hermes=dict(hermes) if hermes else UNSET)
 

@@ -82,22 +82,18 @@ class Recording:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, status: int, headers: Mapping[str, str], *, streamed: bool) -> None:
-        """The head of the answer."""
         self.status, self.streamed = status, streamed
         self.headers = {name: value for name, value in headers.items() if name.lower() not in _OF_ONE}
         self.change()
 
     def change(self) -> None:
-        """Tell those who wait."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
-        """Wait for the next piece."""
         await self._changed.wait()
 
     def packed(self) -> bytes:
-        """What is kept of it."""
         return msgspec.msgpack.encode((self.headers, self.streamed, b"".join(self.frames)))
 
 
@@ -292,7 +288,6 @@ class IdempotentExecutor:
             recording.change()
 
     async def _follow(self, request: web.Request, recording: Recording, *, again: bool) -> web.StreamResponse:
-        """The answer as it is made."""
         while not recording.status and not recording.ended:
             await recording.changed()
         extra = {_REPLAYED: "true"} if again else {}

@@ -48,7 +48,6 @@ class Outcome:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """As chat completions tell it."""
         if self.code is None:
             return "tool_calls" if self.calls else "stop"
         return error_code(self.code).finish_reason
@@ -74,7 +73,6 @@ class Outcome:
         }
 
     def headers(self) -> dict[str, str]:
-        """The same for headers."""
         warnings = {"X-Hermes-Warning": ", ".join(one["code"] for one in self.warnings)} if self.warnings else {}
         if self.code is None:
             return warnings
@@ -93,13 +91,11 @@ class Outcome:
         return ApiError(error_code(code).status, message, code, headers=headers, hermes=self.flags())
 
     def error_object(self) -> dict[str, Any]:
-        """The error as a stream tells it."""
         told = self.failure()
         error: dict[str, Any] = error_body(told.status, told.message, told.code)["error"]
         return error
 
     def chat_usage(self) -> ChatUsage:
-        """Tokens under the names of chat completions."""
         details = self.details.get
         return ChatUsage(
             prompt_tokens=self.usage.get("input_tokens", 0),
@@ -113,7 +109,6 @@ class Outcome:
         )
 
     def response_usage(self) -> dict[str, Any]:
-        """Tokens under the names of responses and runs."""
         return usage_object({**self.usage, **self.details})
 
 
@@ -166,7 +161,6 @@ def raised(error: BaseException, redact: Callable[[str], str]) -> Outcome:
 
 
 def refusal(error: Refused) -> ApiError:
-    """Why a turn was not begun."""
     if error.code == "session_not_found":
         return ApiError(404, str(error), error.code)
     told = refused(error.code, str(error), status=_ADMISSION.get(error.code, 409))

@@ -46,8 +46,6 @@ _ENCRYPTED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class PreparedResponse:
-    """A request for a response, ready to be admitted."""
-
     body: Body[ResponseRequest]
     kept: ResponseRecord
     turn: Turn
@@ -125,7 +123,6 @@ class PreparedResponse:
         return found or chain
 
     async def stream(self) -> web.StreamResponse:
-        """Stream the turn, and keep its response."""
         renderer = await self.kept.renderer(self.turn.context)
         return await self.turn.stream(renderer, {**self.turn.headers(), **self.body.headers()}, ROWS, self)
 
@@ -138,7 +135,6 @@ class PreparedResponse:
     # --- keeping what it comes to ------------------------------------------------------------------------------------
 
     async def begin(self, renderer: ResponseRenderer) -> None:
-        """Keep the response as one that is worked at."""
         await self.kept.try_insert(self.turn.context, renderer)
 
     async def end(self, renderer: ResponseRenderer) -> None:
@@ -378,8 +374,6 @@ async def _is_kept(context: ServerContext, chain: Json) -> bool:
 
 
 def reader(context: ServerContext, owner: str) -> Reader:
-    """What reads the items of an owner."""
-
     async def find(item_ids: Collection[str]) -> dict[str, Json]:
         found: dict[str, Json] = await context.stored_responses.find_items(item_ids, owner)
         return found

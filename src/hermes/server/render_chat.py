@@ -43,7 +43,6 @@ class ChatRenderer:
         self._labels: dict[str, str] = {}
 
     def begin(self) -> Iterable[bytes]:
-        """The role, at once."""
         yield _frame(self._chunk({"role": "assistant", "content": ""}))
 
     def feed(self, items: list[Item]) -> bytes:
@@ -147,7 +146,6 @@ class ChatRenderer:
 
 
 def approval_request(event: Event) -> dict[str, Any]:
-    """A question for leave, as every stream tells it."""
     data = event.data
     rules = list(data.get("rules") or ())
     return {

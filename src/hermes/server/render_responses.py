@@ -30,7 +30,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 def sse_frame(kind: str, payload: Json) -> bytes:
-    """An event as a frame of a stream."""
     return f"event: {kind}\ndata: {spaced_json(payload)}\n\n".encode()
 
 
@@ -99,14 +98,12 @@ class ResponseRenderer:
     # --- the stream -------------------------------------------------------------------------------------------------
 
     def begin(self) -> Iterable[bytes]:
-        """The response exists, and is being worked at."""
         self._life("response.created")
         yield self._taken()
         self._life("response.queued" if self._background else "response.in_progress")
         yield self._taken()
 
     def feed(self, items: list[Item]) -> bytes:
-        """What these events look like."""
         for item in items:
             if isinstance(item, str):
                 self._say(item, None)
@@ -129,7 +126,6 @@ class ResponseRenderer:
         return self._taken()
 
     def warn(self, code: str, message: str) -> None:
-        """Put a warning into the response, once."""
         if all(warning["code"] != code for warning in self._warnings):
             self._warnings.append({"code": code, "message": message})
 
@@ -454,7 +450,6 @@ class ResponseRenderer:
         self._calls.clear()
 
     def snapshot(self) -> Json:
-        """The object as it stands."""
         return {**self._template, "status": self.status, "output": [dict(item) for item in self._items]}
 
     # --- frames -----------------------------------------------------------------------------------------------------

@@ -161,11 +161,9 @@ class RunRenderer:
         self.ended = False
 
     def begin(self) -> Iterable[bytes]:
-        """Nothing: all that there is stands in the log."""
         return ()
 
     def feed(self, items: list[Item]) -> bytes:
-        """One frame for each event that has a name."""
         out: list[bytes] = []
         for event in items:
             if isinstance(event, str):

@@ -211,7 +211,6 @@ class SessionRenderer:
         yield self._frame("message.started", {"message": {"id": self._message_id, "role": "assistant"}})
 
     def feed(self, items: list[Item]) -> bytes:
-        """Text, tools, thoughts and questions."""
         out: list[bytes] = []
         for item in items:
             if isinstance(item, str):

@@ -36,8 +36,6 @@ _STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options of one request."""
-
     session_id: str | None = None
     session_key: str | None = None
     seed: bool = False
@@ -61,7 +59,6 @@ class RequestOptions:
 def parse_options(
     context: ServerContext, request: web.Request, *, client_tools: bool = False, user: str | None = None
 ) -> RequestOptions:
-    """The options of a request, each checked."""
     header, recording, own = request.headers.get, request.get(RECORDING), context.options
     agent = header("User-Agent", "")
     strict = any(map(request.headers.__contains__, _STRICT_CLIENT_HEADERS)) or _is_strict_agent(

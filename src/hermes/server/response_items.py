@@ -68,7 +68,6 @@ class Reader:
     seal: Callable[[], Awaitable[Seal]]
 
     async def read(self, given: Any, where: str = "input") -> Given:
-        """All items of an input: text, or a list."""
         out = Given()
         items: list[Any] = [given] if isinstance(given, str) else given
         for start in range(0, len(items), MESSAGES_AT_ONCE_MAX):

@@ -54,14 +54,12 @@ class ResponseRecord:
     known: bool = False
 
     def record(self, response: Json, history: list[Message]) -> Json:
-        """As it is stored."""
         told = {name: getattr(self, name) for name in _STORED}
         told |= {"template": dict(self.template), "shows": {name: getattr(self.shows, name) for name in _SHOWN}}
         return {**told, "response": response, "conversation_history": history}
 
     @classmethod
     def of(cls, response_id: str, record: Mapping[str, Any]) -> ResponseRecord:
-        """As it was stored."""
         shows = record.get("shows") or {}
         known = {
             name: record[name] for name in ("instructions", "conversation", "session_id", "run_id") if name in record
@@ -79,7 +77,6 @@ class ResponseRecord:
         )
 
     async def renderer(self, context: ServerContext, **how: Any) -> ResponseRenderer:
-        """What builds it."""
         seal = await seal_of(context) if self.shows.encrypted else None
         closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
         limit = context.options.max_event_bytes
@@ -155,7 +152,6 @@ def turn_messages(history: list[Message], told: list[Message]) -> list[Message]:
 
 
 def text_of_output(output: list[Json]) -> str:
-    """The text of the last message among items."""
     found = [item for item in output if item.get("type") == "message"]
     return "".join(part.get("text", "") for part in found[-1].get("content", ())) if found else ""
 

@@ -20,7 +20,6 @@ _NAMESPACE = "namespace"
 
 
 def additional(given: Any, where: str) -> list[ResponseTool]:
-    """Tools that stand in the input."""
     try:
         return parse({"tools": given}, AdditionalTools).model.tools
     except ApiError as error:

@@ -226,7 +226,6 @@ async def response_input_items(context: ServerContext, request: web.Request, que
 
 
 def page(items: list[Json], query: ItemQuery) -> ItemList:
-    """A page of items as the query wants it."""
     ordered = items if query.order == "asc" else items[::-1]
     if query.after:
         index = next((i for i, item in enumerate(ordered) if item.get("id") == query.after), None)
@@ -237,7 +236,6 @@ def page(items: list[Json], query: ItemQuery) -> ItemList:
 
 
 def item_list(items: list[Json], *, has_more: bool) -> ItemList:
-    """Items as a list."""
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return ItemList(data=items, first_id=first_id, last_id=last_id, has_more=has_more)
 

@@ -137,7 +137,6 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
 
 
 def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
-    """The answer of a turn that was not streamed."""
     headers = turn.response_headers(ended, body)
     message = {"role": "assistant", "content": ended.text}
     if ended.reasoning and _shows_reasoning(body, turn):
@@ -164,7 +163,6 @@ def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
 async def _turn(
     context: ServerContext, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
 ) -> Turn:
-    """The turn that a request asks for."""
     asked = body.model
     options = parse_options(context, request, user=asked.user)
     session = await session_of(context, request)

@@ -61,8 +61,7 @@ class Writer(Protocol):
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Hand over some frames; waits while the reader is behind."""
 
-    async def release(self) -> None:
-        """Send what was held."""
+    async def release(self) -> None: ...
 
 
 class EventStream:

@@ -133,7 +133,6 @@ def _check_allowed(caller: Key, name: str) -> None:
 
 
 def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
-    """The functions that a client brings, checked."""
     if not tools and choice is None:
         return Tools()
     schemas: list[Message] = []

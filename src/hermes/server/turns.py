@@ -55,8 +55,7 @@ class Recorder(Protocol):
     async def end(self, renderer: Any) -> None:
         """The turn has ended, which is told next."""
 
-    async def lose(self, renderer: Any) -> None:
-        """The client has gone."""
+    async def lose(self, renderer: Any) -> None: ...
 
 
 class Run(Protocol):
@@ -64,8 +63,7 @@ class Run(Protocol):
 
     recorded: bool
 
-    async def start(self) -> None:
-        """Begin it."""
+    async def start(self) -> None: ...
 
     @property
     def done(self) -> bool:
@@ -134,7 +132,6 @@ class EngineRun:
         return self._task is None or self._task.done()
 
     def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
-        """The run's log."""
         return run_events(self._engine, self._spec.run_id, rows, sink=sink) if self._error is None else _no_events()
 
     async def result(self) -> tuple[Result, Result]:
@@ -183,7 +180,6 @@ class Turn:
 
     @property
     def session_id(self) -> str:
-        """The session it belongs to."""
         return self.spec.session_id
 
     async def admit(self) -> None:
@@ -371,7 +367,6 @@ class Turn:
         return self.ended
 
     async def outcome(self) -> Outcome:
-        """How the turn ended, whatever way it did."""
         assert self.run is not None
         try:
             result, usage = await self.run.result()
@@ -444,7 +439,6 @@ class Turn:
         return headers
 
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
-        """What the answer says about the turn."""
         told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
         headers = {"X-Hermes-Session-Id": self.spec.session_id, "X-Hermes-History": told}
         if (self.admission is not None and self.admission.begun) or ended is None:

@@ -56,8 +56,6 @@ async def responses_websocket(context: ServerContext, request: web.Request) -> w
 
 
 class _Writer:
-    """Sends the events of one response."""
-
     ready = False
 
     def __init__(self, socket: web.WebSocketResponse, stall_s: float) -> None:
@@ -78,7 +76,6 @@ class _Writer:
     async def release(self) -> None: ...
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send some events."""
         try:
             async with asyncio.timeout(self._stall_s):
                 for line in data.splitlines():

@@ -154,23 +154,23 @@ async def _run(ctx: ToolContext, args: ExecuteCode) -> Answer:
     errors = CapturedOutput(
         min(limits.CODE_ERRORS_CHARS_MAX, output_chars_max(ctx) // 5), ctx.secrets, ctx.emit, "stderr"
     )
-    booth = ScriptChannel(ctx, folder, errors)
+    channel = ScriptChannel(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
-        await booth.open(args.code)
+        await channel.open(args.code)
         async with ctx.resources.session.hosts.call(ctx) as call:
             process, _ = await start_process(
                 sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
             )
-            code = await follow_process(process, output, booth.hang_up)
+            code = await follow_process(process, output, channel.hang_up)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
-        await run_to_end(booth.close())
+        await run_to_end(channel.close())
     status, error = ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
-    answer["calls"] = booth.calls
+    answer["calls"] = channel.calls
     answer |= await approvals.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or ("Do less in one script." if status == "timeout" else "")

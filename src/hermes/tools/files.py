@@ -56,7 +56,7 @@ def _read(ctx: ToolContext, args: ReadFile) -> Answer:
 
 def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, real: str) -> Answer:
     offset, limit = args.offset, args.limit
-    lines, shower, left = access.Lines(file, ctx.cancelled), access.LineRedactor(ctx), access.content_chars_max(ctx)
+    lines, redactor, left = access.Lines(file, ctx.cancelled), access.LineRedactor(ctx), access.content_chars_max(ctx)
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
@@ -66,10 +66,10 @@ def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, re
         number = lines.number
         if lines.passed_bytes >= looked_at:
             ahead = lines.ahead()
-            looked_at, plain = lines.passed_bytes + len(ahead), shower.hides_nothing(ahead)
+            looked_at, plain = lines.passed_bytes + len(ahead), redactor.hides_nothing(ahead)
         if not (raw := lines.next()):
             break
-        text, cut = shower.line(raw, lines.is_key, plain=plain and lines.passed_bytes <= looked_at)
+        text, cut = redactor.line(raw, lines.is_key, plain=plain and lines.passed_bytes <= looked_at)
         left -= len(spaced_json(text)) + len(str(number))
         if more := len(content) == limit or (left < 0 and bool(content)):
             break

@@ -136,7 +136,7 @@ class Servers:
     ) -> tuple[dict[str, ToolDef], list[Notice]]:
         """The tools of a turn with those of its servers, as many as fit, and what is to be said about them.
 
-        A server that is being connected is waited for, but only until it has had its time once. `told` is what the
+        A server that is being connected is waited for, but only until it has had its time once. `known` is what the
         session has been told before: of a change it is told once.
         """
         wanted = (self._server(name.removeprefix(PREFIX), settings) for name in sorted(sets) if name.startswith(PREFIX))

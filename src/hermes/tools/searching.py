@@ -68,7 +68,7 @@ class Search:
             where = Local(where.place)  # it runs our own search only, below what the guard lets be read
         if Path(self.root).is_relative_to(self.ctx.resources.spill):
             where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
-        for argv in (self._rg(mode, names, hits_max), [where.python, *self._stand_in(mode, names, hits_max)]):
+        for argv in (self._rg_argv(mode, names, hits_max), [where.python, *self._fallback_argv(mode, names, hits_max)]):
             try:
                 code, output = await self._output(where, argv)
             except SandboxError:
@@ -82,7 +82,7 @@ class Search:
         hint = "Where commands run there must be rg or python3; tell the user, or use other commands."
         raise ToolError("Nothing that searches can be started.", "tool_unavailable", hint)
 
-    def _rg(self, mode: str, names: list[str], hits_max: int) -> list[str]:
+    def _rg_argv(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         argv = [*_RG.split(), *_RG_MODES[mode].split(), *(["--hidden"] if self._hidden else [])]
         if glob := self._narrow(mode, names):  # as a type: given as a glob it would undo ignore files
             argv += ["--type-add", f"wanted:{glob}", "--type", "wanted"]
@@ -91,7 +91,7 @@ class Search:
             argv += [*(["--max-count", str(hits_max)] if hits_max else []), "--regexp", self.pattern]
         return [*argv, "--", *([f"./{name}" for name in names] or ["./"])]
 
-    def _stand_in(self, mode: str, names: list[str], hits_max: int) -> list[str]:
+    def _fallback_argv(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         wanted = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
         wanted |= {"paths": names, "most": hits_max, "hidden": self._hidden, "glob": self._narrow(mode, names)}
         return ["-I", "-S", "-c", _source(), json.dumps(wanted)]
@@ -157,7 +157,7 @@ class Search:
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
         """The lines of these numbers, with those around them. Blocks."""
         out: list[Answer] = []
-        paths, shower, left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
+        paths, redactor, left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
         for path, wanted in numbers.items():
             texts: dict[int, str] = {}
             try:
@@ -166,7 +166,7 @@ class Search:
                     for number in wanted:
                         lines.skip_to(number - context)
                         while lines.number <= number + context and (raw := lines.next()):
-                            texts[lines.last] = shower.line(raw, lines.is_key)[0][: limits.SEARCH_LINE_CHARS_MAX]
+                            texts[lines.last] = redactor.line(raw, lines.is_key)[0][: limits.SEARCH_LINE_CHARS_MAX]
             except (PathRefused, OSError):  # it has changed meanwhile
                 continue
             for number in (number for number in wanted if number in texts):

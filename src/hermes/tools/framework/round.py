@@ -174,7 +174,7 @@ class ToolRound:
             raise
         return work
 
-    async def judge(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
+    async def classify_interrupted(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
         for call in calls:
             started = resumption.started.get(call.id)
