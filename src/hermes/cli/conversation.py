@@ -25,12 +25,12 @@ from hermes.core.result import Result
 from hermes.core.spec import Content, RouteChoice, RunSpec
 from hermes.guards.injection import fenced
 from hermes.logs import logging_to
-from hermes.providers import routes
-from hermes.providers.base import Route
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import status
+from hermes.services import models
 from hermes.services.housekeeping import sweep_if_due
+from hermes.services.models import Route
 from hermes.services.skills import Skill, find_skills, skill_text
 from hermes.settings import config
 from hermes.store.base import StoreError
@@ -103,8 +103,8 @@ class Conversation:
 
     async def route(self) -> Route:
         """The route that the next turn asks first."""
-        choice = self._choice() or routes.of_session(self.settings, await self.session())
-        return routes.primary(self.settings, choice or RouteChoice())
+        choice = self._choice() or models.of_session(self.settings, await self.session())
+        return models.primary(self.settings, choice or RouteChoice())
 
     async def model_name(self) -> str:
         """The model of the next turn, as far as this process knows it."""
@@ -183,10 +183,10 @@ class Conversation:
     async def _assigned(self, spec: RunSpec) -> tuple[RunSpec, LocalAgent | ServerAgent]:
         """A turn and who runs it. What a server does not take by its API is done here, where the store is the same."""
         remote, limit = self.remote, self.settings.agent.max_turns
-        route = routes.primary(self.settings, spec.route) if spec.route and not remote else None
+        route = models.primary(self.settings, spec.route) if spec.route and not remote else None
         takes = spec.compact is None and spec.approvals is None and spec.memory and (spec.max_iterations or 0) <= limit
         takes &= spec.answerable or self.settings.approvals.unattended == "deny"
-        takes &= route is None or routes.of_provider(self.settings, route.provider, route.model) is not None
+        takes &= route is None or models.of_provider(self.settings, route.provider, route.model) is not None
         if remote and not takes:
             raise UsageError("A server that is not of this home does not take this.", hint="hermes without --server")
         if self.server is None or not takes or not (remote or await self.server.answers()):
@@ -358,7 +358,7 @@ def shares_folder(app: App) -> bool:
 
 
 def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
-    route = routes.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
+    route = models.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
     if route.api_mode == "local" and (problem := local.status(settings.home, settings)["problem"]):
         raise NoModel(f"No model is configured. {problem}", hint="hermes setup")
     return route
@@ -366,7 +366,7 @@ def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
 
 def _check_key(settings: config.Settings, route: Route) -> None:
     """A key that is missing here may be known to the server, which is then the one who asks."""
-    if variable := routes.missing_key(settings, route):
+    if variable := models.missing_key(settings, route):
         raise ConfigError(
             f"the provider {route.provider} needs a key in {variable}, and that is not set.",
             where=str(settings.home.env_file),

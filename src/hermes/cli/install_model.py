@@ -23,7 +23,7 @@ def main() -> int:
     from hermes.core.errors import ConfigError
     from hermes.core.home import resolve
     from hermes.core.spec import RouteChoice
-    from hermes.providers.routes import primary
+    from hermes.services.models import primary
     from hermes.settings import config
 
     home = resolve()

@@ -180,12 +180,11 @@ def _has_key(setup: _Setup, provider: str) -> bool:
 def _likely_model(setup: _Setup, changes: Json) -> str:
     """Of the models that the provider lists, the one with the largest window that is known; else the first."""
     from hermes.core.spec import RouteChoice
-    from hermes.providers import routes
-    from hermes.providers.table import UNKNOWN, facts_for
+    from hermes.services.models import UNKNOWN, facts_for, primary, problem_of
 
     with setup.drafted({**changes, "model.default": "any"}) as settings:
-        route = routes.primary(settings, RouteChoice())
-        if problem := models.unusable(setup.home, settings, route):
+        route = primary(settings, RouteChoice())
+        if problem := problem_of(settings, route, setup.home):
             raise NoModel(problem, hint="hermes setup model")
         listed = asyncio.run(models.fetched(setup.home, settings, route))["models"]
     if not listed:

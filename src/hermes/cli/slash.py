@@ -17,9 +17,8 @@ from hermes.cli.session_format import session_lines
 from hermes.core.formatting import columns, counted, one_line, width
 from hermes.core.processes import is_alive
 from hermes.core.spec import Content, RouteChoice
-from hermes.providers import routes
-from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choose_backend
+from hermes.services import models
 from hermes.services.session_markdown import text_of
 from hermes.services.skills import find_skills, skill_text
 from hermes.settings import config
@@ -28,7 +27,7 @@ from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
-    from hermes.providers.base import Route
+    from hermes.services.models import Route
 
 GLOBAL = "--global"
 Work = Callable[["Chat", str], Awaitable[None]]
@@ -287,7 +286,7 @@ async def _model(chat: Chat, rest: str) -> None:
     if words or provider:
         choice = RouteChoice(model=words[0] if words else talk.model, provider=provider or talk.provider)
         if not talk.remote:
-            routes.primary(talk.settings, choice)
+            models.primary(talk.settings, choice)
         talk.model, talk.provider = choice.model, choice.provider
         if talk.saved and words and await talk.session():
             await talk.sessions.update_session(talk.session_id, model=words[0])
@@ -301,7 +300,7 @@ async def _model(chat: Chat, rest: str) -> None:
 
 
 def _window(route: Route) -> int:
-    return int(route.window_tokens or capabilities_of(route).window)
+    return int(route.window_tokens or models.capabilities_of(route).window)
 
 
 @slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
