@@ -123,7 +123,6 @@ class Conversation:
         return RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None
 
     def spec(self, content: Content, **more: Any) -> RunSpec:
-        """A turn of this conversation."""
         args = self.args
         redact = redaction(self.app.secrets, self.settings)
         skills = [fenced(redact(skill_text(skill.path)), f"the skill {skill.name}") for skill in self.skills]
@@ -151,13 +150,13 @@ class Conversation:
 
     async def ask(self, content: Content, show: Show, *, log: bool = False, **more: Any) -> Result:
         """A turn; its events are shown, or with `log` those of its log itself, and its result is given back."""
-        spec, agent = await self._assigned(self.spec(content, **more))
-        self._begun, self._agent, self.refused = asyncio.Event(), agent, False
+        self._begun, self.refused = asyncio.Event(), False
         show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
         late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, show_busy)
         event: Json = {}
         try:
-            self.run_id = await agent.start(spec)
+            spec, agent = await self._assigned(self.spec(content, **more))
+            self._agent, self.run_id = agent, await agent.start(spec)
             self._begun.set()
             async for event in self.local.log(self.run_id) if log and not self.remote else agent.events(self.run_id):
                 if log or event["event"] != "run.queued":
@@ -169,7 +168,7 @@ class Conversation:
         except BaseException:
             if self.run_id is not None:  # nobody is there any more for whom it works
                 with suppress(HermesError):
-                    await agent.control(self.run_id, "interrupt")
+                    await self._agent.control(self.run_id, "interrupt")
             raise
         finally:
             late.cancel()
@@ -207,7 +206,6 @@ class Conversation:
     # --- what turns are offered ---------------------------------------------------------------------------------------
 
     def default_toolsets(self) -> frozenset[str]:
-        """The toolsets that the settings name for the command line."""
         return frozenset(enabled_toolsets(self.settings, "cli"))
 
     def _named_toolsets(self, names: list[str]) -> frozenset[str]:
@@ -218,7 +216,6 @@ class Conversation:
         return frozenset(names)
 
     def change_toolsets(self, names: list[str], *, on: bool) -> None:
-        """Offer these from now on, or do not."""
         chosen = self._named_toolsets(names)
         now = self.default_toolsets() if self.toolsets is None else self.toolsets
         self.toolsets = now | chosen if on else now - chosen
@@ -270,11 +267,9 @@ class Conversation:
             self.history = await self.sessions.get_messages_as_conversation(self.session_id)
 
     async def blocking(self, work: Callable[[], Any]) -> Any:
-        """What blocks, beside the loop."""
         return await self.app.services.files.call(work)
 
     async def end(self, session_id: str = "") -> None:
-        """The session is over, if there was one."""
         session_id = session_id or self.session_id
         if self.saved and await self.sessions.get_session(session_id):
             await self.sessions.end_session(session_id, "cli_close")
@@ -385,7 +380,6 @@ async def _opens(app: App) -> bool:
 
 
 def exit_code(result: Result, *, refused: bool = False) -> int:
-    """What a finished turn means to a shell."""
     if result["interrupted"]:
         return EXIT_INTERRUPTED
     if result["failed"] or result["error"]:
@@ -394,7 +388,6 @@ def exit_code(result: Result, *, refused: bool = False) -> int:
 
 
 def here() -> str:
-    """The folder that the user is in."""
     try:
         return os.getcwd()
     except OSError:
@@ -402,12 +395,10 @@ def here() -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What may have been meant, as a sentence."""
     close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def note(text: str) -> None:
-    """Something beside the result, for whoever looks."""
     with suppress(BrokenPipeError):
         print(f"hermes: {text}", file=sys.stderr)

@@ -11,7 +11,6 @@ _BAR_CHARS = 30
 
 
 def bar(done: int, of: int) -> None:
-    """Progress on standard error."""
     filled = _BAR_CHARS * done // of
     line = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done} of {of} parts, {done * BYTES / of / 1e9:.2f} GB"
     on_terminal = sys.stderr.isatty()

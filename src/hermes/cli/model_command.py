@@ -49,8 +49,6 @@ _OF_ADDRESS = dict.fromkeys(
 
 
 class NoModel(HermesError):
-    """There is nothing to ask, or it does not answer."""
-
     exit_code = EXIT_NO_MODEL
 
 
@@ -206,7 +204,6 @@ async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
 
 
 def words_of(found: Json) -> str:
-    """How a trial went."""
     name = f"{found['provider']}/{found['model']}"
     if found["error"]:
         return f"{name} does not answer: {found['error']}"
@@ -246,7 +243,6 @@ def _use(args: Args, home: Home) -> int:
 
 
 def _wanted(args: Args, found: Json) -> bool:
-    """Whether it answers, or is wanted all the same."""
     return not found["error"] or confirmed(args, "Using a model that does not answer", words_of(found))
 
 
@@ -256,7 +252,6 @@ def _told(args: Args, home: Home, found: Json, done: str) -> int:
 
 
 def model_file(text: str) -> Path:
-    """A file that holds a model."""
     file = Path(text).expanduser().absolute()
     try:
         with file.open("rb") as opened:
@@ -268,7 +263,6 @@ def model_file(text: str) -> Path:
 
 
 def local_model(file: Path) -> Json:
-    """The settings with which a file is used."""
     return {**_OF_ADDRESS, "model.default": None, "model.provider": "local", "model.path": str(file)}
 
 

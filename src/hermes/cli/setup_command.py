@@ -62,8 +62,6 @@ def setup(args: Args, home: Home) -> None:
 
 
 class _Setup:
-    """What was found and chosen so far."""
-
     def __init__(self, args: Args, home: Home) -> None:
         self.args, self.home, self._left = args, home, QUESTIONS_MAX
         self.changes: Json = {}
@@ -83,7 +81,6 @@ class _Setup:
             yield config.load(draft, models.ONCE)
 
     def given(self, name: str) -> Any:
-        """What a flag says."""
         return getattr(self.args, name, None)
 
     def ask(self, question: str, default: str, read: Callable[[str], str] = asked) -> str:
@@ -150,7 +147,6 @@ def _chosen(setup: _Setup) -> list[str]:
 
 
 def _route(setup: _Setup, what: str, model: str = "") -> Json:
-    """The settings that an answer means."""
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     changes: Json = {**models.local_model(Path()), "model.path": None}
