@@ -30,6 +30,7 @@ from hermes.core.spec import RunSpec
 from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
+from hermes.runs.commits import LogOutput
 from hermes.runs.control import Stop
 from hermes.runs.writer import RunWriter
 from hermes.server.render_chat import ChatRenderer
@@ -74,7 +75,7 @@ async def way(chunks: int) -> int:
     reader = asyncio.ensure_future(bus.subscribe("r", sink).take())
     await asyncio.sleep(0)  # from here on the reader waits, and what comes goes to its sink
     # No window: what the clock joins is another number of deltas each time.
-    writer = RunWriter("r", store.runs, bus, window_s=0.0, clock=lambda: 1_790_000_000.0)
+    writer = RunWriter("r", store.runs, LogOutput(bus, window_s=0.0, clock=lambda: 1_790_000_000.0))
 
     def deliver(delta: Delta) -> None:
         assert isinstance(delta, TextDelta)

@@ -93,7 +93,7 @@ class App:
             files=files,
             background=self._in_background,
             outside=outside,
-            burst_cache=BurstCache(lambda: self.engine.active > BUSY_TURNS),
+            burst_cache=BurstCache(lambda: self.engine.permits.here > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.agent.delta_window_ms / 1000
@@ -127,7 +127,6 @@ class App:
         await self.engine.peers.ask_all("forget", session_ids)
 
     async def answer_peers(self, more: Mapping[str, Operation]) -> None:
-        """Answer other processes of the home from now on."""
         self._loop = asyncio.get_running_loop()
         await self.engine.answer_peers(self.home.run_folder, {"forget": self._forget_for_peer, **more})
 
@@ -149,7 +148,6 @@ class App:
 
     @property
     def secrets(self) -> Secrets:
-        """Every credential this process knows."""
         return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
@@ -161,7 +159,7 @@ class App:
         own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(known.values)
         return Secrets([*known.values, *own]) if own else known
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -274,7 +272,6 @@ async def current(home: Home | None = None, engine: Engine | None = None) -> App
 
 
 def store_of(home: Home, settings: config.Settings) -> Store:
-    """The store that the settings name, not yet opened."""
     return store_at(address(home, settings), read_threads=settings.storage.read_threads)
 
 
@@ -306,7 +303,6 @@ os.register_at_fork(after_in_child=_forget_loop)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the quick kind where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -13,15 +13,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from hermes.agent.assembler import Assembler, ReasoningDelta, TextDelta
 from hermes.agent.call import facts_of
 from hermes.agent.decisions import Action, CallState, decide
 from hermes.agent.step import stalled_warning
 from hermes.core.failures import classify
+from hermes.core.json_types import JsonObject
 from hermes.core.stream_parts import Assembled
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
 
+# A client, a stream or an answer of a vendor's own library, which need not be installed.
+Vendor = Any
 RECEIVING = "receiving stream response"
 
 
@@ -31,24 +36,24 @@ class SingleCalls:
     api_mode: str
     base_url: str
     _api_key: str
-    stream_delta_callback: Callable[[str | None], Any] | None
-    reasoning_callback: Callable[[str], Any] | None
-    _stream_callback: Callable[[str], Any] | None
+    stream_delta_callback: Callable[[str | None], object] | None
+    reasoning_callback: Callable[[str], object] | None
+    _stream_callback: Callable[[str], object] | None
     _interrupt_requested: bool
     _disable_streaming: bool
-    _anthropic_client: Any
-    _live_client: Any
-    _live_stream: Any
+    _anthropic_client: Vendor
+    _live_client: Vendor
+    _live_stream: Vendor
     _current_streamed_assistant_text: str
 
     # --- what callers may replace -------------------------------------------------------------------------------
 
-    def _create_request_openai_client(self) -> Any:
+    def _create_request_openai_client(self) -> Vendor:
         from openai import OpenAI
 
         return OpenAI(api_key=self._api_key or "none", base_url=self.base_url or None, max_retries=0)
 
-    def _close_request_openai_client(self, client: Any) -> None:
+    def _close_request_openai_client(self, client: Vendor) -> None:
         client.close()
 
     def _touch_activity(self, description: str) -> None:
@@ -70,16 +75,16 @@ class SingleCalls:
     # --- the calls ----------------------------------------------------------------------------------------------
 
     def _interruptible_streaming_api_call(
-        self, api_kwargs: dict[str, Any], on_first_delta: Callable[[], Any] | None = None
-    ) -> Any:
+        self, api_kwargs: JsonObject, on_first_delta: Callable[[], object] | None = None
+    ) -> Vendor:
         """One streamed call in the form of the agent's `api_mode`; the vendor's kind of answer comes back."""
         if self.api_mode == "codex_responses":
             return self._run_codex_stream(api_kwargs, on_first_delta=on_first_delta)
         if self.api_mode == "anthropic_messages":
             return self._anthropic_stream(api_kwargs, on_first_delta)
-        usage: list[Any] = []
+        usage: list[Vendor] = []
 
-        def stream(client: Any) -> Iterator[Any]:
+        def stream(client: Vendor) -> Iterator[Vendor]:
             for chunk in self._opened(client.chat.completions.create(**{**api_kwargs, "stream": True})):
                 if getattr(chunk, "usage", None) is not None:
                     usage[:] = [chunk.usage]
@@ -89,16 +94,16 @@ class SingleCalls:
         return _as_completion(message, usage[0] if usage else None)
 
     def _run_codex_stream(
-        self, api_kwargs: dict[str, Any], client: Any = None, on_first_delta: Callable[[], Any] | None = None
-    ) -> Any:
+        self, api_kwargs: JsonObject, client: Vendor = None, on_first_delta: Callable[[], object] | None = None
+    ) -> Vendor:
         """A Responses call through the streaming helper; when connections keep breaking, once through plain create."""
 
-        def stream(live: Any) -> Iterator[Any]:
+        def stream(live: Vendor) -> Iterator[Vendor]:
             with live.responses.stream(**api_kwargs) as events:
                 yield from self._opened(events)
                 final.append(events.get_final_response())
 
-        final: list[Any] = []
+        final: list[Vendor] = []
         try:
             message, whole = self._attempts("codex_responses", self._given_or_own(client), stream, on_first_delta)
         except Exception as error:
@@ -107,11 +112,10 @@ class SingleCalls:
             return self._run_codex_create_stream_fallback(api_kwargs, client=client)
         return final[-1] if whole and final else _as_response(message)
 
-    def _run_codex_create_stream_fallback(self, api_kwargs: dict[str, Any], client: Any = None) -> Any:
-        """The same call through `responses.create(stream=True)`."""
-        final: list[Any] = []
+    def _run_codex_create_stream_fallback(self, api_kwargs: JsonObject, client: Vendor = None) -> Vendor:
+        final: list[Vendor] = []
 
-        def stream(live: Any) -> Iterator[Any]:
+        def stream(live: Vendor) -> Iterator[Vendor]:
             events = self._opened(live.responses.create(**{**api_kwargs, "stream": True}))
             try:
                 for event in events:
@@ -128,16 +132,16 @@ class SingleCalls:
         message, whole = self._attempts("codex_responses", self._given_or_own(client), stream, None)
         return final[0] if whole and final else _as_response(message)
 
-    def _anthropic_stream(self, api_kwargs: dict[str, Any], on_first_delta: Callable[[], Any] | None) -> Any:
-        final: list[Any] = []
+    def _anthropic_stream(self, api_kwargs: JsonObject, on_first_delta: Callable[[], object] | None) -> Vendor:
+        final: list[Vendor] = []
 
-        def stream(client: Any) -> Iterator[Any]:
+        def stream(client: Vendor) -> Iterator[Vendor]:
             with client.messages.stream(**api_kwargs) as events:
                 yield from self._opened(events)
                 final.append(events.get_final_message())
 
         @contextmanager
-        def client() -> Iterator[Any]:
+        def client() -> Iterator[Vendor]:
             if self._anthropic_client is None:
                 from anthropic import Anthropic
 
@@ -147,7 +151,7 @@ class SingleCalls:
         message, whole = self._attempts("anthropic_messages", client, stream, on_first_delta)
         return final[-1] if whole and final else _as_anthropic(message)
 
-    def _opened(self, stream: Any) -> Any:
+    def _opened(self, stream: Vendor) -> Vendor:
         """Remember the stream that is being read, so that an interrupt can end the reading."""
         self._live_stream = stream
         return stream
@@ -166,9 +170,9 @@ class SingleCalls:
     def _attempts(
         self,
         api_mode: str,
-        open_client: Callable[[], Any],
-        stream: Callable[[Any], Iterable[Any]],
-        on_first_delta: Callable[[], Any] | None,
+        open_client: Callable[[], Vendor],
+        stream: Callable[[Vendor], Iterable[Vendor]],
+        on_first_delta: Callable[[], object] | None,
     ) -> tuple[Assembled, bool]:
         """The answer, and whether it is whole. Only `reconnect` and `keep_partial` are carried out here."""
         tried: Counter[Action] = Counter()
@@ -213,16 +217,16 @@ class SingleCalls:
         return True
 
     @contextmanager
-    def _request_client(self) -> Iterator[Any]:
+    def _request_client(self) -> Iterator[Vendor]:
         client = self._create_request_openai_client()
         try:
             yield client
         finally:
             self._close_request_openai_client(client)
 
-    def _given_or_own(self, client: Any) -> Callable[[], Any]:
+    def _given_or_own(self, client: Vendor) -> Callable[[], object]:
         @contextmanager
-        def given() -> Iterator[Any]:
+        def given() -> Iterator[Vendor]:
             yield client
 
         return self._request_client if client is None else given
@@ -231,13 +235,13 @@ class SingleCalls:
 class _Receiver:
     """One attempt's events on their way through the translator and the assembler to the caller's functions."""
 
-    def __init__(self, owner: SingleCalls, api_mode: str, on_first_delta: Callable[[], Any] | None) -> None:
+    def __init__(self, owner: SingleCalls, api_mode: str, on_first_delta: Callable[[], object] | None) -> None:
         self._owner = owner
         self._provider = provider_for(api_mode)
         self._on_first = on_first_delta
         self.assembler = Assembler(os.urandom(8).hex())
 
-    def take(self, event: Any) -> None:
+    def take(self, event: Vendor) -> None:
         owner = self._owner
         owner._touch_activity(RECEIVING)
         if owner._interrupt_requested:
@@ -251,7 +255,6 @@ class _Receiver:
         self._fire(self.assembler.finish())
 
     def partial(self) -> Assembled:
-        """What there is, with a warning in place of a call that was lost."""
         self.end()
         message = self.assembler.message()
         text = message.text
@@ -259,9 +262,9 @@ class _Receiver:
             warning = f"\n\n{stalled_warning(names)}"
             self._owner._fire_stream_delta(warning)
             text += warning
-        return replace(message, text=text, tool_calls=[], finish_reason="length", complete=False)
+        return msgspec.structs.replace(message, text=text, tool_calls=[], finish_reason="length", complete=False)
 
-    def _fire(self, deltas: Iterable[Any]) -> None:
+    def _fire(self, deltas: Iterable[Vendor]) -> None:
         for delta in deltas:
             if self._on_first is not None:
                 first, self._on_first = self._on_first, None
@@ -272,7 +275,7 @@ class _Receiver:
                 self._owner._fire_reasoning_delta(delta.text)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Vendor) -> Vendor:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, dict):
@@ -284,7 +287,7 @@ def plain(value: Any) -> Any:
     return {key: plain(item) for key, item in vars(value).items()} if hasattr(value, "__dict__") else None
 
 
-def _as_completion(message: Assembled, usage: Any) -> SimpleNamespace:
+def _as_completion(message: Assembled, usage: Vendor) -> SimpleNamespace:
     calls = [
         SimpleNamespace(
             id=call.id,

@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from hermes.blocking_calls import SingleCalls
 from hermes.core.errors import HermesError
 from hermes.core.events import Event
 from hermes.core.home import Home
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import QUEUE_EVENTS_MAX
 from hermes.core.result import Result
 from hermes.core.spec import Content, Control, RouteChoice, RunSpec
@@ -61,14 +62,14 @@ class AIAgent(SingleCalls):
         model: str | None = None,
         provider: str | None = None,
         api_mode: str | None = None,
-        reasoning_config: Mapping[str, Any] | None = None,
+        reasoning_config: JsonMapping | None = None,
         max_tokens: int | None = None,
-        request_overrides: Mapping[str, Any] | None = None,
-        fallback_model: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str] | None = None,
+        request_overrides: JsonMapping | None = None,
+        fallback_model: JsonMapping | str | Sequence[JsonMapping | str] | None = None,
         max_iterations: int | None = None,
         enabled_toolsets: Sequence[str] | None = None,
         disabled_toolsets: Sequence[str] | None = None,
-        client_tools: Sequence[Mapping[str, Any]] | None = None,
+        client_tools: Sequence[JsonMapping] | None = None,
         session_id: str | None = None,
         session_db: Any = None,
         parent_session_id: str | None = None,
@@ -101,7 +102,7 @@ class AIAgent(SingleCalls):
         self._fallbacks = _fallbacks(fallback_model)
         self._toolsets = (enabled_toolsets, frozenset(disabled_toolsets or ()))
         self._skip = (skip_context_files, skip_memory)
-        self._spec_fields: dict[str, Any] = {
+        self._spec_fields: JsonObject = {
             "reasoning": reasoning_config,
             "max_output_tokens": max_tokens,
             "max_iterations": max_iterations,
@@ -132,7 +133,7 @@ class AIAgent(SingleCalls):
         self,
         user_message: Content,
         system_message: str | None = None,
-        conversation_history: list[dict[str, Any]] | None = None,
+        conversation_history: list[JsonObject] | None = None,
         task_id: str | None = None,
         stream_callback: Callback | None = None,
     ) -> Result:
@@ -187,7 +188,7 @@ class AIAgent(SingleCalls):
         self,
         user_message: Content,
         system_message: str | None = None,
-        conversation_history: list[dict[str, Any]] | None = None,
+        conversation_history: list[JsonObject] | None = None,
         task_id: str | None = None,
         stream_callback: Callback | None = None,
     ) -> Result:
@@ -213,7 +214,6 @@ class AIAgent(SingleCalls):
             self._turns.discard(turn)
 
     def _begun(self) -> _Turn:
-        """A new turn; what was asked of earlier ones does not concern it."""
         self._interrupt_requested = self._disable_streaming = False
         turn = _Turn()
         self._turns.add(turn)
@@ -227,11 +227,7 @@ class AIAgent(SingleCalls):
         return str(result["final_response"])
 
     async def _drive(
-        self,
-        turn: _Turn,
-        spec: RunSpec,
-        listen: bool,
-        tell: Callable[[Event, str | None], Awaitable[None]],
+        self, turn: _Turn, spec: RunSpec, listen: bool, tell: Callable[[Event, str | None], Awaitable[None]]
     ) -> Result:
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
@@ -268,7 +264,7 @@ class AIAgent(SingleCalls):
             await tell(event, content)
 
     def _spec(
-        self, message: Content, system: str | None, history: list[dict[str, Any]] | None, task_id: str | None
+        self, message: Content, system: str | None, history: list[JsonObject] | None, task_id: str | None
     ) -> RunSpec:
         texts = [text for text in (self._ephemeral_system_prompt, system) if text]
         enabled, disabled = self._toolsets
@@ -308,7 +304,7 @@ class AIAgent(SingleCalls):
         """Where turns are kept: the database's own engine. A stand-in for a database keeps nothing."""
         return getattr(self.session_db, "engine", None) if isinstance(self.session_db, Repository) else None
 
-    def _remembered(self) -> list[dict[str, Any]]:
+    def _remembered(self) -> list[JsonObject]:
         """What a stand-in for a database says of the session."""
         read = getattr(self.session_db, "get_messages_as_conversation", None)
         found = read(self.session_id) if callable(read) else None
@@ -372,7 +368,7 @@ class AIAgent(SingleCalls):
             close()
 
 
-def _fallbacks(given: Any) -> tuple[Mapping[str, Any] | str, ...] | None:
+def _fallbacks(given: Any) -> tuple[JsonMapping | str, ...] | None:
     if given is None:
         return None
     return tuple(given) if isinstance(given, list | tuple) else (given,)

@@ -63,8 +63,6 @@ class _PrivateFile(RotatingFileHandler):
 
 
 class _Redacting(logging.Formatter):
-    """Lines without secrets."""
-
     def __init__(self, form: str, secrets: Callable[[], Secrets]) -> None:
         super().__init__(form)
         self._secrets = secrets
@@ -74,7 +72,6 @@ class _Redacting(logging.Formatter):
 
 
 def _with_request(record: logging.LogRecord) -> bool:
-    """Note the request in whose service a line is written."""
     record.request = f" [{request_id}]" if (request_id := REQUEST_ID.get()) else ""
     return True
 
@@ -128,5 +125,4 @@ def _handlers(home: Home, settings: config.Settings, *, verbose: bool | None) ->
 
 @lru_cache(maxsize=4)
 def known_secrets(settings: config.Settings) -> Secrets:
-    """Every credential that these settings know."""
     return Secrets(settings.secret_values())

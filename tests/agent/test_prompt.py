@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hermes.agent import prompt
 from hermes.agent.prompt import Environment, PromptInputs, build

@@ -33,7 +33,7 @@ from hermes.guards.secrets import Secrets, redact_tree
 from hermes.guards.url_text import UrlRefused
 from hermes.http_client.exchange import StreamBroken
 from hermes.http_client.inflate import InflateError, Inflater
-from hermes.providers.base import Prompt, Route, ToolSchema, WireEvent, refusal_facts
+from hermes.providers.base import Prompt, Route, ToolSchema, ToolSchemas, WireEvent, refusal_facts
 from hermes.providers.chunk_reader import ChunkReader
 from hermes.providers.registry import provider_for
 from hermes.runs import schedule
@@ -192,7 +192,7 @@ for mode in MODES:
     case(
         f"many tools for {mode}",
         f"providers.{mode}",
-        lambda n: Prompt(["s"], [], tuple(ToolSchema(f"t{at}", "d", {"type": "object"}) for at in range(n))),
+        lambda n: Prompt(["s"], [], ToolSchemas(ToolSchema(f"t{at}", "d", {"type": "object"}) for at in range(n))),
         lambda given, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, given),  # type: ignore[misc]
         large=20_000,
     )

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from hermes.local import CHOOSES
-from hermes.providers.base import Prompt, ToolSchema, WireRequest
+from hermes.providers.base import Prompt, ToolSchema, ToolSchemas, WireRequest
 from hermes.providers.local import PROVIDER, forms
 from hermes.providers.routes import LOCAL
 from hermes.tools.framework.toolsets import builtin
@@ -21,7 +21,7 @@ TOOLS = [
 def request(question: str = "hello", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
     messages = more.pop("messages", [{"role": "user", "content": question}])
     return PROVIDER.request(
-        LOCAL, None, Prompt(["You are Hermes."], messages, TOOLS if tools is None else tools, **more)
+        LOCAL, None, Prompt(["You are Hermes."], messages, ToolSchemas(TOOLS if tools is None else tools), **more)
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.core.stream_parts import Finish, Model, Opaque, Part, Reasoning, ServerError, Text, ToolDelta, Usage
-from hermes.providers.base import Credential, Prompt, Provider, Route, ToolSchema, WireEvent, WireRequest
+from hermes.providers.base import Credential, Prompt, Provider, Route, ToolSchema, ToolSchemas, WireEvent, WireRequest
 
 KEY = Credential("sk-secret-value", "test")
 WEATHER = ToolSchema("weather", "Tells the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -23,6 +23,7 @@ def ask(provider: Provider, model: str = "some-model", *, key: Credential | None
     """The request for a prompt; fields that a route has go to the route."""
     of_route = {k: fields.pop(k) for k in list(fields) if k in Route.__slots__}
     fields.setdefault("messages", [{"role": "user", "content": "hi"}])
+    fields["tools"] = ToolSchemas(fields.get("tools", ()))
     return provider.request(route(provider.api_mode, model, **of_route), key, Prompt(**fields))
 
 

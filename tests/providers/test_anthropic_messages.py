@@ -9,7 +9,7 @@ import pytest
 
 from hermes.core.stream_parts import Finish, Model, Opaque, Reasoning, ServerError, Text, ToolDelta, Usage
 from hermes.providers.anthropic_messages import PROVIDER
-from hermes.providers.base import Prompt, WireEvent
+from hermes.providers.base import Prompt, ToolSchemas, WireEvent
 
 from .folding import KEY, PNG, WEATHER, ask, call, route, streamed, whole
 
@@ -393,7 +393,7 @@ def test_prefill_has_no_trailing_whitespace() -> None:
 def test_request_does_not_mutate_prompt() -> None:
     prompt = Prompt(
         system=["s"],
-        tools=[WEATHER],
+        tools=ToolSchemas([WEATHER]),
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "a"}]},
             {"role": "assistant", "content": "b ", "opaque": signed("hm"), "tool_calls": [call()]},

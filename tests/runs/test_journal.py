@@ -19,7 +19,7 @@ from hermes.core.events import Event
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs import journal as journal_module
-from hermes.runs import writer as writer_module
+from hermes.runs import streams
 from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
 from hermes.store.base import Row
@@ -163,7 +163,7 @@ async def test_only_new_part_of_text_is_saved(writing: Writing, monkeypatch: pyt
 
 
 async def test_journal_write_failure_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "PARTIAL_S_MAX", 0.01)
+    monkeypatch.setattr(streams, "PARTIAL_S_MAX", 0.01)
     monkeypatch.setattr(journal_module, "JOURNAL_RETRY_S", 0.0)
 
     def full(fd: int, data: bytes) -> int:

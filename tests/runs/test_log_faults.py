@@ -61,7 +61,7 @@ class Writing:
         self.runs = AsyncStore(Store(None)).runs
         self.spec = RunSpec("hi", SESSION)
         self.log = RunLog(MemoryBus(), window_s=0.0)
-        self.writer = self.log.open(self.spec.run_id, self.runs, token=None, secrets=Secrets())
+        self.writer = self.log.open(self.spec.run_id, self.runs, secrets=Secrets())
 
     async def begin(self) -> Writing:
         await self.runs.create(self.spec)
@@ -186,7 +186,7 @@ async def test_log_closed_during_save_is_not_saved_repeatedly(
         raise StoreError("the disk is gone")
 
     monkeypatch.setattr(AsyncRuns, "put_grown", broken)
-    monkeypatch.setattr("hermes.runs.writer.PARTIAL_S_MAX", 0.01)
+    monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.01)
     writing.writer.text("m1", "Once ")
     async with asyncio.timeout(2):
         await tried.wait()

@@ -20,6 +20,7 @@ from hermes.bus.memory import MemoryBus
 from hermes.core.events import Cuts, Event, RunState, fold
 from hermes.core.limits import SWEEP_BATCH_ROWS
 from hermes.core.spec import Control, RouteChoice, RunSpec
+from hermes.runs.commits import LogOutput
 from hermes.runs.log import RunLog
 from hermes.runs.writer import RunWriter
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
@@ -424,7 +425,7 @@ def test_synced_append_uses_full_synchronous(tmp_path: Path) -> None:
             turn.append(notice(turn), sync=sync)
 
         async def written() -> None:
-            writer = RunWriter(turn.run_id, Async(store).runs, MemoryBus(), last_seq=turn.seq)
+            writer = RunWriter(turn.run_id, Async(store).runs, LogOutput(MemoryBus()), last_seq=turn.seq)
             for sync in (True, False):
                 await writer.emit("notice", sync=sync, level="info", code="c", message="m")
             await writer.close()
@@ -676,10 +677,8 @@ class Driven:
         self.writer = RunWriter(
             self.spec.run_id,
             Async(store).runs,
-            self.bus,
-            window_s=window_s,
+            LogOutput(self.bus, window_s, clock=lambda: BEGUN_AT + self.pause + next(ticks) * 0.000_701),
             last_seq=last_seq,
-            clock=lambda: BEGUN_AT + self.pause + next(ticks) * 0.000_701,
         )
         self.message, self.call, self.messages, self.tools = "msg_0", "", 0, 0
         self.finished: set[str] = set()

@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+
+import msgspec
 
 from hermes.agent.inline import InlineMarkup, Piece
 from hermes.agent.leaked_calls import parse as parse_leaked_calls
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
 from hermes.core.stream_parts import (
     Assembled,
@@ -31,19 +33,16 @@ from hermes.core.stream_parts import (
 )
 
 
-@dataclass(slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct):
     text: str
 
 
-@dataclass(slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct):
     text: str
     form: ReasoningForm = "raw"
 
 
-@dataclass(slots=True)
-class ToolDrafted:
+class ToolDrafted(msgspec.Struct):
     index: int
     name: str
 
@@ -83,7 +82,6 @@ class Overlap:
         return held
 
     def _may_grow(self) -> bool:
-        """Whether what is held is the beginning of some end of the tail."""
         return self._held in self._tail
 
 
@@ -98,7 +96,7 @@ class _Draft:
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
-    extra: Any = None
+    extra: object = None
     leaked: bool = False
     read: int = 0
     depth: int = 0
@@ -126,7 +124,7 @@ class _Draft:
 
 
 # The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
-Accept = Callable[[str, dict[str, Any] | str], tuple[str, str] | None]
+Accept = Callable[[str, JsonObject | str], tuple[str, str] | None]
 
 
 class Assembler:
@@ -146,11 +144,11 @@ class Assembler:
         self._by_index: dict[int, _Draft] = {}
         self._by_id: dict[str, _Draft] = {}
         self._last_sent: _Draft | None = None  # unlike those that stand in the text
-        self._opaque: list[dict[str, Any]] = []
+        self._opaque: list[JsonObject] = []
         self._usage: Usage | None = None
         self._model = ""
         self._finish: FinishReason | None = None
-        self._error: ServerError | None = None
+        self.error: ServerError | None = None
         self.inline = InlineMarkup(before, calls=accept is not None)
         self._accept = accept
         self._call_refused = False
@@ -166,17 +164,13 @@ class Assembler:
         return tuple(draft.name for draft in self._drafts if draft.name)
 
     @property
-    def error(self) -> ServerError | None:
-        return self._error
-
-    @property
     def call_missing(self) -> bool:
         """Whether the answer was to make a call, by how it ends or by its text, and holds none."""
         return (self._finish == "tool_calls" or self._call_refused) and not self.drafting
 
     @property
     def finished(self) -> bool:
-        return self._finish is not None and self._error is None
+        return self._finish is not None and self.error is None
 
     def feed(self, part: Part) -> Sequence[Delta]:
         if type(part) is Text:
@@ -194,7 +188,7 @@ class Assembler:
         elif type(part) is Opaque:
             self._keep(part)
         elif type(part) is ServerError:
-            self._error = part
+            self.error = part
         return _NOTHING
 
     def finish(self) -> Sequence[Delta]:
@@ -337,6 +331,8 @@ class Assembler:
 
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
+        if not self._drafts:
+            return calls
         seen: set[str] = set()
         leaked = any(draft.leaked for draft in self._drafts)
         sent = {_call_key(draft) for draft in self._drafts if not draft.leaked} if leaked else set()
@@ -359,7 +355,6 @@ def _another(draft: _Draft, name: str) -> bool:
 
 
 def _call_key(draft: _Draft) -> str:
-    """The same for calls that do the same, however their arguments are spaced and ordered."""
     text = "".join(draft.arguments)
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text or "{}"), sort_keys=True)
@@ -367,7 +362,6 @@ def _call_key(draft: _Draft) -> str:
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:
-    """Add a delta, joined with the one before it where both are of one kind."""
     last = out[-1] if out else None
     if (type(last) is TextDelta and type(delta) is TextDelta) or (
         type(last) is ReasoningDelta and type(delta) is ReasoningDelta

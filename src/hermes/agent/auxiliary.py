@@ -6,8 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 from hermes.agent import compress
 from hermes.agent.assembler import Assembler
@@ -15,11 +13,12 @@ from hermes.agent.call import Caller
 from hermes.agent.turn import Turn
 from hermes.core.errors import ConfigError
 from hermes.core.failures import classify
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
 from hermes.core.text import text_of
 from hermes.http_client.exchange import Timeouts
 from hermes.providers import routes
-from hermes.providers.base import Message, Prompt, Route
+from hermes.providers.base import Prompt, Route
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
 
@@ -34,12 +33,11 @@ class Auxiliary:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self.spent: list[dict[str, Any]] = []
+        self.spent: list[JsonObject] = []
 
     async def summary(
         self, messages: list[Message], budget: compress.Budget, topic: str = ""
-    ) -> tuple[str, dict[str, Any]] | None:
-        """Notes that stand for these messages, with what they cost."""
+    ) -> tuple[str, JsonObject] | None:
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         text = await self._turn.scan(lambda: compress.transcript(messages, room))
@@ -49,8 +47,7 @@ class Auxiliary:
         )
         return await self.ask("compression", wanted, request, limit)
 
-    async def title(self, question: str, answer: str) -> tuple[str, dict[str, Any]] | None:
-        """A few words for a conversation that begins like this."""
+    async def title(self, question: str, answer: str) -> tuple[str, JsonObject] | None:
         system = "Give a title of at most six words to the conversation. Answer with the title only, without quotes."
         text = f"User: {question[:2000]}\n\nAssistant: {answer[:2000]}"
         return await self.ask("title_generation", system, [{"role": "user", "content": text}], 64)
@@ -65,7 +62,7 @@ class Auxiliary:
 
     async def ask(
         self, task: str, system: str, messages: list[Message], max_output: int
-    ) -> tuple[str, dict[str, Any]] | None:
+    ) -> tuple[str, JsonObject] | None:
         """What the model of a task says, and what that cost; None where it could not be had."""
         turn = self._turn
         if not turn.settings.auxiliary[task].enabled:
@@ -84,7 +81,7 @@ class Auxiliary:
 
     async def _ask_route(
         self, task: str, route: Route, system: str, messages: list[Message], max_output: int
-    ) -> tuple[str, dict[str, Any]] | None:
+    ) -> tuple[str, JsonObject] | None:
         turn = self._turn
         provider = provider_for(route.api_mode)
         seconds = turn.settings.auxiliary[task].timeout
@@ -108,7 +105,7 @@ class Auxiliary:
             if kind in _FINAL_KINDS or kind == "interrupted" or tried + 1 == AUXILIARY_TRIES_MAX:
                 return None
             if kind == "stream_unsupported":
-                request = replace(request, stream=False)
+                request.stream = False
             await asyncio.sleep(0.2 * (tried + 1))
         return None
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
 from hermes.core import limits
 from hermes.core.failures import FailureFacts
+from hermes.core.json_types import JsonMapping
 from hermes.core.stream_parts import Finish, Text
 from hermes.core.text import whole_tree
 from hermes.http_client.client import Transport
@@ -24,8 +24,7 @@ from hermes.runs.control import Stop, Stopped
 Deliver = Callable[[Delta], Awaitable[None] | None]
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """What came of one request. Without `facts` the answer is whole."""
 
     assembler: Assembler
@@ -111,7 +110,6 @@ class Caller:
         events = quiet_bytes = quiet_lines = 0
 
         def cut(text: str) -> str:
-            """The text up to where the answer is too long."""
             room = self._chars_max - assembler.chars
             return text if len(text) <= room else text[: max(room, 0) + 1]
 
@@ -150,7 +148,8 @@ class Caller:
                         if texts:
                             await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
                             texts = []
-                        await carry(assembler.feed(part), self._deliver)
+                        if deltas := assembler.feed(part):
+                            await carry(deltas, self._deliver)
                     if assembler.error is not None:
                         return
             finally:
@@ -185,7 +184,8 @@ class Caller:
             return FailureFacts(
                 "stream", exception=("StreamBroken",), message="The stream ended before its answer did."
             )
-        await carry(assembler.finish(), self._deliver)
+        if deltas := assembler.finish():
+            await carry(deltas, self._deliver)
         return None
 
 
@@ -229,7 +229,7 @@ def facts_of(error: BaseException) -> FailureFacts:
     )
 
 
-def _encode(body: Mapping[str, Any]) -> bytes:
+def _encode(body: JsonMapping) -> bytes:
     tools = body.get("tools")
     try:
         return msgspec.json.encode({**body, "tools": tools.raw} if type(tools) is Encoded else body)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hermes.core.events import Event
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import THOUGHT_CHARS_MAX
 from hermes.core.spec import Control
 
 log = logging.getLogger(__name__)
 
-Callback = Callable[..., Any]
+Callback = Callable[..., object]
 UNANSWERED = object()
 
 
@@ -30,7 +30,7 @@ class Callbacks:
     approval: Callback | None = None
     clarify: Callback | None = None
     event: Callback | None = None
-    _args: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    _args: dict[str, tuple[str, object]] = field(default_factory=dict)
     _thoughts: dict[str, str] = field(default_factory=dict)
     _complained: set[str] = field(default_factory=set)
 
@@ -39,50 +39,50 @@ class Callbacks:
         listeners = (self.stream_delta, self.stream, self.reasoning, self.tool_start, self.tool_complete)
         return any((*listeners, self.tool_progress, self.approval, self.clarify, self.event))
 
-    def tell(self, event: Event, content: str | None) -> Any:
+    def tell(self, event: Event, content: str | None) -> object:
         """Render one event; `content` is the text of the row it announces. What an answering function gave is returned."""
         if self.event is not None:
             self._call("event", event.as_dict())
         tell = self._RENDER.get(event.type)
         return tell(self, event.data, content) if tell is not None else None
 
-    def _text(self, data: dict[str, Any], _: str | None) -> None:
+    def _text(self, data: JsonObject, _: str | None) -> None:
         self._call("stream_delta", data["text"])
         self._call("stream", data["text"])
 
-    def _thought(self, data: dict[str, Any], _: str | None) -> None:
+    def _thought(self, data: JsonObject, _: str | None) -> None:
         self._call("reasoning", data["text"])
         known = self._thoughts.get(data["message_id"], "")
         if len(known) < THOUGHT_CHARS_MAX:
             self._thoughts[data["message_id"]] = (known + data["text"])[:THOUGHT_CHARS_MAX]
 
-    def _thought_whole(self, data: dict[str, Any], _: str | None) -> None:
+    def _thought_whole(self, data: JsonObject, _: str | None) -> None:
         if thought := self._thoughts.pop(data["message_id"], ""):
             self._call("tool_progress", "reasoning.available", tool_name="_thinking", preview=thought)
 
-    def _message(self, data: dict[str, Any], _: str | None) -> None:
+    def _message(self, data: JsonObject, _: str | None) -> None:
         if data["tool_calls"]:
             self._call("stream_delta", None)
 
-    def _started(self, data: dict[str, Any], _: str | None) -> None:
+    def _started(self, data: JsonObject, _: str | None) -> None:
         call_id, name, args = data["call_id"], data["name"], data["args"]
         self._args[call_id] = (name, args)
         self._call("tool_start", call_id, name, args)
         self._call("tool_progress", "tool.started", tool_name=name, preview=data["preview"], args=args)
 
-    def _finished(self, data: dict[str, Any], content: str | None) -> None:
+    def _finished(self, data: JsonObject, content: str | None) -> None:
         name, args = self._args.pop(data["call_id"], (data["name"], {}))
         self._call("tool_complete", data["call_id"], name, args, content or "")
         how = {"duration": data["duration_ms"] / 1000, "is_error": data["status"] != "ok"}
         self._call("tool_progress", "tool.completed", tool_name=name, preview=None, args=args, **how)
 
-    def _approval(self, data: dict[str, Any], _: str | None) -> Any:
+    def _approval(self, data: JsonObject, _: str | None) -> object:
         return self._call("approval", data) if self.approval is not None else "deny"
 
-    def _question(self, data: dict[str, Any], _: str | None) -> Any:
+    def _question(self, data: JsonObject, _: str | None) -> object:
         return self._call("clarify", data["question"], data["choices"]) if self.clarify is not None else UNANSWERED
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, name: str, *args: object, **kwargs: object) -> object:
         function = getattr(self, name)
         if function is None:
             return None
@@ -106,8 +106,7 @@ class Callbacks:
     }
 
 
-def answer_to(event: Event, answer: Any) -> Control | None:
-    """The control that carries an embedding program's answer back to the run."""
+def answer_to(event: Event, answer: object) -> Control | None:
     if answer is None or event.type not in ("approval.requested", "clarify.requested"):
         return None
     if answer is UNANSWERED:

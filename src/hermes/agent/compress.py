@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+import msgspec
+
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.message_marks import FOREIGN_SUMMARY_MARK, SUMMARY_MARK
 from hermes.core.tokens import estimate
 
 _LEFT_OUT = "[…]"
-Message = dict[str, Any]
 
 
 def size_of(messages: Sequence[Message]) -> int:
     return sum(map(estimate, messages))
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """The room there is, in tokens."""
 
     window: int
@@ -34,12 +33,10 @@ class Budget:
 
     @property
     def limit(self) -> int:
-        """From here on the conversation is compacted."""
         return int(self.total * self.threshold)
 
     @property
     def tail(self) -> int:
-        """How much of the end stays as it is."""
         return int(self.total * self.target_ratio)
 
     @property
@@ -48,8 +45,7 @@ class Budget:
         return self.limit - self.tail
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A conversation in three: what stays, what is shortened, what stays."""
 
     head: list[Message]
@@ -91,12 +87,11 @@ def _flat(pieces: Sequence[Sequence[Message]]) -> list[Message]:
 
 
 def prune(messages: Sequence[Message]) -> list[Message]:
-    """Tool results as one line each: what was called and how much came back."""
     calls = {call["id"]: call["function"] for m in messages for call in m.get("tool_calls") or ()}
     return [_pruned(message, calls) if message.get("role") == "tool" else message for message in messages]
 
 
-def _pruned(message: Message, calls: dict[str, Any]) -> Message:
+def _pruned(message: Message, calls: JsonObject) -> Message:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     call = calls.get(message.get("tool_call_id", ""), {})
@@ -107,7 +102,6 @@ def _pruned(message: Message, calls: dict[str, Any]) -> Message:
 
 
 def extract(messages: Sequence[Message], chars_max: int) -> str:
-    """A summary without a model: what the user said, and the first line of every answer."""
     lines: list[str] = []
     for message in messages:
         text = _text(message).strip()

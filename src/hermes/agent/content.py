@@ -8,14 +8,16 @@ import binascii
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.home import write_private
 from hermes.core.ids import folder_name
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import UPLOAD_NAME_BYTES_MAX
 from hermes.core.spec import Content
 from hermes.core.text import text_of
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
 _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(msgspec.Struct, frozen=True):
     """A file that came with a message and was saved."""
 
     name: str
@@ -40,13 +41,12 @@ class Upload:
     mime: str
 
 
-@dataclass(slots=True)
-class IncomingMessages:
+class IncomingMessages(msgspec.Struct):
     """Messages as the model is given them; `originals` holds those that came otherwise, by the id of the new ones."""
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    originals: dict[int, dict[str, Any]] = field(default_factory=dict)
-    uploads: list[Upload] = field(default_factory=list)
+    messages: list[JsonObject] = msgspec.field(default_factory=list)
+    originals: dict[int, JsonObject] = msgspec.field(default_factory=dict)
+    uploads: list[Upload] = msgspec.field(default_factory=list)
 
     def digests(self) -> list[str]:
         """For each message the hash over the conversation up to it."""
@@ -56,7 +56,7 @@ class IncomingMessages:
             digests.append(continued(digests[-1] if digests else None, own))
         return digests
 
-    def row(self, session_id: str, message: dict[str, Any]) -> Row:
+    def row(self, session_id: str, message: JsonObject) -> Row:
         row = row_of_message(session_id, message)
         if (original := self.originals.get(id(message))) is not None and row.role == "assistant":
             row.content, row.api_content = original["content"], row.content
@@ -66,7 +66,7 @@ class IncomingMessages:
 
 
 async def receive(
-    messages: Sequence[dict[str, Any]], services: Services, session_id: str, redact: Callable[[str], str]
+    messages: Sequence[JsonObject], services: Services, session_id: str, redact: Callable[[str], str]
 ) -> IncomingMessages:
     """The messages as the model and the store are given them; the text of files in them is redacted."""
     incoming = IncomingMessages()
@@ -83,7 +83,7 @@ async def receive(
     return incoming
 
 
-def _restore_tags(messages: Sequence[dict[str, Any]], incoming: IncomingMessages) -> list[int]:
+def _restore_tags(messages: Sequence[JsonObject], incoming: IncomingMessages) -> list[int]:
     """Add the messages, delivered files as tags again. Returns the positions of those with files of the user."""
     with_files: list[int] = []
     for index, original in enumerate(messages):
@@ -100,7 +100,7 @@ def _restore_tags(messages: Sequence[dict[str, Any]], incoming: IncomingMessages
 
 
 def _as_text(
-    file: dict[str, Any], services: Services, session_id: str, uploads: list[Upload], redact: Callable[[str], str]
+    file: JsonObject, services: Services, session_id: str, uploads: list[Upload], redact: Callable[[str], str]
 ) -> str:
     name = _file_name(str(file.get("name") or "file"))
     data = _bytes(file["data"])
@@ -119,7 +119,6 @@ def _as_text(
 
 
 def _file_name(given: str) -> str:
-    """A plain name that any file system takes, with the ending it was given."""
     name = re.sub(r"[^\w.@ -]", "_", os.path.basename(given)).lstrip(".") or "file"
     stem, ending = os.path.splitext(name)
     ending = _cut(ending, UPLOAD_NAME_BYTES_MAX // 2)
@@ -131,7 +130,6 @@ def _cut(text: str, bytes_max: int) -> str:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether the file is the one that is sent again: clients repeat what was said before."""
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 

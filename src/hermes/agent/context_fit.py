@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+
+import msgspec
 
 from hermes.agent import compress
 from hermes.agent.auxiliary import Auxiliary
@@ -13,8 +13,9 @@ from hermes.agent.turn import Turn
 from hermes.agent.turn_start import set_system_prompt
 from hermes.core import message_marks
 from hermes.core.failures import Failure, explain
-from hermes.core.limits import BYTES_PER_TOKEN
-from hermes.providers.base import Message
+from hermes.core.json_types import JsonObject, Message
+from hermes.core.limits import BYTES_PER_TOKEN, MESSAGES_AT_ONCE_MAX
+from hermes.runs.commits import Commit
 from hermes.runs.control import Stopped
 from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
@@ -28,7 +29,9 @@ _ASKED_SHARE = 0.05
 async def fit(turn: Turn, reason: str) -> Failure | None:
     """Compact when the prompt has grown past the threshold; what can never fit is refused."""
     room = budget(turn)
-    if await turn.scan(turn.prompt_tokens) <= room.limit:
+    if len(turn.messages) > MESSAGES_AT_ONCE_MAX:
+        await turn.scan(turn.prompt_tokens)  # which is known from then on
+    if turn.prompt_tokens() <= room.limit:
         return None
     if not (turn.live.spec.compress and turn.settings.compression.enabled):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
@@ -36,7 +39,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
         return None
     await compact(turn, reason)
     last = (await turn.scan(lambda: compress.plan(turn.messages, room))).tail[:1]
-    if turn.fixed_tokens() + compress.size_of(last) > room.total:
+    if turn.fixed_tokens + compress.size_of(last) > room.total:
         return _overflow(turn, "One message is larger than the model's window.")
     return None
 
@@ -47,7 +50,6 @@ def _overflow(turn: Turn, words: str) -> Failure:
 
 
 def budget(turn: Turn) -> compress.Budget:
-    """The room that the present route leaves."""
     compression = turn.settings.compression
     return compress.Budget(
         turn.window,
@@ -62,7 +64,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to shorten."""
     room, before = budget(turn), turn.prompt_tokens()
     if reason == ASKED:  # there may be room enough; all but the last turns is to go
-        room = replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
+        room = msgspec.structs.replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
     plan: compress.Plan = await turn.scan(lambda: compress.plan(turn.messages, room))
     if not plan.middle and reason == "context_overflow":
         plan = await turn.scan(lambda: compress.plan(turn.messages, room, protect_first=0))
@@ -91,14 +93,13 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
         rows = await turn.scan(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
         at = next((at for at, message in enumerate(shorter) if message is turn.user_message), None)
         turn.user_row = turn.user_row if at is None else rows[at]
-    await live.log.append(*events, rows=rows, replaces=places if replaces else ())
+    await live.log.commit(Commit(events, rows, replaces=places if replaces else ()))
     with suppress(StoreError):  # the next turn can do it again
         await _remember(turn, plan, shorter)
     return turn.prompt_tokens() < before
 
 
 def _places(messages: list[Message], shorter: list[Message]) -> list[int | None]:
-    """Which of the messages each of the shorter conversation is."""
     at = {id(message): place for place, message in enumerate(messages)}
     return [at.get(id(message)) for message in shorter]
 
@@ -132,8 +133,7 @@ async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> 
 
 async def _shorter(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
-) -> tuple[list[Message], str, dict[str, Any] | None]:
-    """The conversation made shorter by the mildest means that is enough."""
+) -> tuple[list[Message], str, JsonObject | None]:
     pruned, todo, foreign = await turn.scan(lambda: _pruned(turn, plan, room))
     if pruned is not None:
         return pruned, "prune", None
@@ -146,10 +146,10 @@ async def _shorter(
 
 def _pruned(
     turn: Turn, plan: compress.Plan, room: compress.Budget
-) -> tuple[list[Message] | None, dict[str, Any] | None, bool]:
+) -> tuple[list[Message] | None, JsonObject | None, bool]:
     """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to
     be summed up has text from outside."""
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
-    if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
+    if pruned != turn.messages and turn.fixed_tokens + compress.size_of(pruned) <= room.goal:
         return pruned, None, False
     return None, last_answer(turn.messages, "todo", "todos"), any(map(message_marks.is_foreign, plan.middle))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from hermes.core.failures import Kind, lost
 from hermes.core.limits import RETRY_AFTER_S_MAX, RETRY_WAIT_S_MAX, SHORT_RETRY_AFTER_S
@@ -34,11 +35,10 @@ Action = Literal[
 ENDS: frozenset[Action] = frozenset({"keep_partial", "give_up", "excerpt", "accept"})
 
 
-@dataclass(frozen=True, slots=True)
-class CallState:
+class CallState(msgspec.Struct, frozen=True):
     """What this step has tried already and what is left to try."""
 
-    tried: Mapping[Action, int] = field(default_factory=dict)
+    tried: Mapping[Action, int] = msgspec.field(default_factory=dict)
     reconnects_max: int = 2
     retries_max: int = 3
     possible: frozenset[Action] = frozenset()
@@ -53,8 +53,7 @@ class CallState:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """The next action, how long to wait before it, and one word on why it and not an earlier one."""
 
     action: Action

@@ -73,7 +73,6 @@ class InlineMarkup:
         return bool(self._held) or self._block is not None
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are known now, in order."""
         if self.passes(text):
             return [("text", text)]
         out: list[Piece] = []
@@ -102,7 +101,6 @@ class InlineMarkup:
         return True
 
     def finish(self) -> list[Piece]:
-        """What was held back, now that nothing follows it."""
         if (block := self._block) is not None:
             self._block = None
             return [("call", block.text())]
@@ -212,7 +210,6 @@ class InlineMarkup:
             self._enter(line)
 
     def _enter(self, line: str) -> None:
-        """Follow a line, or a piece of one, that has become visible."""
         if len(self._head) < _LINE_HEAD_CHARS:
             self._head += line[:_LINE_HEAD_CHARS]
         self._line_start = line.endswith("\n")

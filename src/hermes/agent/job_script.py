@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from hermes.agent.turn import Turn
 from hermes.agent.turn_start import may_use
 from hermes.core import message_marks
 from hermes.core.ids import random_hex
+from hermes.core.json_types import JsonObject
 from hermes.core.stream_parts import ToolCall
 from hermes.core.text import text_of
 from hermes.store.base import Row
@@ -46,8 +46,7 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
 
 async def _answer(
     turn: Turn, script: str, make_round: Callable[[dict[str, ToolDef]], ToolRound]
-) -> tuple[dict[str, Any], bool]:
-    """What `terminal` answers, and whether that comes from outside."""
+) -> tuple[JsonObject, bool]:
     services, settings = turn.services, turn.settings
     if not may_use(turn.live.spec, settings, _TOOL):
         return {"error": f"this job may not use the toolset {_TOOL}"}, False
@@ -57,17 +56,17 @@ async def _answer(
         return {"error": "commands cannot be run here; `hermes doctor` says why"}, False
     call = ToolCall(CALL_ID, _TOOL, json.dumps({"command": script}))
     outcome, foreign = await make_round({_TOOL: tools[_TOOL]}).own_call(call)
-    answer: dict[str, Any] = json.loads(text_of(outcome.content))
+    answer: JsonObject = json.loads(text_of(outcome.content))
     return answer, foreign
 
 
-def _failure(answer: dict[str, Any]) -> str:
+def _failure(answer: JsonObject) -> str:
     reason = answer.get("error") or answer.get("reason") or ""
     code = answer.get("exit_code")
     return str(reason).rstrip(".") or (f"exit code {code}" if code else "")
 
 
-def _message(answer: dict[str, Any], failure: str, *, foreign: bool) -> list[dict[str, Any]]:
+def _message(answer: JsonObject, failure: str, *, foreign: bool) -> list[JsonObject]:
     """Two parts: how it ended, and its output in the form of an attached file, which is nobody's own words."""
     mark = message_marks.FOREIGN_SCRIPT_MARK if foreign else message_marks.SCRIPT_MARK
     output = str(answer.get("output") or "")

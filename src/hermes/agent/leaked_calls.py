@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import LEAKED_CALL_HEAD_CHARS_MAX
 
 # A call's name, and its arguments: an object, or the text of one.
-LeakedCall = tuple[str, dict[str, Any] | str]
+LeakedCall = tuple[str, JsonObject | str]
 
 _NAME = r"[\w.:/-]{1,64}"
 
@@ -95,7 +95,7 @@ def parse(block: str) -> tuple[list[LeakedCall], str]:
 def _xml(block: str) -> list[LeakedCall]:
     calls: list[LeakedCall] = []
     name, values_at, key = "", 0, ""
-    args: dict[str, Any] = {}
+    args: JsonObject = {}
 
     def end_call(at: int) -> None:
         nonlocal name
@@ -125,8 +125,8 @@ def _xml(block: str) -> list[LeakedCall]:
     return calls
 
 
-def _keyed(block: str, at: int) -> dict[str, Any]:
-    args: dict[str, Any] = {}
+def _keyed(block: str, at: int) -> JsonObject:
+    args: JsonObject = {}
     key = ""
     for tag in _ARG_TAG.finditer(block, at):
         closes, kind = tag.groups()
@@ -176,8 +176,7 @@ def _json(block: str) -> tuple[list[LeakedCall], str]:
     return calls, _behind(block, at) if calls and not OPENINGS[opening].closing else ""
 
 
-def _closed(text: str) -> Any:
-    """A value whose last brackets were left out."""
+def _closed(text: str) -> object:
     for brackets in ("}", "}}", "]", "}]", "}}]"):
         try:
             return json.loads(text.rstrip() + brackets, strict=False)
@@ -186,7 +185,7 @@ def _closed(text: str) -> Any:
     return None
 
 
-def _named(value: Any, name: str | None) -> list[LeakedCall]:
+def _named(value: object, name: str | None) -> list[LeakedCall]:
     """The calls that a value tells: objects with a name, or the arguments of a name before it."""
     calls: list[LeakedCall] = []
     for item in value if isinstance(value, list) else [value]:
@@ -197,7 +196,9 @@ def _named(value: Any, name: str | None) -> list[LeakedCall]:
         if name and not (called and "arguments" in inner):
             calls.append((name, item))
         elif called:
-            args: Any = next((inner[key] for key in ("arguments", "parameters", "args", "input") if key in inner), {})
+            args: object = next(
+                (inner[key] for key in ("arguments", "parameters", "args", "input") if key in inner), {}
+            )
             if isinstance(args, dict | str):
                 calls.append((called, args))
     return calls

@@ -6,13 +6,11 @@ import asyncio
 import json
 import logging
 import traceback
-from contextlib import closing
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
-from hermes.agent.content import own_words
 from hermes.agent.context_fit import ASKED, compact, fit
 from hermes.agent.job_script import run_script
 from hermes.agent.media import MediaExporter
@@ -21,15 +19,14 @@ from hermes.agent.step import ModelStep, StepResult
 from hermes.agent.turn import Services, Turn
 from hermes.agent.turn_end import close_cancelled, close_failed, close_without_store, finish_completed, open_answer
 from hermes.agent.turn_start import resume_turn, start_turn
+from hermes.agent.turn_tools import TurnTools
 from hermes.core import message_marks
 from hermes.core.failures import Failure, Kind, explain
 from hermes.core.ids import random_hex
 from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
-from hermes.core.message_marks import SUMMARY_MARK
 from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.guards.secrets import redact_tree
-from hermes.guards.url_text import hosts_in
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.runs.resume import Resumption
@@ -37,11 +34,7 @@ from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools.framework import arguments
 from hermes.tools.framework.calls import Outcome
-from hermes.tools.framework.questions import Asking
-from hermes.tools.framework.registry import Answer, ToolContext, ToolDef, redaction
-from hermes.tools.framework.resources import RunResources
-from hermes.tools.framework.result_limits import ResultLimiter
-from hermes.tools.framework.round import ToolRound, last_answer
+from hermes.tools.framework.registry import Answer
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +45,11 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     turn, fault = await (start_turn if resumed is None else resume_turn)(live, services)
     try:
         if resumed is not None and resumed.verdict != "go_on":
-            with closing(TurnLoop(turn)) as loop:
+            loop = TurnLoop(turn)
+            try:
                 done = await loop.record_interrupted(resumed)
+            finally:
+                loop.close()
         else:
             if fault is None and resumed is None and live.spec.compact is None and not live.spec.count_only:
                 fault = await fit(turn, "start")
@@ -66,8 +62,11 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await finish_completed(turn, StepResult(Assembled(), ""), [])
             else:
-                with closing(TurnLoop(turn)) as loop:
+                loop = TurnLoop(turn)
+                try:
                     done = await loop.run()
+                finally:
+                    loop.close()
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -103,18 +102,17 @@ class TurnLoop:
         self._turn, self._live = turn, turn.live
         self._spec, self._log = turn.live.spec, turn.live.log
         self._invalid_steps = 0
-        self._steers: list[str] = []
+        self._tools = TurnTools(turn)
         self._steer_mark = random_hex(8)
         if self._spec.source == "api_server" and "file" in map(attrgetter("toolset"), turn.tools.values()):
-            turn.media = MediaExporter(turn.live, turn.services, lambda: self._resources)
+            turn.media = MediaExporter(turn.live, turn.services, lambda: self._tools.resources)
         self._calls = 0
 
     def close(self) -> None:
         """Break reference cycles, so that the turn is freed at once."""
         if self._turn.media is not None:
             self._turn.media.end()
-        for name in ("_round", "_asking", "_resources"):
-            self.__dict__.pop(name, None)
+        self._tools.close()
 
     async def run(self) -> Result:
         turn = self._turn
@@ -124,7 +122,7 @@ class TurnLoop:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         resumed = await self._resume(self._live.resumption) if self._live.resumption is not None else None
         if self._spec.script is not None and resumed is None:
-            await run_script(turn, self._round_of)
+            await run_script(turn, self._tools.round_of)
         steps_max = turn.steps_max
         while resumed is not None or self._log.step < steps_max + repairs:
             if resumed is None:
@@ -159,14 +157,14 @@ class TurnLoop:
         turn = self._turn
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
         last = self._last_answer(resumed)
-        before = await self._round.classify_interrupted(last.message.tool_calls, resumed) if last else {}
+        before = await self._tools.round.classify_interrupted(last.message.tool_calls, resumed) if last else {}
         known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
         data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
         event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
         open_calls = self._open_calls(last.message.tool_calls) if last and not resumed.message_id else []
         settled = {call_id for call_id, judged in before.items() if judged.known != "not_done"}
-        await self._asking.close_stale({call.id for call in open_calls} - settled)
+        await self._tools.asking.close_stale({call.id for call in open_calls} - settled)
         if resumed.message_id:
             if last is not None and not last.message.tool_calls and (fault := self._structure_fault(last.text)):
                 turn.nudges = [prompt.repair(fault)]
@@ -186,13 +184,12 @@ class TurnLoop:
         return [call for call in calls if resumed is None or call.id not in resumed.finished]
 
     async def record_interrupted(self, resumed: Resumption) -> Result:
-        """End a run that is not to go on."""
         turn, last = self._turn, self._last_answer(resumed)
         calls = self._open_calls(last.message.tool_calls) if last is not None and not resumed.message_id else []
         if calls:
-            await self._round.classify_interrupted(calls, resumed)
+            await self._tools.round.classify_interrupted(calls, resumed)
             outcomes: list[Outcome] = []
-            await self._round.record_interrupted(calls, outcomes)
+            await self._tools.round.record_interrupted(calls, outcomes)
             self._add_results(outcomes)
         answered = open_answer(turn)
         whole = None if last is None or last.message.tool_calls or resumed.message_id else last
@@ -274,13 +271,13 @@ class TurnLoop:
         def steer() -> str:
             taken, self._live.controls.steers = self._live.controls.steers, []
             applied.extend(steer_id for steer_id, _ in taken)
-            self._steers += (text for _, text in taken)
+            self._tools.steers += (text for _, text in taken)
             return message_marks.steer_frame((text for _, text in taken), self._steer_mark) if taken else ""
 
         outcomes: list[Outcome] = []
         if server:
             try:
-                await self._round.run(server, steer, outcomes, refused)
+                await self._tools.round.run(server, steer, outcomes, refused)
             finally:
                 self._add_results(outcomes)
             self._calls += len(server)
@@ -348,9 +345,8 @@ class TurnLoop:
         return call if same and call.name == name else redacted
 
     def _structure_fault(self, text: str) -> str:
-        """What is wrong with the final text where a format was asked for."""
-        wanted = self._spec.response_format or {}
-        if not self._turn.wants_json:
+        wanted = self._spec.response_format
+        if wanted is None or not self._turn.wants_json:
             return ""
         try:
             value = json.loads(text)
@@ -364,7 +360,6 @@ class TurnLoop:
         return "; ".join(arguments.schema_faults(value, schema.get("schema") or {})[:3])
 
     async def _summarize(self) -> Result:
-        """Out of steps: one last call without tools says what was done."""
         self._turn.nudges = [prompt.SUM_UP]
         answered = await self._ask(tools=False)
         if answered.failure is not None:
@@ -383,111 +378,8 @@ class TurnLoop:
             return await close_cancelled(self._turn, answered)
         return await close_failed(self._turn, failure, answered)
 
-    # --- for tools, made when first needed: most turns call none --------------------------------------------------
-
-    @property
-    def _resumes(self) -> bool:
-        return self._spec.persist and self._spec.on_detach == "continue"
-
-    @cached_property
-    def _resources(self) -> RunResources:
-        turn, services = self._turn, self._turn.services
-        return RunResources(
-            spec=self._spec,
-            home=services.home,
-            settings=turn.settings,
-            secrets=self._live.secrets,
-            store=self._live.store,
-            session=services.session_states.of(
-                self._spec.owner, self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None
-            ),
-            outside=services.outside,
-            blocking=services.files.call,
-            window_tokens=turn.window,
-            ask_model=Auxiliary(turn).ask,
-            toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
-            spend=turn.totals.add,
-            # Not methods of this loop, which holds the resources: avoid a reference cycle.
-            has_foreign=partial(_has_foreign, turn, self._live),
-            named_hosts=partial(_named_hosts, turn, self._live, self._steers),
-        )
-
-    @cached_property
-    def _asking(self) -> Asking:
-        settings, denies = self._turn.settings, self._spec.approvals == "deny"
-        surface = self._turn.services.outside.engine().root_spec(self._spec).source
-        timeout_s = (
-            settings.api_server.approval_timeout_seconds if surface == "api_server" else settings.approvals.timeout
-        )
-        return Asking(
-            self._log,
-            self._live.controls,
-            mode=settings.approvals.mode if denies or not self._spec.approvals else self._spec.approvals,
-            answerable=self._spec.answerable,
-            unattended="deny" if denies else settings.approvals.unattended,
-            approval_s=timeout_s,
-            clarify_s=settings.agent.clarify_timeout,
-            before=self._live.resumption,
-            resumes=self._resumes,
-        )
-
-    @cached_property
-    def _round(self) -> ToolRound:
-        return self._round_of(self._turn.tools)
-
-    def _round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
-        turn, services = self._turn, self._turn.services
-        known, resources, asking = self._live.secrets, self._resources, self._asking
-        loop = asyncio.get_running_loop()
-
-        def output(call_id: str, text: str, stream: str) -> None:
-            """A tool may write from a thread of its own; the log belongs to the loop."""
-            try:
-                is_here = asyncio.get_running_loop() is loop
-            except RuntimeError:
-                is_here = False
-            if is_here:
-                self._log.output(call_id, text, stream)
-            else:
-                loop.call_soon_threadsafe(self._log.output, call_id, text, stream)
-
-        def context(call_id: str, tool: ToolDef) -> ToolContext:
-            return ToolContext(
-                run_id=self._spec.run_id,
-                call_id=call_id,
-                session_id=self._spec.session_id,
-                owner=self._spec.owner,
-                session_key=self._spec.session_key,
-                home=turn.services.home,
-                settings=turn.settings,
-                secrets=known,
-                asking=asking,
-                emit=lambda stream, text: output(call_id, known.redact(text), stream),
-                blocking=turn.services.threads.call,
-                last_answer=lambda name, field: last_answer(turn.messages, name, field),
-                resources=resources,
-                sees_images=turn.capabilities.images,
-            )
-
-        return ToolRound(
-            tools,
-            context,
-            self._log,
-            self._live.controls.stop,
-            turn.services.threads,
-            transcript_id=self._live.transcript_id,
-            parallel_max=turn.settings.agent.max_parallel_tools,
-            redact=redaction(known, turn.settings),
-            results=ResultLimiter(
-                resources.spill, turn.settings.tool_output.max_chars, turn.window, services.files.call
-            ),
-            read_foreign=partial(setattr, self._live, "read_foreign", True),
-            resumes=self._resumes,
-        )
-
 
 async def _name_session(turn: Turn, answer: str) -> None:
-    """A title for a session that has none, as work that delays nobody."""
     question = first_words(turn.messages)
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
     if not question.strip():
@@ -497,27 +389,3 @@ async def _name_session(turn: Turn, answer: str) -> None:
         title, usage = named
         await sessions.add_usage(session_id, usage, usage["model"], usage["provider"], usage["task"])
     await sessions.set_auto_title_if_empty(session_id, plain_title(title))
-
-
-def _has_foreign(turn: Turn, live: LiveRun) -> bool:
-    """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
-    parent = _parent(turn, live)
-    if not live.read_foreign:
-        live.read_foreign = any(map(message_marks.is_foreign, turn.messages)) or bool(parent and parent.read_foreign)
-    return live.read_foreign
-
-
-def _named_hosts(turn: Turn, live: LiveRun, steers: list[str]) -> frozenset[str]:
-    """The hosts in the user's own words. What a child is told are its parent's words, not the user's."""
-    if live.spec.parent is not None:
-        parent = _parent(turn, live)
-        return parent.named_hosts if parent is not None else frozenset()
-    typed = [own_words(m.get("content")) for m in turn.messages if m.get("role") == "user"]
-    texts = [text for text in (*typed, *steers) if not text.startswith(SUMMARY_MARK)]
-    live.named_hosts = frozenset().union(*map(hosts_in, texts))
-    return live.named_hosts
-
-
-def _parent(turn: Turn, live: LiveRun) -> LiveRun | None:
-    parent = live.spec.parent
-    return turn.services.outside.engine().live(parent[0]) if parent is not None else None

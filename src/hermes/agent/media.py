@@ -49,7 +49,6 @@ class MediaTagFilter:
         self._write, self._made = write, made
 
     def holds(self, text: str) -> bool:
-        """Whether the text is more than text that can be written at once."""
         return bool(self.held or self._due) or BEGIN[0] in text
 
     async def feed(self, text: str, *, last: bool = False) -> None:
@@ -91,7 +90,6 @@ class MediaTagFilter:
 
 
 def _found(text: str, at: int, last: bool) -> tuple[int, str]:
-    """Up to where it is text only, and the tag there if that is whole."""
     while (at := text.find(BEGIN, at)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]
@@ -123,9 +121,10 @@ class MediaExporter:
             name, taken = await self._services.files.call(partial(self._taken, paths, path))
             if isinstance(taken, str):
                 return f"![{name}]({taken})"
-            facts = {"bytes": taken.bytes, "mime": taken.mime, "direction": "out", "path": taken.path}
             await self._live.log.put_on_record()
-            file_id = await self._live.store.sessions.add_file(spec.session_id, taken.name, **facts)
+            file_id = await self._live.store.sessions.add_file(
+                spec.session_id, taken.name, bytes=taken.bytes, mime=taken.mime, direction="out", path=taken.path
+            )
             return f"[{name}](/api/sessions/{quote(spec.session_id, safe='')}/files/{file_id})"
         except (PathRefused, OSError, HermesError):
             return None

@@ -6,9 +6,10 @@ import json
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core.home import write_private
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
 from hermes.core.threads import Threads
 from hermes.http_client.client import HttpClient
@@ -25,8 +26,7 @@ log = logging.getLogger(__name__)
 _WINDOW = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
 
 
-def windows(body: Any) -> dict[str, int]:
-    """The windows that a list of models tells, by model. Pure."""
+def windows(body: object) -> dict[str, int]:
     models = body.get("data") if isinstance(body, dict) else None
     found: dict[str, int] = {}
     for model in models if isinstance(models, list) else ():
@@ -46,10 +46,10 @@ class ModelLists:
         home: Home,
         http: HttpClient,
         files: Threads,
-        background: Callable[[Coroutine[Any, Any, None]], None],
+        background: Callable[[Coroutine[object, object, None]], None],
     ) -> None:
         self._home, self._http, self._files, self._background = home, http, files, background
-        self._lists: dict[str, dict[str, Any]] | None = None
+        self._lists: dict[str, JsonObject] | None = None
         self._next_try: dict[str, float] = {}
 
     def window(self, route: Route) -> int | None:
@@ -85,7 +85,7 @@ class ModelLists:
             body = await answer.body(MODEL_LIST_BYTES_MAX)
             return windows(json.loads(body)) if answer.status == 200 else {}
 
-    def _load(self) -> dict[str, dict[str, Any]]:
+    def _load(self) -> dict[str, JsonObject]:
         try:
             lists = json.loads(self._home.model_lists.read_text("utf-8"))
         except (OSError, ValueError):

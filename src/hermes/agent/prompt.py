@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from hermes.core.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
 from hermes.guards.injection import fenced
@@ -49,8 +50,7 @@ _SURFACES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """The machine as the model is told of it."""
 
     system: str = ""
@@ -59,8 +59,7 @@ class Environment:
     commands: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptInputs:
+class PromptInputs(msgspec.Struct, frozen=True):
     """Everything a system prompt is made of."""
 
     model: str
@@ -93,7 +92,6 @@ def _digest(model: str, lean: bool, surface: str, tools: tuple[str, ...], soul: 
 
 @lru_cache(maxsize=64)
 def build(inputs: PromptInputs) -> str:
-    """The system prompt without its ephemeral tier."""
     tiers = [_lean(inputs)] if inputs.lean else [_stable(inputs), _context(inputs), _volatile(inputs)]
     return _join(tiers)
 
@@ -187,7 +185,6 @@ SUM_UP = (
 
 
 def go_on(dropped_tools: Iterable[str]) -> str:
-    """The request to go on, naming the call that was lost with the connection."""
     names = ", ".join(dropped_tools)
     return f"{GO_ON} Your call of {names} did not arrive; make it again if it is still needed." if names else GO_ON
 

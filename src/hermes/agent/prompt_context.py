@@ -8,11 +8,12 @@ import platform
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hermes.agent.prompt import Environment, PromptInputs
 from hermes.core.errors import ConfigError
@@ -36,13 +37,12 @@ _COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "
 def gather(
     home: Home, settings: Settings, spec: RunSpec, redact: Callable[[str], str], inputs: PromptInputs
 ) -> PromptInputs:
-    """The inputs with all that is read from files, which is redacted."""
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
         project = _project_file(home, cwd, settings.agent.context_files, redact)
     skills = find_skills(settings, spec.owner, spec.session_key) if "skill_view" in inputs.tools else ()
-    return replace(
+    return msgspec.structs.replace(
         inputs,
         soul=redact(_read(home.soul_file, home.path, links=False).strip()) if spec.context_files else "",
         skills=tuple((redact(skill.name), redact(skill.description)) for skill in skills),
@@ -90,7 +90,6 @@ def _environment(cwd: Path, settings: Settings) -> Environment:
 
 
 def _sandbox(settings: Settings) -> str:
-    """Where commands run, and what that means for them."""
     try:
         chosen = choose_backend(settings)
     except ConfigError:

@@ -7,9 +7,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+
+import msgspec
 
 from hermes.agent import prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
@@ -20,9 +21,10 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
-from hermes.core.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
+from hermes.core.json_types import JsonObject, Message
+from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
-from hermes.providers.base import Credential, Message, Prompt
+from hermes.providers.base import Credential, Prompt
 from hermes.providers.registry import available, is_private, prefill_of, window_of
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
@@ -34,8 +36,7 @@ _NUDGES = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_
 Compact = Callable[[str], Awaitable[bool]]
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """What a step's model call came to. `text` is what was delivered; with a `failure` it may be partial or empty."""
 
     message: Assembled
@@ -46,7 +47,6 @@ class StepResult:
 
 
 def stalled_warning(names: tuple[str, ...]) -> str:
-    """What is said in place of a call that the connection took with it."""
     return f"Stream stalled mid tool-call ({', '.join(names)}); the call was not executed."
 
 
@@ -75,7 +75,6 @@ class ModelStep:
         self._notices: set[asyncio.Task[Event]] = set()
 
     async def run(self) -> StepResult:
-        """The answer, or the failure that ends the turn."""
         try:
             while True:
                 attempt = await self._attempt()
@@ -105,7 +104,9 @@ class ModelStep:
     def _text(self) -> str:
         """The message so far, as the model wrote it."""
         text = self._log.text_of(self._id)
-        return text if self._out is None else (strip_rendered_media(text) or text) + self._out.held
+        if self._out is None or not text:
+            return text if self._out is None else self._out.held
+        return (strip_rendered_media(text) or text) + self._out.held
 
     @property
     def _reasoning(self) -> str:
@@ -148,7 +149,10 @@ class ModelStep:
             message = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=message))
         provider = turn.provider
-        wire = await turn.scan(partial(provider.request, turn.route, credential, request))
+        if len(request.messages) <= MESSAGES_AT_ONCE_MAX:
+            wire = provider.request(turn.route, credential, request)
+        else:
+            wire = await turn.services.files.call(partial(provider.request, turn.route, credential, request))
         del request  # an answer may take long
         if wire.left_out:
             await self._notify_left_out(wire.left_out)
@@ -159,6 +163,8 @@ class ModelStep:
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""
+        if not before and not self._nudge and not self._turn.nudges:
+            return self._turn.prompt(tools=self._tools)
         tail: list[Message] = [{"role": "user", "content": text} for text in self._turn.nudges]
         prefill = ""
         if before:
@@ -180,7 +186,6 @@ class ModelStep:
         return before[len(before.rstrip()) :] if self._turn.provider.strips_prefill else ""
 
     def _is_text(self, text: str) -> bool:
-        """Whether it can be written without looking at a file."""
         return self._out is None or not self._out.holds(text)
 
     def _deliver(self, delta: Delta) -> Awaitable[None] | None:
@@ -223,13 +228,13 @@ class ModelStep:
         message = assembler.message()
         if not self._offered and message.tool_calls:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
-            return replace(message, tool_calls=[], finish_reason=reason)
+            message.tool_calls, message.finish_reason = [], reason
         for call in message.tool_calls:
             # Here, so that the log, the client and the next request all have the name that exists.
             call.name = self._tool_name(call.name) or call.name
         return message
 
-    def _accept_leaked(self, name: str, args: dict[str, Any] | str) -> tuple[str, str] | None:
+    def _accept_leaked(self, name: str, args: JsonObject | str) -> tuple[str, str] | None:
         """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
         known = self._tool_name(name) if self._offered else None
         schema = next((schema for schema in self._turn.schemas if schema.name == known), None)
@@ -251,19 +256,22 @@ class ModelStep:
             await self._log.emit("usage", **usage)
 
     def _fault_of(self, message: Assembled, assembler: Assembler) -> FailureFacts | None:
-        cut = any(arguments.parse(call.arguments).state == "cut" for call in message.tool_calls)
-        facts = FailureFacts(
+        calls, reason = message.tool_calls, message.finish_reason
+        cut = bool(calls) and any(arguments.parse(call.arguments).state == "cut" for call in calls)
+        missing = self._offered and assembler.call_missing
+        text = self._text
+        is_answer = text or calls or (self._turn.prefix and reason == "stop")
+        if is_answer and not cut and not missing and reason not in ("length", "content_filter", "error"):
+            return None
+        return FailureFacts(
             "finish",
-            finish_reason=message.finish_reason,
-            delivered=len(self._text),
-            has_calls=bool(message.tool_calls),
+            finish_reason=reason,
+            delivered=len(text),
+            has_calls=bool(calls),
             calls_cut=cut,
-            call_missing=self._offered and assembler.call_missing,
+            call_missing=missing,
             drafting=assembler.drafting,
         )
-        bad = message.finish_reason in ("length", "content_filter", "error") or cut or facts.call_missing
-        is_answer = self._text or message.tool_calls or (self._turn.prefix and message.finish_reason == "stop")
-        return facts if bad or not is_answer else None
 
     # --- what to do ---------------------------------------------------------------------------------------------
 
@@ -330,7 +338,6 @@ class ModelStep:
         return True
 
     async def _deliver_excerpt(self) -> None:
-        """Make the end of the reasoning the answer, named as what it is."""
         thoughts = self._reasoning.strip()
         if len(thoughts) > REASONING_EXCERPT_CHARS_MAX:
             thoughts = f"… {thoughts[-REASONING_EXCERPT_CHARS_MAX:].lstrip()}"
@@ -354,7 +361,8 @@ class ModelStep:
             own_limit=turn.own_limit and kind == "truncated_text",
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
-        message = replace(attempt.assembler.message(), tool_calls=[])
+        message = attempt.assembler.message()
+        message.tool_calls = []
         return StepResult(message, self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
 
 from hermes.agent.compress import size_of
 from hermes.agent.model_lists import ModelLists
-from hermes.core.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
+from hermes.core.json_types import JsonMapping, JsonObject, Message
+from hermes.core.limits import LARGE_PROMPT_TOKENS, MESSAGES_AT_ONCE_MAX, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.core.stream_parts import Usage
 from hermes.core.threads import Threads
 from hermes.core.tokens import estimate
 from hermes.http_client.client import HttpClient, Transport
 from hermes.http_client.exchange import Timeouts
-from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
+from hermes.providers.base import Capabilities, Credential, Prompt, Provider, Route, ToolSchema, ToolSchemas
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
@@ -80,7 +83,7 @@ class Services:
     registry: Callable[[], Registry]
     threads: Threads
     files: Threads
-    background: Callable[[Coroutine[Any, Any, None]], None]
+    background: Callable[[Coroutine[object, object, None]], None]
     outside: ProcessResources
     mcp: Servers
     burst_cache: BurstCache
@@ -89,28 +92,25 @@ class Services:
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Drop the state and the background processes of sessions that are gone."""
         self.session_states.drop(session_ids)
         self.outside.processes.end(session_ids)
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(msgspec.Struct):
     """Tokens of a turn, over all its model calls."""
 
     calls: int = 0
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     cost_usd: float | None = None
 
-    def add(self, usage: dict[str, Any]) -> None:
-        """One more call, or all those of a child."""
+    def add(self, usage: JsonObject) -> None:
         self.calls += usage.get("calls", 1)
         for name in COUNTS:
             self.counts[name] += usage.get(name) or 0
         if usage.get("cost_usd") is not None:
             self.cost_usd = (self.cost_usd or 0.0) + usage["cost_usd"]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {**self.counts, "cost_usd": self.cost_usd}
 
 
@@ -137,9 +137,10 @@ class Turn:
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)
     client_tools: dict[str, ToolSchema] = field(default_factory=dict)
-    schemas: tuple[ToolSchema, ...] = ()
-    schemas_tokens: int = 0
-    reasoning: Mapping[str, Any] | None = None
+    schemas: ToolSchemas = field(default_factory=ToolSchemas)
+    # What goes along with the messages: prompt, instructions and schemas.
+    fixed_tokens: int = 0
+    reasoning: JsonMapping | None = None
     stream: bool = True
     with_opaque: bool = True
     max_output: int | None = None
@@ -175,47 +176,44 @@ class Turn:
 
     @property
     def own_limit(self) -> bool:
-        """The caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
     @property
     def wants_json(self) -> bool:
-        return (self.live.spec.response_format or {}).get("type") in ("json_object", "json_schema")
+        wanted = self.live.spec.response_format
+        return wanted is not None and wanted.get("type") in ("json_object", "json_schema")
 
     def offer_tools(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
-        own = tuple(tools.values())
         if not self.client_tools:
-            self.schemas, self.schemas_tokens = _schemas_of(own)
+            self.schemas = _schemas_of(tuple(tools.values()))
             return
-        schemas = [_schema_of(tool) for tool in own if tool.name not in self.client_tools]
-        schemas += ((schema, _tokens(schema)) for schema in self.client_tools.values())
-        self.schemas, self.schemas_tokens = _in_order(schemas)
+        own = _schemas_of(tuple(tool for tool in tools.values() if tool.name not in self.client_tools))
+        self.schemas = ToolSchemas(sorted((*own, *self.client_tools.values()), key=attrgetter("name")))
 
     def prompt(self, *, tools: bool = True, tail: Sequence[Message] = (), prefill: str = "") -> Prompt:
-        """The next request in canonical form."""
         spec, messages = self.live.spec, self.messages
         if not self.with_opaque:
             messages = [{name: value for name, value in m.items() if name != "opaque"} for m in messages]
         if not self.capabilities.images:
             messages = hide_tool_images(messages)
         choice = spec.tool_choice
-        offered = self.schemas if tools and choice != "none" and self.capabilities.tools else ()
+        offered = self.schemas if tools and choice != "none" and self.capabilities.tools else ToolSchemas()
         is_forced = bool(offered) and choice not in (None, "auto", "none")
         # Only the first answer of the turn is bound to the caller's choice, and only to the caller's own tools.
         if is_forced and not any(m.get("role") == "assistant" for m in self.messages[self.history_length :]):
-            offered = tuple(schema for schema in offered if schema.name in self.client_tools)
+            offered = ToolSchemas(schema for schema in offered if schema.name in self.client_tools)
         else:
             choice = None
         return Prompt(
-            system=[text for text in (self.system, self.instructions) if text],
-            messages=[*messages, *tail],
+            system=[self.system, self.instructions] if self.instructions else [self.system],
+            messages=[*messages, *tail] if tail else messages,
             tools=offered,
-            sampling=dict(spec.sampling),
-            reasoning=dict(self.reasoning) if self.reasoning else None,
-            tool_choice=choice if choice is None or isinstance(choice, str) else dict(choice),
-            response_format=dict(spec.response_format) if spec.response_format else None,
+            sampling=spec.sampling,
+            reasoning=self.reasoning or None,
+            tool_choice=choice,
+            response_format=spec.response_format or None,
             max_output=spec.max_output_tokens or self.max_output or self.route.max_output_tokens,
             prefill=prefill,
             cache_ttl=self.settings.prompt_caching.cache_ttl,
@@ -224,16 +222,15 @@ class Turn:
         )
 
     def add_answer(self, row: Row) -> None:
-        """Add a message of the model, with the prefix that it goes on from."""
         message = row.as_message()
         if self.prefix:
             message["content"] = f"{self.prefix}{message['content'] or ''}"
             self.prefix = ""
         self.messages.append(message)
 
-    def fixed_tokens(self) -> int:
-        """What goes along with the messages: prompt and schemas."""
-        return estimate(self.system) + estimate(self.instructions) + self.schemas_tokens
+    def set_system(self, system: str) -> None:
+        self.system = system
+        self.fixed_tokens = estimate(system) + estimate(self.instructions) + self.schemas.tokens
 
     def prompt_tokens(self) -> int:
         """The provider's last count plus an estimate of what was added, or an estimate of all.
@@ -247,14 +244,15 @@ class Turn:
         if end < len(self.messages):
             tokens += size_of(self.messages[end:])
             self._sizes[start] = len(self.messages), tokens
-        return tokens + (self.counted_tokens or self.fixed_tokens())
+        return tokens + (self.counted_tokens or self.fixed_tokens)
 
     async def scan(self, function: Callable[[], R]) -> R:
         """The result of a function that goes through the messages, in a thread where there are very many."""
-        return cast("R", await self.services.files.call_for(len(self.messages), function))
+        if len(self.messages) <= MESSAGES_AT_ONCE_MAX:
+            return function()
+        return cast("R", await self.services.files.call(function))
 
     def timeouts(self) -> Timeouts:
-        """How long the present route may take, in all and in silence."""
         route = self.route
         stale = route.stale_timeout_s
         if stale is None and is_private(route.base_url):
@@ -281,38 +279,29 @@ class Turn:
             first = first or credential
         return first or None
 
-    def usage_event(self, usage: Usage | None, text: str, task: str = "") -> dict[str, Any]:
+    def usage_event(self, usage: Usage | None, text: str, task: str = "") -> JsonObject:
         """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
-        known = usage or Usage()
-        data: dict[str, Any] = {name: getattr(known, name) for name in COUNTS} | {"cost_usd": known.cost_usd}
-        measured = known.input_tokens is not None or known.output_tokens is not None
-        if data["input_tokens"] is None:
-            data["input_tokens"] = 0 if measured else self.prompt_tokens()
-        if data["output_tokens"] is None:
-            data["output_tokens"] = 0 if measured else estimate(text)
-        if data["total_tokens"] is None:
-            data["total_tokens"] = data["input_tokens"] + data["output_tokens"]
-        for name in COUNTS:
-            data[name] = data[name] or 0
-        who = {"model": self.route.model, "provider": self.route.provider, "task": task}
-        return {**data, "measured": "provider" if measured else "estimate", **who}
-
-
-@lru_cache(maxsize=4096)
-def _schema_of(tool: ToolDef) -> tuple[ToolSchema, int]:
-    """A tool as the model sees it, and how many tokens that takes."""
-    schema = ToolSchema(tool.name, tool.description, tool.parameters)
-    return schema, _tokens(schema)
+        usage = usage or Usage()
+        given, given_out = usage.input_tokens, usage.output_tokens
+        measured = given is not None or given_out is not None
+        given = (0 if measured else self.prompt_tokens()) if given is None else given
+        given_out = (0 if measured else estimate(text)) if given_out is None else given_out
+        return {
+            "input_tokens": given,
+            "output_tokens": given_out,
+            "total_tokens": given + given_out if usage.total_tokens is None else usage.total_tokens,
+            "cache_read_tokens": usage.cache_read_tokens or 0,
+            "cache_write_tokens": usage.cache_write_tokens or 0,
+            "reasoning_tokens": usage.reasoning_tokens or 0,
+            "cost_usd": usage.cost_usd,
+            "measured": "provider" if measured else "estimate",
+            "model": self.route.model,
+            "provider": self.route.provider,
+            "task": task,
+        }
 
 
 @lru_cache(maxsize=256)
-def _schemas_of(tools: tuple[ToolDef, ...]) -> tuple[tuple[ToolSchema, ...], int]:
-    return _in_order([_schema_of(tool) for tool in tools])
-
-
-def _in_order(schemas: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ...], int]:
-    return tuple(sorted((schema for schema, _ in schemas), key=attrgetter("name"))), sum(n for _, n in schemas)
-
-
-def _tokens(schema: ToolSchema) -> int:
-    return estimate({"n": schema.name, "d": schema.full_description, "p": schema.parameters})
+def _schemas_of(tools: tuple[ToolDef, ...]) -> ToolSchemas:
+    schemas = (ToolSchema(tool.name, tool.description, tool.parameters) for tool in tools)
+    return ToolSchemas(sorted(schemas, key=attrgetter("name")))

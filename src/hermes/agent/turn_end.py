@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import StepResult
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
 from hermes.core.failures import KINDS, Failure, error_code, explain
-from hermes.core.result import Message, Result
+from hermes.core.json_types import JsonObject, Message
+from hermes.core.result import Result
 from hermes.core.stream_parts import Assembled, ToolCall
+from hermes.runs.commits import Commit
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
@@ -25,7 +26,6 @@ STOPPED = "[Stopped by the user.]"
 
 
 def open_answer(turn: Turn) -> StepResult | None:
-    """The message that was being received, with what has come of it."""
     text = turn.live.log.text_of(turn.message_id)
     return StepResult(Assembled(), text, message_id=turn.message_id) if text else None
 
@@ -45,7 +45,7 @@ async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolC
     return _result(turn, answered.text, answered.row, calls=calls)
 
 
-async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[str, Any]]) -> None:
+async def _record_completed(turn: Turn, answered: StepResult, calls: list[JsonObject]) -> None:
     if has_own_session(turn.live.spec) and is_silent(answered.text):
         await turn.live.log.settle()
         await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
@@ -70,7 +70,7 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[s
     def steers() -> None:
         event.data["pending_steer"] = _steers(turn)
 
-    await turn.live.log.append(event, prepare=steers)
+    await turn.live.log.commit(Commit((event,), prepare=steers))
 
 
 async def close_failed(
@@ -184,7 +184,7 @@ async def _close(
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
-        await log.append(event, rows=[*left, row], annotate=annotate)
+        await log.commit(Commit((event,), [*left, row], annotate=annotate))
     turn.add_answer(row)
     return row
 
@@ -217,8 +217,8 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
 
 
 def _steers(turn: Turn) -> str | None:
-    """Words of the user that no tool round has taken up."""
-    return "\n".join(text for _, text in turn.live.controls.steers) or None
+    steers = turn.live.controls.steers
+    return "\n".join([text for _, text in steers]) or None if steers else None
 
 
 def _result(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from operator import attrgetter
-from typing import Any
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import first_words, names_session, plain_title
@@ -18,20 +15,22 @@ from hermes.agent.prompt_context import gather
 from hermes.agent.turn import Services, Turn
 from hermes.core.errors import ConfigError
 from hermes.core.failures import Failure
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEAN_WINDOW_TOKENS
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of, whole_tree
 from hermes.providers import routes
-from hermes.providers.base import Message, Route, ToolSchema
+from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
-from hermes.tools.framework.registry import redaction
+from hermes.tools.framework.registry import ToolDef, redaction
 from hermes.tools.framework.toolsets import LEAN, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 
 _SESSION_KINDS = {"subagent": "delegate", "job": "job"}
+_ASKING, _COMMANDS = frozenset({"clarify"}), frozenset({"terminal", "code_execution"})
 _UNREADABLE = "[A message that could not be read.]"
 
 
@@ -61,13 +60,17 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     try:
         redact = redaction(live.secrets, settings)
         history = [*(stored or spec.history or ()), *_tool_messages(spec)]
-        incoming = await receive(history, services, spec.folder_id, redact)
-        latest = await receive([user_message], services, spec.folder_id, redact)
-        [user_message] = latest.messages
-        incoming.originals |= latest.originals
-        incoming.uploads += latest.uploads
-        client_tools = _client_tools(spec)
-        await services.files.call_for(len(history), partial(_check_answered, incoming.messages, user_message))
+        if history:
+            incoming = await receive(history, services, spec.folder_id, redact)
+        if not isinstance(user_message["content"], str):
+            latest = await receive([user_message], services, spec.folder_id, redact)
+            [user_message] = latest.messages
+            incoming.originals |= latest.originals
+            incoming.uploads += latest.uploads
+        if spec.client_tools:
+            client_tools = _client_tools(spec)
+        if history:
+            await services.files.call_for(len(history), partial(_check_answered, incoming.messages, user_message))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         user_message, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
         message = f"The request is malformed: {error!r}"
@@ -92,7 +95,6 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
 
 
 async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
-    """The turn of a run that was cut off, with all that it has said and done so far."""
     spec, resumed = live.spec, live.resumption
     assert resumed is not None
     settings, _ = services.settings()
@@ -132,11 +134,10 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     return turn, failure
 
 
-def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, settings: Settings) -> RunSpec:
-    """The spec with its session's own settings, where the request has none."""
+def _with_session_defaults(spec: RunSpec, session: JsonMapping | None, settings: Settings) -> RunSpec:
     if session is None:
         return spec
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     if spec.workdir is None and session["workdir"] is not None:
         changes["workdir"] = session["workdir"]
     if spec.max_iterations is None and session["max_iterations"] is not None:
@@ -148,7 +149,7 @@ def _with_session_defaults(spec: RunSpec, session: Mapping[str, Any] | None, set
 
 
 def _routes(
-    live: LiveRun, services: Services, settings: Settings, session: Mapping[str, Any] | None
+    live: LiveRun, services: Services, settings: Settings, session: JsonMapping | None
 ) -> tuple[list[Route], Failure | None]:
     """The routes, each with the window that its provider names where none is configured."""
     spec = live.spec
@@ -168,7 +169,6 @@ def _routes(
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
-    """Instructions, reasoning effort and tools."""
     spec, settings, services = turn.live.spec, turn.settings, turn.services
     turn.instructions = spec.instructions or ""
     turn.reasoning = spec.reasoning
@@ -177,7 +177,7 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
         if effort := agent.reasoning_overrides.get(turn.route.model) or agent.reasoning_effort:
             turn.reasoning = {"enabled": effort != "none", "effort": effort}
     turn.client_tools = client_tools
-    toolsets = set(spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source))
+    toolsets = spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source)
     toolsets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
         toolsets &= spec.tool_policy
@@ -187,12 +187,14 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     elif turn.window < LEAN_WINDOW_TOKENS:
         toolsets &= LEAN
     if not spec.answerable:
-        toolsets.discard("clarify")
-    if not toolsets.isdisjoint(("terminal", "code_execution")):
+        toolsets -= _ASKING
+    if not toolsets.isdisjoint(_COMMANDS):
         await services.outside.sandboxes.ready(settings)
-    key = (_equip, settings, frozenset(toolsets))
-    tools = {**services.burst_cache(key, lambda: services.registry().offered(toolsets, settings))}
-    if any(name.startswith(SERVER_PREFIX) for name in toolsets):
+    key = (_equip, settings, toolsets)
+    tools: dict[str, ToolDef] | None = services.burst_cache.get(key)
+    if tools is None:
+        tools = services.burst_cache.keep(key, services.registry().offered(toolsets, settings))
+    if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
         told = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
         with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
@@ -200,6 +202,11 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
                 tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, told)
                 turn.live.notices += notices
     turn.offer_tools(tools)
+
+
+@lru_cache(maxsize=256)
+def _names_mcp_server(toolsets: frozenset[str]) -> bool:
+    return any(name.startswith(SERVER_PREFIX) for name in toolsets)
 
 
 def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
@@ -213,13 +220,11 @@ def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
     return frozenset(enabled_toolsets(settings, source))
 
 
-async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, rebuild: bool = False) -> dict[str, Any]:
+async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild: bool = False) -> JsonObject:
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
-    tools = tuple(map(attrgetter("name"), turn.schemas))
-    inputs = PromptInputs(turn.route.model, turn.window, spec.source, tools)
-    if session and session["instructions"]:
-        inputs = replace(inputs, instructions=session["instructions"])
+    instructions = (session["instructions"] if session else None) or ""
+    inputs = PromptInputs(turn.route.model, turn.window, spec.source, turn.schemas.names, instructions=instructions)
     sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
     known: PromptInputs | None = services.burst_cache.get(key)
@@ -236,9 +241,9 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, re
         and session["system_prompt"] is not None
         and session["prompt_digest"] == digest
     ):
-        turn.system = session["system_prompt"]
+        turn.set_system(session["system_prompt"])
     else:
-        turn.system = prompt.build(inputs)
+        turn.set_system(prompt.build(inputs))
         if session is not None:
             await live.store.sessions.update_session(session["id"], system_prompt=turn.system, prompt_digest=digest)
     return {
@@ -256,7 +261,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, re
     }
 
 
-async def _record_start(turn: Turn, record: dict[str, Any], incoming: IncomingMessages, *, begins: bool) -> None:
+async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessages, *, begins: bool) -> None:
     live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",
@@ -265,7 +270,7 @@ async def _record_start(turn: Turn, record: dict[str, Any], incoming: IncomingMe
         model=turn.route.model,
         provider=turn.route.provider,
         api_mode=turn.route.api_mode,
-        tools=list(map(attrgetter("name"), turn.schemas)),
+        tools=list(turn.schemas.names),
         user_row=None,
         max_iterations=turn.steps_max,
         on_detach=spec.on_detach,

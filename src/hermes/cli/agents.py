@@ -39,14 +39,10 @@ _ROUTES: dict[ControlKind, tuple[str, dict[str, str]]] = {
 
 
 class ServerLost(HermesError):
-    """The server does not answer."""
-
     exit_code = 69
 
 
 class ServerRefusal(HermesError):
-    """The server answers with an error."""
-
     def __init__(self, status: int, document: Json) -> None:
         error = document.get("error") or {}
         self.status, code = status, str(error.get("code"))
@@ -90,7 +86,6 @@ class LocalAgent:
                     yield json.loads(data)
 
     async def log(self, run_id: str) -> AsyncIterator[Json]:
-        """The run's log itself, to its end."""
         async with contextlib.aclosing(self.app.engine.batches(run_id)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -319,7 +314,6 @@ def _path(session_id: str, *more: str) -> str:
 
 
 def _body(spec: RunSpec) -> Json:
-    """A spec as the API takes it."""
     body = {
         "input": [{"role": "user", "content": _content(spec.user_message)}],
         "session_id": spec.session_id,

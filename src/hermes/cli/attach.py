@@ -39,7 +39,6 @@ def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named:
 
 
 def piped() -> bytes:
-    """What is piped in; nothing at a terminal."""
     return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
 
 

@@ -21,7 +21,6 @@ EXIT_INTERRUPTED = 130
 
 @command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave"))
 def chat(args: argparse.Namespace, home: Home) -> int:
-    """Talk until the input ends."""
     import asyncio
 
     from hermes.app import new_loop

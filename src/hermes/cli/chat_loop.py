@@ -38,8 +38,6 @@ _MEANT = {
 
 
 class Chat:
-    """One chat at one screen."""
-
     def __init__(self, talk: Conversation, screen: Screen | Lines) -> None:
         self.talk, self.screen = talk, screen
         self.waiting: deque[tuple[Content, str]] = deque()
@@ -60,7 +58,6 @@ class Chat:
     # --- what is typed ----------------------------------------------------------------------------------------------
 
     def enter(self, text: str) -> None:
-        """A line was sent."""
         self._soon(self.take(text))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
@@ -84,7 +81,6 @@ class Chat:
         self.changed()
 
     def problem(self, error: Exception) -> None:
-        """What could not be done, and what helps."""
         if not isinstance(error, HermesError):
             log.error("%s", self.talk.app.secrets.redact(traceback.format_exc()))
             error = HermesError(f"This is a defect of Hermes: {type(error).__name__}.", hint="hermes logs errors")
@@ -114,7 +110,6 @@ class Chat:
             self.queue(text, text)
 
     def queue(self, content: Content, text: str) -> None:
-        """A message for the next turn."""
         self.waiting.append((content, text))
         if self.busy:
             self.screen.note(f"Next: {one_line(text)}")
@@ -150,7 +145,6 @@ class Chat:
         return found is not None and await self.talk.control("approve", id=found.id, choice=chosen)
 
     def explain(self, event: Json) -> None:
-        """Why leave is needed, and what each answer means."""
         lines = [event["description"], f"It would happen in {here()}."]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
         left = event["expires_at"] - time.time()
@@ -160,11 +154,9 @@ class Chat:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is under way."""
         return self._working is not None and not self._working.done()
 
     async def _work(self, first: Coroutine[Any, Any, Any] | None) -> None:
-        """Turns, as long as there is something to be asked."""
         if first is not None:
             await first
         while self.waiting and not self.leaving.is_set():
@@ -176,7 +168,6 @@ class Chat:
                 self.waiting.appendleft((steer, steer))
 
     async def turn(self, asking: Coroutine[Any, Any, Result]) -> Result | None:
-        """One run, from its beginning to the line that tells what it took."""
         self.screen.begin()
         self.changed()
         try:
@@ -199,12 +190,10 @@ class Chat:
         return result
 
     def show(self, event: Json) -> None:
-        """One event of the run under way."""
         self.screen.show(event)
         self.changed()
 
     async def idle(self) -> None:
-        """Wait until nothing is under way."""
         while self.busy and self._working is not None:
             await asyncio.wait([self._working])
 
@@ -235,16 +224,13 @@ class Chat:
             self.screen.note("Ctrl-C once more, or Ctrl-D, leaves.")
 
     def leave(self) -> None:
-        """End the chat."""
         self.leaving.set()
 
     def leave_when_done(self) -> None:
-        """End the chat when nothing is under way any more."""
         if self._working is not None:
             self._working.add_done_callback(lambda _: self.leave())
 
     async def close(self) -> None:
-        """Stop what runs, and see it stopped."""
         self.waiting.clear()
         if self.busy and self._working is not None:
             await self.stop()
@@ -287,7 +273,6 @@ class Chat:
             await slash.history(self, "1")
 
     def facts(self) -> str:
-        """The line below the prompt."""
         assert isinstance(self.screen, Screen)
         told = [self.screen.model or self.route, *self.screen.facts()]
         if self.screen.questions:
@@ -300,13 +285,11 @@ class Chat:
         return " · ".join(told)
 
     def mark(self) -> str:
-        """What stands before the line."""
         if not self.screen.questions:
             return "›"
         return "allow?" if self.screen.questions[0].kind == "approve" else "answer:"
 
 
 def shown_path(path: str) -> str:
-    """A path as people write it."""
     home = str(Path.home())
     return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path

@@ -25,12 +25,12 @@ from hermes.core.result import Result
 from hermes.core.spec import Content, RouteChoice, RunSpec
 from hermes.guards.injection import fenced
 from hermes.logs import logging_to
-from hermes.providers import routes
-from hermes.providers.base import Route
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import status
+from hermes.services import models
 from hermes.services.housekeeping import sweep_if_due
+from hermes.services.models import Route
 from hermes.services.skills import Skill, find_skills, skill_text
 from hermes.settings import config
 from hermes.store.base import StoreError
@@ -103,8 +103,8 @@ class Conversation:
 
     async def route(self) -> Route:
         """The route that the next turn asks first."""
-        choice = self._choice() or routes.of_session(self.settings, await self.session())
-        return routes.primary(self.settings, choice or RouteChoice())
+        choice = self._choice() or models.of_session(self.settings, await self.session())
+        return models.primary(self.settings, choice or RouteChoice())
 
     async def model_name(self) -> str:
         """The model of the next turn, as far as this process knows it."""
@@ -123,7 +123,6 @@ class Conversation:
         return RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None
 
     def spec(self, content: Content, **more: Any) -> RunSpec:
-        """A turn of this conversation."""
         args = self.args
         redact = redaction(self.app.secrets, self.settings)
         skills = [fenced(redact(skill_text(skill.path)), f"the skill {skill.name}") for skill in self.skills]
@@ -151,13 +150,13 @@ class Conversation:
 
     async def ask(self, content: Content, show: Show, *, log: bool = False, **more: Any) -> Result:
         """A turn; its events are shown, or with `log` those of its log itself, and its result is given back."""
-        spec, agent = await self._assigned(self.spec(content, **more))
-        self._begun, self._agent, self.refused = asyncio.Event(), agent, False
+        self._begun, self.refused = asyncio.Event(), False
         show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
         late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, show_busy)
         event: Json = {}
         try:
-            self.run_id = await agent.start(spec)
+            spec, agent = await self._assigned(self.spec(content, **more))
+            self._agent, self.run_id = agent, await agent.start(spec)
             self._begun.set()
             async for event in self.local.log(self.run_id) if log and not self.remote else agent.events(self.run_id):
                 if log or event["event"] != "run.queued":
@@ -169,7 +168,7 @@ class Conversation:
         except BaseException:
             if self.run_id is not None:  # nobody is there any more for whom it works
                 with suppress(HermesError):
-                    await agent.control(self.run_id, "interrupt")
+                    await self._agent.control(self.run_id, "interrupt")
             raise
         finally:
             late.cancel()
@@ -183,10 +182,10 @@ class Conversation:
     async def _assigned(self, spec: RunSpec) -> tuple[RunSpec, LocalAgent | ServerAgent]:
         """A turn and who runs it. What a server does not take by its API is done here, where the store is the same."""
         remote, limit = self.remote, self.settings.agent.max_turns
-        route = routes.primary(self.settings, spec.route) if spec.route and not remote else None
+        route = models.primary(self.settings, spec.route) if spec.route and not remote else None
         takes = spec.compact is None and spec.approvals is None and spec.memory and (spec.max_iterations or 0) <= limit
         takes &= spec.answerable or self.settings.approvals.unattended == "deny"
-        takes &= route is None or routes.of_provider(self.settings, route.provider, route.model) is not None
+        takes &= route is None or models.of_provider(self.settings, route.provider, route.model) is not None
         if remote and not takes:
             raise UsageError("A server that is not of this home does not take this.", hint="hermes without --server")
         if self.server is None or not takes or not (remote or await self.server.answers()):
@@ -207,7 +206,6 @@ class Conversation:
     # --- what turns are offered ---------------------------------------------------------------------------------------
 
     def default_toolsets(self) -> frozenset[str]:
-        """The toolsets that the settings name for the command line."""
         return frozenset(enabled_toolsets(self.settings, "cli"))
 
     def _named_toolsets(self, names: list[str]) -> frozenset[str]:
@@ -218,7 +216,6 @@ class Conversation:
         return frozenset(names)
 
     def change_toolsets(self, names: list[str], *, on: bool) -> None:
-        """Offer these from now on, or do not."""
         chosen = self._named_toolsets(names)
         now = self.default_toolsets() if self.toolsets is None else self.toolsets
         self.toolsets = now | chosen if on else now - chosen
@@ -270,11 +267,9 @@ class Conversation:
             self.history = await self.sessions.get_messages_as_conversation(self.session_id)
 
     async def blocking(self, work: Callable[[], Any]) -> Any:
-        """What blocks, beside the loop."""
         return await self.app.services.files.call(work)
 
     async def end(self, session_id: str = "") -> None:
-        """The session is over, if there was one."""
         session_id = session_id or self.session_id
         if self.saved and await self.sessions.get_session(session_id):
             await self.sessions.end_session(session_id, "cli_close")
@@ -358,7 +353,7 @@ def shares_folder(app: App) -> bool:
 
 
 def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
-    route = routes.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
+    route = models.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
     if route.api_mode == "local" and (problem := local.status(settings.home, settings)["problem"]):
         raise NoModel(f"No model is configured. {problem}", hint="hermes setup")
     return route
@@ -366,7 +361,7 @@ def _check_route(settings: config.Settings, args: argparse.Namespace) -> Route:
 
 def _check_key(settings: config.Settings, route: Route) -> None:
     """A key that is missing here may be known to the server, which is then the one who asks."""
-    if variable := routes.missing_key(settings, route):
+    if variable := models.missing_key(settings, route):
         raise ConfigError(
             f"the provider {route.provider} needs a key in {variable}, and that is not set.",
             where=str(settings.home.env_file),
@@ -385,7 +380,6 @@ async def _opens(app: App) -> bool:
 
 
 def exit_code(result: Result, *, refused: bool = False) -> int:
-    """What a finished turn means to a shell."""
     if result["interrupted"]:
         return EXIT_INTERRUPTED
     if result["failed"] or result["error"]:
@@ -394,7 +388,6 @@ def exit_code(result: Result, *, refused: bool = False) -> int:
 
 
 def here() -> str:
-    """The folder that the user is in."""
     try:
         return os.getcwd()
     except OSError:
@@ -402,12 +395,10 @@ def here() -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What may have been meant, as a sentence."""
     close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def note(text: str) -> None:
-    """Something beside the result, for whoever looks."""
     with suppress(BrokenPipeError):
         print(f"hermes: {text}", file=sys.stderr)

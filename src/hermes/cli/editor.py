@@ -35,7 +35,6 @@ def edit(file: Path, begin: bytes, check: Callable[[Path], None]) -> bool:
 
 
 def _written(command: list[str], draft: Path, check: Callable[[Path], None]) -> bytes:
-    """What the user has written, in order at last."""
     while True:
         try:
             # The user's own program, chosen by the user, on the user's own terminal.

@@ -35,7 +35,7 @@ _VARIABLES = {
 
 
 class NotStopped(HermesError):
-    """The server is still there."""
+    pass
 
 
 def _port(text: str) -> int:
@@ -154,7 +154,6 @@ def _told(check: dict[str, Any]) -> str:
 
 
 def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """What the server says of itself, or why it says nothing."""
     from http.client import HTTPConnection, HTTPException
 
     host = str(state.get("host") or "")
@@ -229,7 +228,6 @@ def _end(home: Home, seconds: float, *, now: bool = False) -> int:
 
 
 def _is_free(home: Home, seconds: float) -> bool:
-    """Whether nobody serves the home within this time."""
     until = time.monotonic() + seconds
     while is_served(home):
         if time.monotonic() >= until:

@@ -11,7 +11,6 @@ _BAR_CHARS = 30
 
 
 def bar(done: int, of: int) -> None:
-    """Progress on standard error."""
     filled = _BAR_CHARS * done // of
     line = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done} of {of} parts, {done * BYTES / of / 1e9:.2f} GB"
     on_terminal = sys.stderr.isatty()
@@ -23,7 +22,7 @@ def main() -> int:
     from hermes.core.errors import ConfigError
     from hermes.core.home import resolve
     from hermes.core.spec import RouteChoice
-    from hermes.providers.routes import primary
+    from hermes.services.models import primary
     from hermes.settings import config
 
     home = resolve()

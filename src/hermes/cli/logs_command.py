@@ -79,7 +79,6 @@ def _entries(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def _older(file: Path) -> Iterator[str]:
-    """The lines of files that were turned over, the oldest first."""
     older = [path for path in file.parent.glob(f"{file.name}.*") if path.suffix[1:].isdecimal()]
     for path in sorted(older, key=lambda path: -int(path.suffix[1:])):
         yield from _read(path)[0]

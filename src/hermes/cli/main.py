@@ -96,8 +96,6 @@ _ONESHOT = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are told like all others."""
-
     def error(self, message: str) -> NoReturn:
         told = f"{message[:1].upper()}{message[1:]}."
         _complain(HermesError(told, hint=f"{self.prog} --help"))
@@ -105,7 +103,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; its exit code."""
     with plain_streams():
         return _guarded(argv)
 
@@ -132,7 +129,6 @@ def _guarded(argv: Sequence[str]) -> int:
 
 
 def _complain(error: HermesError) -> None:
-    """What is wrong, and what helps."""
     place = f"{error.where}: " if error.where else ""
     print(f"hermes: {place}{error.message}", file=sys.stderr)
     if error.hint:
@@ -140,7 +136,6 @@ def _complain(error: HermesError) -> None:
 
 
 def _trace(argv: Sequence[str]) -> None:
-    """Where an error came from, for those who want to know, without secrets."""
     if "--debug" in argv:
         import traceback
 

@@ -55,7 +55,6 @@ class MarkdownLines:
 
     @property
     def is_open(self) -> bool:
-        """Whether a table or a piece of code goes on."""
         return bool(self._fence or self._rows)
 
     def unfinished(self, text: str) -> Iterator[Any]:
@@ -67,7 +66,6 @@ class MarkdownLines:
             yield Padding(Text(text, "cyan"), (0, 0, 0, 2), expand=False) if self._fence else _block(text)
 
     def end(self) -> Iterator[Any]:
-        """What was waiting for its end."""
         if self._rows:
             rows, self._rows = self._rows, []
             yield _table(rows)
@@ -85,7 +83,6 @@ class MarkdownLines:
 
 
 def inline(text: str, style: str = "") -> Text:
-    """The marks inside a line."""
     out, at = Text(style=style), 0
     for match in _INLINE.finditer(text):
         out.append(text[at : match.start()])

@@ -31,7 +31,7 @@ from hermes.settings import config
 if TYPE_CHECKING:
     from hermes.app import App
     from hermes.core.spec import RouteChoice
-    from hermes.providers.base import Route
+    from hermes.services.models import Route
     from hermes.settings.config import Settings
 
 EXIT_NO_MODEL = 3
@@ -49,8 +49,6 @@ _OF_ADDRESS = dict.fromkeys(
 
 
 class NoModel(HermesError):
-    """There is nothing to ask, or it does not answer."""
-
     exit_code = EXIT_NO_MODEL
 
 
@@ -81,22 +79,9 @@ def _choice(args: Args, model: str | None = None) -> RouteChoice:
     return RouteChoice(model=model or getattr(args, "model", None), provider=provider, base_url=args.base_url)
 
 
-def unusable(home: Home, settings: Settings, route: Route) -> str:
-    """Why a route cannot be asked, as far as that is known without asking."""
-    from hermes import local
-    from hermes.providers import routes
-    from hermes.providers.registry import available
-
-    if not available(route.api_mode):
-        return "No model is configured."
-    if variable := routes.missing_key(settings, route):
-        return f"The provider {route.provider} needs a key in {variable}, and that is not set."
-    return (local.status(home, settings)["problem"] or "") if route.api_mode == "local" else ""
-
-
 def _described(home: Home, settings: Settings, route: Route) -> Json:
     """A route with its window and abilities; whether there is a key, but not which."""
-    from hermes.providers.registry import capabilities_of
+    from hermes.services.models import capabilities_of, problem_of
 
     able, told = capabilities_of(route), _kept(home).get(route.base_url, {}).get("windows", {})
     return {
@@ -108,16 +93,16 @@ def _described(home: Home, settings: Settings, route: Route) -> Json:
         "max_output": route.max_output_tokens or able.max_output,
         "abilities": [name for name in _ABILITIES if getattr(able, name)],
         "key": bool(route.credentials),
-        "problem": unusable(home, settings, route) or None,
+        "problem": problem_of(settings, route, home) or None,
     }
 
 
 def _show(args: Args, home: Home) -> int:
     from hermes import local
-    from hermes.providers import routes
+    from hermes.services import models
 
     settings = settings_of(args, home)
-    first, *others = [_described(home, settings, route) for route in routes.routes(settings, _choice(args))]
+    first, *others = [_described(home, settings, route) for route in models.routes(settings, _choice(args))]
     told = {**first, "abilities": ", ".join(first["abilities"])}
     told["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
     told |= local.status(home, settings) if first["api_mode"] == "local" else {}
@@ -137,10 +122,10 @@ def _kept(home: Home) -> dict[str, Json]:
 
 def _list(args: Args, home: Home) -> int:
     from hermes.core.limits import MODEL_LIST_KEPT_S
-    from hermes.providers import routes
+    from hermes.services import models
 
     settings = settings_of(args, home)
-    route = routes.primary(settings, _choice(args, "any"))
+    route = models.primary(settings, _choice(args, "any"))
     if route.api_mode == "local":
         kept: Json = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
     else:
@@ -164,7 +149,7 @@ async def fetched(home: Home, settings: Settings, route: Route) -> Json:
     from hermes.app import App
     from hermes.core.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
     from hermes.http_client.exchange import Timeouts, TransportError
-    from hermes.providers.registry import provider_for
+    from hermes.services.models import provider_for
 
     app = App(home, settings)
     wire = provider_for(route.api_mode).listing(route, next(iter(route.credentials), None))
@@ -205,11 +190,11 @@ async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: f
 
 async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
     from hermes.core.spec import RunSpec
-    from hermes.providers import routes
+    from hermes.services import models
 
-    route = routes.primary(app.settings, choice)
+    route = models.primary(app.settings, choice)
     told = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
-    if problem := unusable(app.home, app.settings, route):
+    if problem := models.problem_of(app.settings, route, app.home):
         return told | {"error": problem}
     alone: Json = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
     alone |= {"max_output_tokens": _TRIAL_TOKENS_MAX, "deadline_seconds": seconds, "max_iterations": 1}
@@ -219,7 +204,6 @@ async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
 
 
 def words_of(found: Json) -> str:
-    """How a trial went."""
     name = f"{found['provider']}/{found['model']}"
     if found["error"]:
         return f"{name} does not answer: {found['error']}"
@@ -259,7 +243,6 @@ def _use(args: Args, home: Home) -> int:
 
 
 def _wanted(args: Args, found: Json) -> bool:
-    """Whether it answers, or is wanted all the same."""
     return not found["error"] or confirmed(args, "Using a model that does not answer", words_of(found))
 
 
@@ -269,7 +252,6 @@ def _told(args: Args, home: Home, found: Json, done: str) -> int:
 
 
 def model_file(text: str) -> Path:
-    """A file that holds a model."""
     file = Path(text).expanduser().absolute()
     try:
         with file.open("rb") as opened:
@@ -281,7 +263,6 @@ def model_file(text: str) -> Path:
 
 
 def local_model(file: Path) -> Json:
-    """The settings with which a file is used."""
     return {**_OF_ADDRESS, "model.default": None, "model.provider": "local", "model.path": str(file)}
 
 

@@ -25,7 +25,6 @@ _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
 def run(args: argparse.Namespace, home: Home) -> int:
-    """Ask, print, and say by the exit code how it went."""
     usage = Usage(args.usage_file)
     try:
         with asyncio.Runner(loop_factory=new_loop) as loop:
@@ -70,7 +69,6 @@ def _say_nothing(_: Json) -> None:
 
 
 def tell_notice(event: Json) -> None:
-    """A word about what does not go as usual."""
     if event["event"] == "warning" and event["level"] == "warn":
         note(event["message"])
     elif event["event"] == "model.fallback":
@@ -107,7 +105,6 @@ class Usage:
         self.steps = 0
 
     def write(self, code: int, error: str | None = None) -> None:
-        """Write it, if that is wanted."""
         if self._path is None:
             return
         found: Mapping[str, Any] = self.result or {}

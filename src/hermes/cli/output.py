@@ -28,8 +28,6 @@ quiet = False
 
 
 class UsageError(HermesError):
-    """What was asked for cannot be done like this."""
-
     exit_code = 2
 
 
@@ -38,8 +36,6 @@ class NotFound(HermesError):
 
 
 class Refused(HermesError):
-    """What is not done, because a rule or somebody is against it."""
-
     exit_code = 6
 
 
@@ -51,7 +47,6 @@ class Busy(HermesError):
 
 
 def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
-    """The result: one JSON document, or lines."""
     for line in [as_json(document, default=str)] if getattr(args, "json", False) else lines:
         print(line)
 
@@ -65,13 +60,11 @@ def print_redacted(args: argparse.Namespace, home: Home, document: Any, lines: I
 
 
 def note(*lines: str) -> None:
-    """Something beside the result, for those who want to know."""
     for line in () if quiet else lines:
         print(line, file=sys.stderr)
 
 
 def secrets(home: Home) -> Secrets:
-    """Every credential that the settings know."""
     from hermes.logs import known_secrets
     from hermes.settings import config
 
@@ -79,7 +72,6 @@ def secrets(home: Home) -> Secrets:
 
 
 def mask(home: Home) -> Callable[[str], str]:
-    """What takes secrets out of a text."""
     from hermes.guards.secrets import Secrets
 
     try:
@@ -114,7 +106,6 @@ def silence_logs(args: argparse.Namespace) -> None:
 
 
 def asked(question: str) -> str:
-    """A line from whoever sits at the terminal."""
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip()
 

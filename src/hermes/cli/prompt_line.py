@@ -69,16 +69,13 @@ class PromptLine:
 
     @property
     def buffer(self) -> Buffer:
-        """What is being typed."""
         return self._session.default_buffer
 
     @property
     def columns(self) -> int:
-        """How wide the terminal is."""
         return self._session.app.output.get_size().columns
 
     async def run(self) -> None:
-        """Take what is typed until `exit`."""
         ticking = asyncio.create_task(self._tick())
         try:
             await self._session.prompt_async(set_exception_handler=False)
@@ -87,16 +84,13 @@ class PromptLine:
             self._flush()
 
     def type(self, text: str) -> None:
-        """Put this into the line, instead of what is there."""
         self.buffer.document = Document(text)
 
     def exit(self) -> None:
-        """Type no more."""
         if self._session.app.is_running and not self._session.app.is_done:
             self._session.app.exit(result="")
 
     def refresh(self) -> None:
-        """Something that moves has moved."""
         self._session.app.invalidate()
 
     def write(self, text: str) -> None:
@@ -191,8 +185,6 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """The names of commands, and paths behind an @."""
-
     def __init__(self, commands: Callable[[], Mapping[str, str]]) -> None:
         self._commands, self._paths = commands, PathCompleter(expanduser=True)
 

@@ -33,13 +33,24 @@ _KINDS |= {"network": "the network", "memory": "a change of memory", "skill": "a
 
 _LEAVE = {"once": "Allowed once", "session": "Allowed for this session", "always": "Allowed from now on"}
 _LEAVE |= {"deny": "Denied"}
+# Events that are one note each.
+_NOTES: dict[str, Callable[[Json], str]] = {
+    "subagent.started": lambda event: f"→ {one_line(event['goal'] or '')}",
+    "subagent.completed": lambda event: f"← {event['status']}",
+    "steer.applied": lambda event: "Taken in with the next result of a tool.",
+    "context.compressed": lambda event: (
+        f"Compacted by {event['method']}: {event['tokens_before']:,} tokens before, {event['tokens_after']:,} after."
+    ),
+    "model.fallback": lambda event: (
+        f"{event['to']['model']} answers instead of {event['from']['model']}: {event['reason']}."
+    ),
+    "warning": lambda event: event["message"],
+}
 _BY = {"timeout": ": nobody answered in time", "reviewer": " by the reviewer", "rule": " by a rule"}
 
 
 @dataclass(slots=True)
 class _Tool:
-    """A call at work."""
-
     name: str
     preview: str
     began: float
@@ -87,7 +98,6 @@ class Screen:
     # --- drawing ----------------------------------------------------------------------------------------------------
 
     def drawn(self, *what: Any) -> str:
-        """Something as a terminal takes it."""
         self._console.width = max(20, self._width())
         for one in what:
             self._console.print(one)
@@ -109,21 +119,17 @@ class Screen:
         self.put("note", Padding(Text(printable(text), style), (0, 0, 0, 2)))
 
     def problem(self, text: str) -> None:
-        """What went wrong."""
         self.note(f"✗ {text}", "red")
 
     def plain(self, text: str) -> None:
-        """Text as it is, from one of the commands."""
         self.put(f"plain {id(text)}", Text(printable(text.rstrip("\n"))))
 
     def said(self, text: str) -> None:
-        """A message of the user."""
         first, *rest = printable(text).split("\n")
         lines = [Text.assemble(("› ", "bold cyan"), (first, "bold")), *(Text(f"  {line}", "bold") for line in rest)]
         self.put(f"said {time.monotonic()}", *lines)
 
     def markdown(self, text: str, block: str = "text") -> None:
-        """A whole text at once."""
         lines = MarkdownLines()
         for line in printable(text).strip().split("\n"):
             for one in lines.line(line):
@@ -134,22 +140,24 @@ class Screen:
     # --- what a run tells -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A turn begins."""
         self.busy_since = time.monotonic()
         self._markdown = MarkdownLines()
 
     def show(self, event: Json) -> None:
-        """One event of a run."""
-        if (draw := self._EVENTS.get(event["event"])) is not None:
+        kind = event["event"]
+        if (draw := self._EVENTS.get(kind)) is not None:
             draw(self, event)
+        elif (words := _NOTES.get(kind)) is not None:
+            warns = kind == "model.fallback" or event.get("level") == "warn"
+            self.note(words(event), "yellow" if warns else "dim")
+        elif kind == "run.started":
+            self.model = event["model"]
+        elif kind == "usage.updated":
+            self._used = event["usage"]["total_tokens"]
 
     def ended(self, result: Result) -> None:
-        """What a turn took."""
-        self._settle()
         seconds = time.monotonic() - (self.busy_since or time.monotonic())
-        self.busy_since = None
-        self._tools.clear()
-        self.questions.clear()
+        self.gone()
         self.tokens, self._used = self.tokens + result["total_tokens"], 0
         self.took = f"{seconds:.1f} s"
         if not self._quiet and result["total_tokens"]:
@@ -159,7 +167,6 @@ class Screen:
             self.note(" · ".join([*told, self.took]))
 
     def gone(self) -> None:
-        """Nothing runs any more."""
         self._settle()
         self.busy_since = None
         self._tools.clear()
@@ -169,9 +176,6 @@ class Screen:
         """What the line below the prompt says of the turn: its time, and the tokens so far."""
         now = "" if self.busy_since is None else f"{time.monotonic() - self.busy_since:.0f} s"
         return [f"{self.tokens + self._used:,} tokens", *filter(None, [now or self.took])]
-
-    def _started(self, event: Json) -> None:
-        self.model = event["model"]
 
     def _delta(self, event: Json) -> None:
         self._end_thought()
@@ -249,12 +253,6 @@ class Screen:
         preview.truncate(max(0, room), overflow="ellipsis")
         return line + preview + Text(f" · {ending}", "dim")
 
-    def _subagent(self, event: Json) -> None:
-        self.note(f"→ {one_line(event['goal'] or '')}")
-
-    def _subagent_ends(self, event: Json) -> None:
-        self.note(f"← {event['status']}")
-
     def _asks_leave(self, event: Json) -> None:
         self._settle()
         self.questions.append(Open(event["approval_id"], event))
@@ -293,22 +291,6 @@ class Screen:
     def _answered(self, question_id: str) -> None:
         self.questions = [one for one in self.questions if one.id != question_id]
 
-    def _steered(self, event: Json) -> None:
-        self.note("Taken in with the next result of a tool.")
-
-    def _counted(self, event: Json) -> None:
-        self._used = event["usage"]["total_tokens"]
-
-    def _compacted(self, event: Json) -> None:
-        before, after = event["tokens_before"], event["tokens_after"]
-        self.note(f"Compacted by {event['method']}: {before:,} tokens before, {after:,} after.")
-
-    def _other_model(self, event: Json) -> None:
-        self.note(f"{event['to']['model']} answers instead of {event['from']['model']}: {event['reason']}.", "yellow")
-
-    def _warned(self, event: Json) -> None:
-        self.note(event["message"], "yellow" if event["level"] == "warn" else "dim")
-
     def _failed(self, event: Json) -> None:
         self._settle()
         self.problem(event["error"])
@@ -318,7 +300,6 @@ class Screen:
         self.note("■ Stopped." if event["reason"] == "stop" else f"■ Stopped: {event['reason']}.", "yellow")
 
     _EVENTS: dict[str, Callable[[Screen, Json], None]] = {  # noqa: RUF012  (a table of methods)
-        "run.started": _started,
         "message.delta": _delta,
         "message.completed": _message,
         "reasoning.delta": _thinking,
@@ -326,17 +307,10 @@ class Screen:
         "tool.started": _tool_begins,
         "tool.output": _tool_says,
         "tool.completed": _tool_ends,
-        "subagent.started": _subagent,
-        "subagent.completed": _subagent_ends,
         "approval.request": _asks_leave,
         "approval.responded": _leave_told,
         "clarify.request": _asks,
         "clarify.responded": _told,
-        "steer.applied": _steered,
-        "usage.updated": _counted,
-        "context.compressed": _compacted,
-        "model.fallback": _other_model,
-        "warning": _warned,
         "run.failed": _failed,
         "run.cancelled": _cancelled,
     }
@@ -381,10 +355,9 @@ class Lines:
         self.tokens, self.model = 0, ""
 
     def begin(self) -> None:
-        """Nothing to be drawn yet."""
+        pass
 
     def show(self, event: Json) -> None:
-        """One event of a run."""
         kind = event["event"]
         if kind == "message.delta":
             self._write(event["delta"])
@@ -405,7 +378,7 @@ class Lines:
         sys.stdout.flush()
 
     def ended(self, result: Result) -> None:
-        """What it took is told elsewhere."""
+        pass
 
     gone = begin
 
@@ -415,23 +388,19 @@ class Lines:
             print(text, file=sys.stderr)
 
     def problem(self, text: str) -> None:
-        """What went wrong."""
         print(f"hermes: {text}", file=sys.stderr)
 
     def plain(self, text: str) -> None:
-        """Text as it is."""
         print(text.rstrip("\n"), flush=True)
 
     def said(self, text: str) -> None:
-        """It stands where it came from."""
+        pass
 
     def markdown(self, text: str, block: str = "") -> None:
-        """A whole text at once."""
         self.plain(text)
 
 
 def choices(event: Json) -> str:
-    """What may be answered to a question for leave."""
     return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[e]xplain"])
 
 

@@ -62,8 +62,6 @@ def setup(args: Args, home: Home) -> None:
 
 
 class _Setup:
-    """What was found and chosen so far."""
-
     def __init__(self, args: Args, home: Home) -> None:
         self.args, self.home, self._left = args, home, QUESTIONS_MAX
         self.changes: Json = {}
@@ -83,7 +81,6 @@ class _Setup:
             yield config.load(draft, models.ONCE)
 
     def given(self, name: str) -> Any:
-        """What a flag says."""
         return getattr(self.args, name, None)
 
     def ask(self, question: str, default: str, read: Callable[[str], str] = asked) -> str:
@@ -150,7 +147,6 @@ def _chosen(setup: _Setup) -> list[str]:
 
 
 def _route(setup: _Setup, what: str, model: str = "") -> Json:
-    """The settings that an answer means."""
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     changes: Json = {**models.local_model(Path()), "model.path": None}
@@ -180,12 +176,11 @@ def _has_key(setup: _Setup, provider: str) -> bool:
 def _likely_model(setup: _Setup, changes: Json) -> str:
     """Of the models that the provider lists, the one with the largest window that is known; else the first."""
     from hermes.core.spec import RouteChoice
-    from hermes.providers import routes
-    from hermes.providers.table import UNKNOWN, facts_for
+    from hermes.services.models import UNKNOWN, facts_for, primary, problem_of
 
     with setup.drafted({**changes, "model.default": "any"}) as settings:
-        route = routes.primary(settings, RouteChoice())
-        if problem := models.unusable(setup.home, settings, route):
+        route = primary(settings, RouteChoice())
+        if problem := problem_of(settings, route, setup.home):
             raise NoModel(problem, hint="hermes setup model")
         listed = asyncio.run(models.fetched(setup.home, settings, route))["models"]
     if not listed:

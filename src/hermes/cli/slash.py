@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hermes.cli.command import folder
 from hermes.cli.conversation import here, near
 from hermes.cli.output import Json, UsageError
 from hermes.cli.session_format import session_lines
+from hermes.cli.slash_table import COMMANDS, GLOBAL, printed, require, run_command, slash, split_words, write_setting
 from hermes.core.formatting import columns, counted, one_line, width
 from hermes.core.processes import is_alive
 from hermes.core.spec import Content, RouteChoice
-from hermes.providers import routes
-from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choose_backend
+from hermes.services import models
 from hermes.services.session_markdown import text_of
 from hermes.services.skills import find_skills, skill_text
-from hermes.settings import config
 from hermes.settings.schema import EFFORTS
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
-    from hermes.providers.base import Route
-
-GLOBAL = "--global"
-Work = Callable[["Chat", str], Awaitable[None]]
-
-
-class Slash(NamedTuple):
-    work: Work
-    arguments: str
-    about: str
-    idle: bool
-    stored: bool
-    shared: bool
-
-
-COMMANDS: dict[str, Slash] = {}
-
-
-def slash(
-    name: str, arguments: str, about: str, *, idle: bool = False, stored: bool = False, shared: bool = False
-) -> Callable[[Work], Work]:
-    """Declare a command. It may need that no turn is under way (`idle`), that the conversation is `stored`, or that
-    its home is that of this process (`shared`)."""
-
-    def declare(work: Work) -> Work:
-        COMMANDS[name] = Slash(work, arguments, about, idle, stored, shared)
-        return work
-
-    return declare
+    from hermes.services.models import Route
 
 
 async def run(chat: Chat, text: str) -> None:
@@ -66,12 +35,8 @@ async def run(chat: Chat, text: str) -> None:
     if name not in skills:
         chat.screen.said(text)
     if (command := COMMANDS.get(name)) is not None:
-        if command.stored and not chat.talk.saved:
-            raise UsageError("This conversation is not kept.", hint="hermes without --no-save")
-        if command.shared:
-            _require_shared(chat)
-        if command.idle:
-            _require_idle(chat)
+        for need in command.needs:
+            require(chat, need)
         await command.work(chat, rest.strip())
     elif name in skills:
         data = skill_text(chat.talk.skill(name).path).encode()
@@ -95,51 +60,6 @@ def _skills(chat: Chat) -> dict[str, str]:
     return {skill.name: skill.description for skill in skills if skill.name not in COMMANDS}
 
 
-async def _command(chat: Chat, *words: str) -> None:
-    """What a command of `hermes` prints."""
-    from hermes.cli.main import main
-
-    _require_shared(chat)
-    async with _printed(chat):
-        with suppress(SystemExit):
-            await chat.talk.blocking(partial(main, ["-p", chat.talk.home.profile, *words]))
-
-
-@asynccontextmanager
-async def _printed(chat: Chat) -> AsyncIterator[None]:
-    """What is printed meanwhile stands on the screen afterwards."""
-    printed = io.StringIO()
-    async with chat.printing:  # there is one standard output for all
-        try:
-            with redirect_stdout(printed), redirect_stderr(printed):
-                yield
-        finally:
-            if printed.getvalue():
-                chat.screen.plain(printed.getvalue())
-
-
-def _require_idle(chat: Chat) -> None:
-    if chat.busy:
-        raise UsageError("A turn is under way.", hint="/stop")
-
-
-def _require_shared(chat: Chat) -> None:
-    if chat.talk.remote:
-        raise UsageError(f"This is not available {chat.talk.place}.", hint="hermes without --server")
-
-
-def _split(rest: str) -> tuple[list[str], bool]:
-    """The words of a command, and whether they are meant for every conversation."""
-    words = shlex.split(rest)
-    return [word for word in words if word != GLOBAL], GLOBAL in words
-
-
-def _write(chat: Chat, name: str, value: Any) -> None:
-    """Write a setting to the configuration."""
-    written = config.set_value(chat.talk.home, name, value)
-    chat.screen.note(f"{name} is written to {written.file}.")
-
-
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +70,7 @@ async def _help(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n".join(columns(rows, 1, width())))
 
 
-@slash("new", "[title]", "begin another session", idle=True)
+@slash("new", "[title]", "begin another session", "idle")
 async def _new(chat: Chat, rest: str) -> None:
     talk = chat.talk
     await talk.end()
@@ -167,16 +87,16 @@ async def _titled(work: Awaitable[Any]) -> Any:
         raise UsageError(str(error), hint="another title") from None
 
 
-@slash("resume", "[id or title]", "go on with another session", stored=True)
+@slash("resume", "[id or title]", "go on with another session", "stored")
 async def _resume(chat: Chat, rest: str) -> None:
     if not rest and chat.talk.remote:
         await _sessions(chat, "")
     elif not rest:
-        await _command(chat, "sessions", "list", "--workspace", here(), "--limit", "10")
+        await run_command(chat, "sessions", "list", "--workspace", here(), "--limit", "10")
     else:
-        _require_idle(chat)
+        require(chat, "idle")
         before = chat.talk.session_id
-        async with _printed(chat):
+        async with printed(chat):
             await chat.talk.resume(rest)
         if chat.talk.session_id != before:
             await chat.talk.end(before)
@@ -189,10 +109,10 @@ async def _sessions(chat: Chat, rest: str) -> None:
         listed = session_lines(await chat.talk.sessions.list_sessions(rest), width())
         chat.screen.plain("\n".join(listed) or "There are no sessions.")
     else:
-        await _command(chat, "sessions", "list", *(["--search", rest] if rest else []))
+        await run_command(chat, "sessions", "list", *(["--search", rest] if rest else []))
 
 
-@slash("title", "[text]", "look at the title, or change it", stored=True)
+@slash("title", "[text]", "look at the title, or change it", "stored")
 async def _title(chat: Chat, rest: str) -> None:
     if rest:
         await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=here())
@@ -201,7 +121,7 @@ async def _title(chat: Chat, rest: str) -> None:
     chat.screen.note(f"Title: {title}" if title else "It has no title yet.")
 
 
-@slash("branch", "[title]", "go on in a copy from here", stored=True, idle=True)
+@slash("branch", "[title]", "go on in a copy from here", "stored", "idle")
 async def _branch(chat: Chat, rest: str) -> None:
     if not await chat.talk.session():
         raise UsageError("Nothing has been said yet.")
@@ -235,14 +155,14 @@ async def _messages(chat: Chat) -> list[Json]:
     return messages
 
 
-@slash("save", "PATH", "write the conversation to a file", stored=True)
+@slash("save", "PATH", "write the conversation to a file", "stored")
 async def _save(chat: Chat, rest: str) -> None:
     if not rest:
         raise UsageError("/save needs a path.", hint="/save conversation.md")
-    await _command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(rest))
+    await run_command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(rest))
 
 
-@slash("undo", "[turns]", "take turns back", idle=True)
+@slash("undo", "[turns]", "take turns back", "idle")
 async def _undo(chat: Chat, rest: str) -> None:
     if rest and not rest.isdecimal():
         raise UsageError(f"'{rest}' is no number of turns.", hint="/undo 2")
@@ -269,7 +189,7 @@ async def _rewind(chat: Chat, turns: int) -> Any:
     return messages[index]["content"]
 
 
-@slash("retry", "", "the same question again", idle=True)
+@slash("retry", "", "the same question again", "idle")
 async def _retry(chat: Chat, rest: str) -> None:
     content = await _rewind(chat, 1)
     chat.queue(content, text_of(content))
@@ -281,40 +201,36 @@ async def _retry(chat: Chat, rest: str) -> None:
 @slash("model", f"[name] [--provider id] [{GLOBAL}]", "look at the model, or change it")
 async def _model(chat: Chat, rest: str) -> None:
     talk = chat.talk
-    words, for_good = _split(rest)
+    words, for_good = split_words(rest)
     provider = words.pop(words.index("--provider") + 1) if "--provider" in words[:-1] else None
     words = [word for word in words if word != "--provider"]
     if words or provider:
         choice = RouteChoice(model=words[0] if words else talk.model, provider=provider or talk.provider)
         if not talk.remote:
-            routes.primary(talk.settings, choice)
+            models.primary(talk.settings, choice)
         talk.model, talk.provider = choice.model, choice.provider
         if talk.saved and words and await talk.session():
             await talk.sessions.update_session(talk.session_id, model=words[0])
-        if for_good and words:
-            _write(chat, "model.default", words[0])
-        if for_good and provider:
-            _write(chat, "model.provider", provider)
+        write_setting(chat, for_good and bool(words), "model.default", choice.model)
+        write_setting(chat, for_good and bool(provider), "model.provider", provider)
     chat.route = await talk.model_name()
     window = "" if talk.remote else f", window {_window(await talk.route()):,} tokens"
     chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")
 
 
 def _window(route: Route) -> int:
-    return int(route.window_tokens or capabilities_of(route).window)
+    return int(route.window_tokens or models.capabilities_of(route).window)
 
 
 @slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
 async def _reasoning(chat: Chat, rest: str) -> None:
-    words, for_good = _split(rest)
+    words, for_good = split_words(rest)
     if words and words[0] in ("show", "hide"):
         chat.screen.reasoning = words[0] == "show"
-        if for_good:
-            _write(chat, "display.show_reasoning", chat.screen.reasoning)
+        write_setting(chat, for_good, "display.show_reasoning", chat.screen.reasoning)
     elif words and words[0] in EFFORTS:
         chat.talk.effort = words[0]
-        if for_good:
-            _write(chat, "agent.reasoning_effort", words[0])
+        write_setting(chat, for_good, "agent.reasoning_effort", words[0])
     elif words:
         raise UsageError(f"'{words[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
     effort = chat.talk.effort or chat.talk.settings.agent.reasoning_effort or "as the model does by itself"
@@ -323,20 +239,20 @@ async def _reasoning(chat: Chat, rest: str) -> None:
 
 @slash("tools", f"[enable|disable names] [{GLOBAL}]", "which tools are offered")
 async def _tools(chat: Chat, rest: str) -> None:
-    words, for_good = _split(rest)
+    words, for_good = split_words(rest)
     if words and words[0] in ("enable", "disable") and not for_good:
         chat.talk.change_toolsets(words[1:], on=words[0] == "enable")
     elif words or chat.talk.toolsets is None:
-        await _command(chat, "tools", *(words or ["list"]))
+        await run_command(chat, "tools", *(words or ["list"]))
     if chat.talk.toolsets is not None:
         chat.screen.note(f"In this conversation: {', '.join(sorted(chat.talk.toolsets)) or 'none'}.")
 
 
 @slash("skills", "[names|off]", "the skills there are, or follow some")
 async def _use_skills(chat: Chat, rest: str) -> None:
-    words, _ = _split(rest)
+    words, _ = split_words(rest)
     if not words:
-        await _command(chat, "skills", "list")
+        await run_command(chat, "skills", "list")
     elif words[0] == "off":
         chat.talk.skills = []
     else:
@@ -345,35 +261,33 @@ async def _use_skills(chat: Chat, rest: str) -> None:
         chat.screen.note(f"Followed here: {', '.join(skill.name for skill in chat.talk.skills) or 'none'}.")
 
 
-@slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", shared=True)
+@slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", "shared")
 async def _memory(chat: Chat, rest: str) -> None:
-    words, for_good = _split(rest)
+    words, for_good = split_words(rest)
     if words and words[0] in ("on", "off"):
         chat.talk.memory = words[0] == "on"
-        if for_good:
-            _write(chat, "memory.memory_enabled", chat.talk.memory)
+        write_setting(chat, for_good, "memory.memory_enabled", chat.talk.memory)
         chat.screen.note(f"Memory is {words[0]} in this conversation.")
     else:
-        await _command(chat, "memory", *(words or ["show"]))
+        await run_command(chat, "memory", *(words or ["show"]))
 
 
-@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", shared=True)
+@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", "shared")
 async def _mcp(chat: Chat, rest: str) -> None:
-    words, for_good = _split(rest)
+    words, for_good = split_words(rest)
     if len(words) == 2 and words[0] in ("enable", "disable"):
         on = words[0] == "enable"
         chat.talk.change_toolsets([f"mcp:{words[1]}"], on=on)
-        if for_good:
-            _write(chat, f"mcp_servers.{words[1]}.enabled", on)
+        write_setting(chat, for_good, f"mcp_servers.{words[1]}.enabled", on)
         chat.screen.note(f"The server {words[1]} is {'used' if on else 'not used'} in this conversation.")
     else:
-        await _command(chat, "mcp", *(words or ["list"]))
+        await run_command(chat, "mcp", *(words or ["list"]))
 
 
 # --- looking at turns ------------------------------------------------------------------------------------------------
 
 
-@slash("compress", "[topic]", "make the conversation shorter now", idle=True, shared=True)
+@slash("compress", "[topic]", "make the conversation shorter now", "idle", "shared")
 async def _compress(chat: Chat, rest: str) -> None:
     events: list[str] = []
 
@@ -421,7 +335,7 @@ async def _status(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n".join(columns([[name, str(value)] for name, value in facts.items()], 1, None)))
 
 
-@slash("prompt", "", "the system prompt as it is sent", shared=True)
+@slash("prompt", "", "the system prompt as it is sent", "shared")
 async def _prompt(chat: Chat, rest: str) -> None:
     prompt = (await chat.talk.session()).get("system_prompt")
     if not prompt:
@@ -443,7 +357,7 @@ async def _deny(chat: Chat, rest: str) -> None:
     await _approve(chat, "deny")
 
 
-@slash("yolo", "", "ask about nothing in this session, or ask again", shared=True)
+@slash("yolo", "", "ask about nothing in this session, or ask again", "shared")
 async def _yolo(chat: Chat, rest: str) -> None:
     chat.talk.yolo = not chat.talk.yolo
     how = "Nothing is asked about" if chat.talk.yolo else "What could do harm is asked about"
@@ -459,19 +373,21 @@ async def _stop(chat: Chat, rest: str) -> None:
 
 @slash("steer", "TEXT", "tell the turn something without stopping it")
 async def _steer(chat: Chat, rest: str) -> None:
-    if not rest:
-        raise UsageError("There are no words.", hint="/steer use the other file")
-    await chat.steer(rest)
+    await chat.steer(_text(rest, "/steer use the other file"))
 
 
 @slash("queue", "TEXT", "ask this after the turn")
 async def _queue(chat: Chat, rest: str) -> None:
+    chat.queue(_text(rest, "/queue then run the tests"), rest)
+
+
+def _text(rest: str, example: str) -> str:
     if not rest:
-        raise UsageError("There are no words.", hint="/queue then run the tests")
-    chat.queue(rest, rest)
+        raise UsageError("There are no words.", hint=example)
+    return rest
 
 
-@slash("processes", "", "commands in the background", shared=True)
+@slash("processes", "", "commands in the background", "shared")
 async def _processes(chat: Chat, rest: str) -> None:
     """Commands in the background, as the conversation tells of them: they live where the agent does."""
     calls: dict[str, str] = {}
@@ -497,7 +413,7 @@ def _object(text: str) -> Json:
 
 @slash("cron", "", "scheduled jobs")
 async def _cron(chat: Chat, rest: str) -> None:
-    await _command(chat, "cron", *(shlex.split(rest) or ["list"]))
+    await run_command(chat, "cron", *(shlex.split(rest) or ["list"]))
 
 
 @slash("expand", "", "all that the last tool said")
@@ -507,7 +423,7 @@ async def _expand(chat: Chat, rest: str) -> None:
     chat.screen.plain(chat.screen.last_output)
 
 
-@slash("debug", "", "the last request, without secrets", shared=True)
+@slash("debug", "", "the last request, without secrets", "shared")
 async def _debug(chat: Chat, rest: str) -> None:
     talk, result = chat.talk, chat.talk.result
     if result is None:

@@ -22,12 +22,10 @@ class BurstCache:
         self._since = 0.0
 
     def __call__(self, key: Hashable, find: Callable[[], R]) -> R:
-        """What was found a moment ago, or is found now."""
         found: R | None = self.get(key)
         return self.keep(key, find()) if found is None else found
 
     def get(self, key: Hashable) -> Any:
-        """What was found a moment ago; None where nothing was."""
         now = time.monotonic()
         if self._known and (now - self._since > SAME_MOMENT_S or not self._busy()):
             self._known.clear()
@@ -36,7 +34,6 @@ class BurstCache:
         return self._known.get(key)
 
     def keep(self, key: Hashable, found: R) -> R:
-        """What was found is known to others for this moment."""
         if len(self._known) < LATELY_MAX:
             self._known[key] = found
         return found

@@ -7,10 +7,12 @@ from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+import msgspec
+
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CUTS_COMPRESSED_BYTES_MIN
 
 Status = Literal[
@@ -26,6 +28,8 @@ Status = Literal[
 ]
 
 FINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
+# Nothing follows them in the log, unless another process goes on with an interrupted run.
+ENDING = FINAL | {"run.interrupted"}
 # Delivered at once; their content reaches the store a little later, and always before the next durable event.
 VOLATILE = frozenset({"text.delta", "reasoning.delta", "tool.drafted", "tool.output"})
 DURABLE = FINAL | {
@@ -54,20 +58,24 @@ DURABLE = FINAL | {
 }
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct, eq=False):
     """One entry of the log. `seq` and `ts` are set when it enters the log."""
 
     run_id: str
     type: str
     step: int = 0
-    data: dict[str, Any] = field(default_factory=dict)
+    data: JsonObject = msgspec.field(default_factory=dict)
     seq: int = 0
     ts: float = 0.0
     # The message of the model that it announces, for those who are there when it is committed.
-    message_row: Any = field(default=None, compare=False, repr=False)
+    message_row: Any = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def as_dict(self) -> JsonObject:
         return {
             "run_id": self.run_id,
             "seq": self.seq,
@@ -90,18 +98,26 @@ class Event:
 
 # --- status ----------------------------------------------------------------------------------------------------------
 
+# Most events: they say nothing about the status of a run that is at work.
+_NEUTRAL = VOLATILE | {
+    "model.started",
+    "reasoning.completed",
+    "message.completed",
+    "usage",
+    "tool.started",
+    "tool.finished",
+}
 _FINAL_STATUS: dict[str, Status] = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
 
-@dataclass(slots=True)
-class RunState:
+class RunState(msgspec.Struct):
     """The fold of a log: the only definition of a run's status."""
 
     status: Status = "queued"
     stopping: bool = False
-    approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    questions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    controls: set[str] = field(default_factory=set)
+    approvals: dict[str, JsonObject] = msgspec.field(default_factory=dict)
+    questions: dict[str, JsonObject] = msgspec.field(default_factory=dict)
+    controls: set[str] = msgspec.field(default_factory=set)
     started_at: float | None = None
     ended_at: float | None = None
     last_event: str = ""
@@ -111,7 +127,7 @@ class RunState:
     failure: str = ""
     code: str = ""
     error: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: JsonObject = msgspec.field(default_factory=dict)
     final_row: int | None = None
 
     @property
@@ -121,6 +137,8 @@ class RunState:
     def apply(self, event: Event) -> None:
         kind, data = event.type, event.data
         self.last_event, self.last_seq = kind, event.seq
+        if kind in _NEUTRAL and self.status == "running":
+            return
         if kind in VOLATILE or self.ended:
             return
         if kind == "control.received":
@@ -140,7 +158,8 @@ class RunState:
             self.questions.pop(data["request_id"], None)
         elif kind in FINAL:
             self.ended_at = event.ts
-            self.failure, self.code, self.error = (data.get(name) or "" for name in ("failure", "code", "error"))
+            self.failure, self.code = data.get("failure") or "", data.get("code") or ""
+            self.error = data.get("error") or ""
             self.usage = data.get("usage", {})
             self.final_row = data.get("row", data.get("partial_row"))
         self.status = self._status(kind)
@@ -204,7 +223,6 @@ class Cuts:
 
     @classmethod
     def load(cls, packed: str) -> Cuts:
-        """Those that were stored, to be gone on with."""
         cuts = cls()
         seqs, _, times = _unpacked(packed)
         if seqs:
@@ -231,7 +249,6 @@ class Cuts:
 
     @staticmethod
     def unpack(packed: str) -> Iterator[tuple[int, int, float]]:
-        """Sequence number, length and time of each delta."""
         seqs, offsets, times = _unpacked(packed)
         for at, seq in enumerate(seqs):
             yield seq, offsets[at + 1] - offsets[at], times[at] / 1000
@@ -265,7 +282,7 @@ def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
 
 
 def deltas(
-    run_id: str, step: int, type_: str, fixed: dict[str, Any], text: str, packed: str, after: int = 0
+    run_id: str, step: int, type_: str, fixed: JsonObject, text: str, packed: str, after: int = 0
 ) -> Iterator[Event]:
     seqs, offsets, times = _unpacked(packed)
     for at in range(bisect_right(seqs, after), len(seqs)):

@@ -260,7 +260,6 @@ _OPTION_WORDS = re.compile(
 
 
 def rejected_option(facts: FailureFacts) -> str | None:
-    """The optional parameter that a refusal names, if it names one."""
     if facts.status not in (400, 422):
         return None
     param = re.split(r"[.\[]", facts.param)[0] if facts.param else ""
@@ -290,7 +289,6 @@ def refuses_streaming(message: str) -> bool:
 
 
 def classify(facts: FailureFacts) -> Kind:
-    """The kind of failure; the first rule that fits."""
     if facts.interrupted:
         return "interrupted"
     if facts.deadline:
@@ -454,9 +452,7 @@ KINDS: dict[Kind, FailureKind] = {
     "tls": FailureKind("provider_rejected_request", False, "The model provider's certificate could not be verified."),
     "truncated_text": FailureKind("output_truncated", False, "The answer was truncated at the output limit."),
     "truncated_tool": FailureKind(
-        "output_truncated",
-        False,
-        "A tool call was truncated at the output limit and was not executed.",
+        "output_truncated", False, "A tool call was truncated at the output limit and was not executed."
     ),
     "answer_too_long": FailureKind("output_truncated", False, "The answer was truncated at agent.max_answer_chars."),
     "bad_structure": FailureKind(
@@ -474,9 +470,7 @@ KINDS: dict[Kind, FailureKind] = {
     "unknown": FailureKind("agent_incomplete", True, "The model call failed."),
     "max_iterations": FailureKind("max_iterations", False, "The steps allowed for this turn are used up."),
     "invalid_calls": FailureKind(
-        "agent_incomplete",
-        False,
-        "The model kept calling tools that do not exist or with bad arguments.",
+        "agent_incomplete", False, "The model kept calling tools that do not exist or with bad arguments."
     ),
     "session_busy": FailureKind("session_busy", True, "Another turn of this session is still running."),
     "server_restarted": FailureKind("server_restarted", True, "The server was restarted while this turn ran."),

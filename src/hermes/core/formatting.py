@@ -15,18 +15,15 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 def words(text: str) -> list[str]:
-    """A list separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def local(when: float | None) -> str:
-    """A time as it is read here."""
     moment = _moment(when)
     return moment.astimezone().strftime("%Y-%m-%d %H:%M") if moment else "?"
 
 
 def iso(when: float | None) -> str | None:
-    """A time for a document."""
     moment = _moment(when)
     return moment.isoformat(timespec="milliseconds") if moment else None
 
@@ -39,7 +36,6 @@ def _moment(when: float | None) -> datetime | None:
 
 
 def with_iso(value: Any) -> Any:
-    """A document whose times are written out."""
     if isinstance(value, list):
         return [with_iso(item) for item in value]
     if not isinstance(value, Mapping):
@@ -49,7 +45,6 @@ def with_iso(value: Any) -> Any:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time in words."""
     for unit, most in (("second", 90), ("minute", 90), ("hour", 36), ("day", 1e9)):
         if abs(seconds) < most:
             break
@@ -58,23 +53,19 @@ def span(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without anything that would steer a terminal."""
     return _STEERING.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """The text in one line."""
     return printable(" ".join(text.split()))
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
     unit = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
     return f"{count / 1024**unit:.1f} {_UNITS[unit]}" if unit else f"{count} bytes"
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things."""
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 

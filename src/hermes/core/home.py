@@ -80,7 +80,6 @@ class Home:
 
     @property
     def root(self) -> Path:
-        """The home of the profile `default`, which holds the others."""
         return self.path if self.profile == DEFAULT_PROFILE else self.path.parent.parent
 
 
@@ -254,7 +253,6 @@ def check_name(name: str, *, where: str = "") -> None:
 
 
 def sticky_profile(root: Path) -> str:
-    """What `hermes profile use` chose."""
     path = f"{root}/active_profile"
     if not os.path.exists(path):
         return DEFAULT_PROFILE
@@ -262,7 +260,6 @@ def sticky_profile(root: Path) -> str:
 
 
 def get_active_profile_name() -> str:
-    """The profile that a process started like this one works in."""
     return resolve().profile
 
 
@@ -270,7 +267,6 @@ def get_active_profile_name() -> str:
 
 
 def list_profiles(home: Home) -> list[str]:
-    """`default`, then the others by name."""
     try:
         found = [entry.name for entry in os.scandir(home.root / "profiles") if entry.is_dir()]
     except FileNotFoundError:
@@ -280,7 +276,6 @@ def list_profiles(home: Home) -> list[str]:
 
 
 def use_profile(home: Home, name: str) -> None:
-    """Make a profile the sticky choice."""
     open_profile(home.root, name)
     choice = home.root / "active_profile"
     if name == DEFAULT_PROFILE:

@@ -18,22 +18,19 @@ class _Pool:
     def __init__(self) -> None:
         self._lock, self._left = threading.Lock(), b""
 
-    def take(self, size: int) -> bytes:
+    def hex(self, size: int) -> str:
+        """So many of them, as text."""
         with self._lock:
             if len(self._left) < size:
                 self._left = os.urandom(_AT_ONCE_BYTES)
             taken, self._left = self._left[:size], self._left[size:]
-        return taken
+        return taken.hex()
 
 
 _pool = _Pool()
 # A forked child must not give out its parent's names.
 os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
-
-
-def random_hex(size: int) -> str:
-    """So many random bytes, as text."""
-    return _pool.take(size).hex()
+random_hex = _pool.hex
 
 
 def folder_name(session_id: str) -> str:

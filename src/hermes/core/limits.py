@@ -135,9 +135,6 @@ BUSY_S_MAX = 30.0
 BUSY_WAIT_S_MIN = 0.0005
 BUSY_WAIT_S_MAX = 0.01
 BATCH_JOBS_MAX = 256
-# A commit of at least so many is followed by one that waits a moment for more.
-COMMIT_SIBLINGS = 3
-COMMIT_DELAY_S = 0.003
 ROWS_COUNTED_S = 60.0
 FREE_BYTES_MIN = 256 * 1024
 WAL_KEPT_BYTES_MAX = 64 * 1024 * 1024

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from hermes.core.json_types import JsonMapping
 from hermes.core.text import text_of
 
 SUMMARY_MARK = "[Summary of the conversation so far]"
@@ -38,7 +38,7 @@ FOREIGN_SCRIPT_MARK = "[The job's script was run and brought data from outside.]
 SCRIPT_MARKS = (SCRIPT_MARK, FOREIGN_SCRIPT_MARK)
 
 
-def is_foreign(message: Mapping[str, Any]) -> bool:
+def is_foreign(message: JsonMapping) -> bool:
     """Whether a message brings text from outside: a framed answer of a tool, or a summary of such answers."""
     if message.get("role") == "tool":
         return _FRAMED.match(text_of(message.get("content"))) is not None

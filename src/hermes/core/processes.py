@@ -35,7 +35,6 @@ def is_alive(pid: int, start: float | None) -> bool:
 
 
 def booted_at() -> float:
-    """When the machine was started, by the clock."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

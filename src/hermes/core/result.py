@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from hermes.core.failures import Kind
-
-Message = dict[str, Any]
+from hermes.core.json_types import Message
 
 
 class UsageDetails(TypedDict):

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from hermes.core.ids import UNRECORDED, random_hex, scope_name
+from hermes.core.json_types import JsonMapping, JsonObject
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]
 OnDetach = Literal["cancel", "continue"]
 ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
 Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
-Content = str | list[dict[str, Any]]
+Content = str | list[JsonObject]
 _SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_models", "allowed_tools")
 
 
@@ -35,8 +36,8 @@ class RouteChoice:
     base_url: str | None = None
     api_mode: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
+    extra_body: JsonMapping = field(default_factory=dict, repr=False)
+    fallbacks: tuple[JsonMapping | str, ...] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str | None:
@@ -64,25 +65,25 @@ class RunSpec(msgspec.Struct, frozen=True):
     source: Source = "api_server"
     owner: str = "default"
     session_key: str | None = None
-    history: list[dict[str, Any]] | None = None
+    history: list[JsonObject] | None = None
     verbatim: bool = False
     continues: bool = False
     user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None
-    sampling: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    reasoning: Mapping[str, Any] | None = None
-    response_format: Mapping[str, Any] | None = None
+    sampling: JsonMapping = msgspec.field(default_factory=dict)
+    reasoning: JsonMapping | None = None
+    response_format: JsonMapping | None = None
     max_output_tokens: int | None = None
     toolsets: frozenset[str] | None = None
     toolsets_by_default: bool = False
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
     allowed_models: frozenset[str] | None = None
-    client_tools: tuple[Mapping[str, Any], ...] = ()
+    client_tools: tuple[JsonMapping, ...] = ()
     allowed_tools: frozenset[str] | None = None
-    results: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: str | Mapping[str, Any] | None = None
+    results: tuple[JsonMapping, ...] = ()
+    tool_choice: str | JsonMapping | None = None
     approvals: str | None = None
     answerable: bool = False
     max_iterations: int | None = None
@@ -117,13 +118,12 @@ class RunSpec(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
-        """The spec under these ceilings besides its own."""
         if toolsets is None and models is None:
             return self
         policy, allowed = narrowed(self.tool_policy, toolsets), narrowed(self.allowed_models, models)
         return self.replace(tool_policy=policy, allowed_models=allowed)
 
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> JsonObject:
         """The spec as it is kept with the run: all that it says, but for the credentials."""
         out = _said(self, _STORED)
         if self.route is not None:
@@ -134,7 +134,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         return out
 
     @classmethod
-    def from_stored(cls, stored: Mapping[str, Any]) -> RunSpec:
+    def from_stored(cls, stored: JsonMapping) -> RunSpec:
         """The spec again. What a later version has added to it is unknown here and left out."""
         known = cls.__struct_fields__
         values = {name: value for name, value in stored.items() if name in known}
@@ -151,25 +151,24 @@ class RunSpec(msgspec.Struct, frozen=True):
 
 
 def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
-    """Two ceilings together; None is no ceiling."""
     if first is None or second is None:
         return second if first is None else first
     return first & second
 
 
-def _stored_spec() -> dict[str, Any]:
+def _stored_spec() -> JsonObject:
     """The fields that are kept, each with what need not be."""
     return {
         item.name: {} if item.default is msgspec.NODEFAULT else item.default for item in msgspec.structs.fields(RunSpec)
     }
 
 
-def _stored_route() -> dict[str, Any]:
+def _stored_route() -> JsonObject:
     kept = [item for item in fields(RouteChoice) if item.name not in ("api_key", "extra_body", "fallbacks")]
     return {item.name: {} if item.default is MISSING else item.default for item in kept}
 
 
-def _said(thing: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+def _said(thing: Any, stored: JsonMapping) -> JsonObject:
     return {name: value for name, unsaid in stored.items() if (value := getattr(thing, name)) != unsaid}
 
 
@@ -181,7 +180,7 @@ class Control:
     """A wish that reaches a run from outside. `credential` is the name of the key that it came with, if any."""
 
     control: ControlKind
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: JsonMapping = field(default_factory=dict)
     by: str = "user"
     surface: str = ""
     credential: str = ""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
+
+from hermes.core.json_types import JsonMapping, JsonObject
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "error", "unknown"]
 ReasoningForm = Literal["raw", "summary"]
 
 
-@dataclass(slots=True)
-class Text:
+class Text(msgspec.Struct):
     text: str
 
 
-@dataclass(slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct):
     """Reasoning text; a signature closes the block of reasoning since the last signature."""
 
     text: str
@@ -24,29 +24,26 @@ class Reasoning:
     signature: str = ""
 
 
-@dataclass(slots=True)
-class ToolDelta:
+class ToolDelta(msgspec.Struct):
     """A fragment of a tool call. With `whole`, `arguments` are all of them and replace the fragments so far."""
 
     index: int | None = None
     id: str = ""
     name: str = ""
     arguments: str = ""
-    extra: Any = None
+    extra: object = None
     whole: bool = False
 
 
-@dataclass(slots=True)
-class Opaque:
+class Opaque(msgspec.Struct):
     """Something the provider wants back, unread, on the next request. With `joins` it is a piece of one text."""
 
     kind: str
-    data: Any
+    data: object
     joins: bool = False
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     """Token counts; None is "not said". `input_tokens` holds every prompt token, cached ones included."""
 
     input_tokens: int | None = None
@@ -59,27 +56,21 @@ class Usage:
 
     def updated(self, later: Usage) -> Usage:
         """What was said last wins, count by count."""
-        merged = {f.name: b if (b := getattr(later, f.name)) is not None else getattr(self, f.name) for f in _COUNTS}
-        return Usage(**merged)
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(later), strict=True)
+        return Usage(*(before if after is None else after for before, after in pairs))
 
 
-_COUNTS = fields(Usage)
-
-
-@dataclass(slots=True)
-class Model:
+class Model(msgspec.Struct):
     name: str
 
 
-@dataclass(slots=True)
-class Finish:
+class Finish(msgspec.Struct):
     """The answer is whole; nothing of it follows but usage."""
 
     reason: FinishReason
 
 
-@dataclass(slots=True)
-class ServerError:
+class ServerError(msgspec.Struct):
     """The provider broke off with words of its own inside the stream."""
 
     status: int | None
@@ -90,20 +81,19 @@ class ServerError:
 Part = Text | Reasoning | ToolDelta | Opaque | Usage | Model | Finish | ServerError
 
 
-@dataclass(slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct):
     id: str
     name: str
     arguments: str
-    extra: Any = None
+    extra: object = None
 
     @classmethod
-    def from_dict(cls, call: Mapping[str, Any]) -> ToolCall:
+    def from_dict(cls, call: JsonMapping) -> ToolCall:
         function = call["function"]
         return cls(call["id"], function["name"], function["arguments"], call.get("extra_content"))
 
-    def as_dict(self) -> dict[str, Any]:
-        call: dict[str, Any] = {
+    def as_dict(self) -> JsonObject:
+        call: JsonObject = {
             "id": self.id,
             "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
@@ -113,12 +103,11 @@ class ToolCall:
         return call
 
 
-@dataclass(slots=True)
-class Assembled:
+class Assembled(msgspec.Struct):
     text: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    opaque: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[ToolCall] = msgspec.field(default_factory=list)
+    opaque: list[JsonObject] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     model: str = ""
     finish_reason: FinishReason = "unknown"

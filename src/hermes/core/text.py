@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonObject
+
 _encode = msgspec.json.Encoder().encode
 
 
-def spaced_json(value: Any) -> str:
+def spaced_json(value: object) -> str:
     """JSON with the spaces of `json.dumps`, in a third of its time."""
     return msgspec.json.format(_encode(value), indent=0).decode()
 
@@ -43,7 +45,6 @@ def whole_text(text: str) -> str:
 
 
 def whole_tree(value: Any) -> Any:
-    """A JSON value with every string in it whole."""
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, dict):
@@ -57,8 +58,7 @@ def whole_tree(value: Any) -> Any:
 FLAG_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-def text_of(content: str | list[dict[str, Any]] | None) -> str:
-    """The words of a message."""
+def text_of(content: str | list[JsonObject] | None) -> str:
     if isinstance(content, list):
         texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "\n".join(str(part.get("text", "")) for part in texts)

@@ -76,7 +76,6 @@ class Threads:
         self.abandoned = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """The function's result, computed in a thread."""
         return await self.submit(function).future
 
     async def call_for(self, messages: int, function: Callable[[], Any]) -> Any:
@@ -84,7 +83,6 @@ class Threads:
         return function() if messages <= MESSAGES_AT_ONCE_MAX else await self.call(function)
 
     def submit(self, function: Callable[[], Any]) -> Job:
-        """Hand over a call."""
         job = Job(self, function)
         with self._lock:
             self._queued += 1
@@ -135,7 +133,6 @@ class Threads:
             job = None  # or an idle thread would hold on to what it was given
 
     def close(self) -> None:
-        """Let idle threads go at once."""
         with self._lock:
             self._closed = True
             count = self._threads

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
 
 from hermes.core.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOKENS, IMAGE_TOKENS_MIN, PIXELS_PER_TOKEN
 
 
-def estimate(value: Any) -> int:
-    """Roughly how many tokens a message, a schema or a text takes."""
+def estimate(value: object) -> int:
     if isinstance(value, str):
         return int(len(value.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
     if isinstance(value, dict) and value.get("type") == "image_url":

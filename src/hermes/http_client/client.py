@@ -16,16 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from yarl import URL
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
-from hermes.http_client.exchange import (
-    Answer,
-    ConnectFailed,
-    Connection,
-    RequestTimeout,
-    Timeouts,
-    TlsFailed,
-    plain,
-)
+from hermes.http_client.exchange import Answer, ConnectFailed, Connection, RequestTimeout, Timeouts, TlsFailed, plain
 
 _P = TypeVar("_P", "Connection", "_Tunnel", "_Stream")
 
@@ -128,7 +121,9 @@ class HttpClient:
 
     async def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Answer:
         place, began_at = _place(url), asyncio.get_running_loop().time()
-        data = _head(method, place, headers, body, self._through(place)) + body
+        head = _head(method, place, tuple(headers.items()), self._through(place))
+        sized = body or method in ("POST", "PUT", "PATCH")
+        data = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body) if sized else head + b"\r\n"
 
         async def over(connection: Connection) -> Answer:
             answer = Answer(connection, timeouts, began_at, unpacks=self._unpacks)
@@ -161,7 +156,6 @@ class HttpClient:
         return await over(opened)
 
     def _through(self, place: _Place) -> str | None:
-        """The proxy that is told the whole address."""
         return self._proxy if place.scheme == "http" else None
 
     @staticmethod
@@ -182,7 +176,6 @@ class HttpClient:
         return None
 
     def rest(self, connection: Connection) -> None:
-        """Keep a connection for the next exchange."""
         if self._keeps:
             self._idle.setdefault(connection.key, []).append(connection)
             connection.resting = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
@@ -216,7 +209,7 @@ class HttpClient:
 
     async def _dial(self, place: _Place, make: Callable[[], _P]) -> _P:
         """Connect to the first address that can be had; one that is silent for a moment is not waited for alone."""
-        how: dict[str, Any] = {}
+        how: JsonObject = {}
         if place.scheme == "https":
             how = {"ssl": await self._context(), "server_hostname": place.host.rstrip(".")}
         tried: list[_P] = []
@@ -282,7 +275,6 @@ class HttpClient:
         return protocol.reader, asyncio.StreamWriter(protocol.transport, protocol, protocol.reader, loop)
 
     async def _tunnel(self, place: _Place, connection: Connection) -> Connection:
-        """Through the proxy to the other side, and TLS with that."""
         loop, tls = asyncio.get_running_loop(), await self._context()
         tunnel = await self._through_proxy(place)
         assert tunnel.transport is not None
@@ -359,19 +351,19 @@ def _known(name: str, address: str) -> list[str]:
     return [f"{name}: Basic " + base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()]
 
 
-def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, proxy: str | None) -> bytes:
+@lru_cache(maxsize=64)
+def _head(method: str, place: _Place, headers: tuple[tuple[str, str], ...], proxy: str | None) -> bytes:
+    """The head of a request but for its length, without the empty line that ends it."""
     target = place.target if proxy is None else f"http://{place.authority}{place.target}"
     lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}"]
-    names = {name.lower() for name in headers}
+    names = {name.lower() for name, _ in headers}
     lines += [f"{name}: {value}" for name, value in _USUAL.items() if name.lower() not in names]
-    lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _OURS]
-    if body or method in ("POST", "PUT", "PATCH"):
-        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name}: {value}" for name, value in headers if name.lower() not in _OURS]
     lines += _known("Authorization", place.url) if "authorization" not in names else ()
     lines += _known("Proxy-Authorization", proxy) if proxy is not None else ()
-    if not all(map(_NAME.fullmatch, headers)) or any(map(_UNFIT.search, lines)):
+    if not all(_NAME.fullmatch(name) for name, _ in headers) or any(map(_UNFIT.search, lines)):
         raise ConnectFailed("A header of the request has no fit name, or holds a line break.")
-    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+    return "\r\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 
 _USUAL = {"User-Agent": "hermes", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"}

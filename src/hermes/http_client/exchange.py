@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import httptools
+import msgspec
 from multidict import CIMultiDict
 
 from hermes.core.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX, INFLATED_PIECE_BYTES_MAX
@@ -42,8 +42,7 @@ class TlsFailed(TransportError):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True):
     """Seconds for the whole exchange, and of silence."""
 
     total_s: float = 1800.0
@@ -359,7 +358,6 @@ class Answer:
             self.fail(ConnectFailed(plain(error) if error else "The connection was closed before an answer came."))
 
     def fail(self, error: Exception) -> None:
-        """It will not come to its end."""
         if self._error is None and not self._over:
             self._error = error
             self._timer.cancel()

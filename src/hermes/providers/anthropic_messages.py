@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.providers import base
 from hermes.providers.table import (
@@ -37,7 +37,7 @@ class AnthropicMessages:
         choice = _tool_choice(prompt, facts)
         limit = output_limit(facts, prompt.max_output, route.max_output_tokens, route.window_tokens)
         limit, thinking = _thinking(prompt, facts, limit, choice)
-        body: base.JsonObject = {
+        body: JsonObject = {
             "model": route.model,
             "max_tokens": limit,
             "messages": _messages(prompt),
@@ -80,7 +80,7 @@ PROVIDER: base.Provider = AnthropicMessages()
 
 # --- requests: parameters --------------------------------------------------------------------------------------------
 
-_CHOICES: dict[str, base.JsonObject] = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
+_CHOICES: dict[str, JsonObject] = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
 _TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
 
 
@@ -93,7 +93,7 @@ def _url(base_url: str) -> str:
     return base.endpoint(base_url, "/messages" if address.endswith(("/v1", "/v1/messages")) else "/v1/messages")
 
 
-def _tool(tool: base.ToolSchema) -> base.JsonObject:
+def _tool(tool: base.ToolSchema) -> JsonObject:
     return {
         "name": tool.name,
         **({"description": described} if (described := tool.full_description) else {}),
@@ -101,12 +101,12 @@ def _tool(tool: base.ToolSchema) -> base.JsonObject:
     }
 
 
-def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | None:
+def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
     """The choice in this protocol's words; a forced one becomes free where the model refuses to be forced."""
     if not prompt.tools or "tool_choice" in prompt.dropped:
         return None
     given = prompt.tool_choice
-    choice: base.JsonObject | None = None
+    choice: JsonObject | None = None
     if isinstance(given, str):
         choice = _CHOICES.get(given)
     elif given is not None:
@@ -119,13 +119,11 @@ def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | No
     return dict(choice) if choice else None
 
 
-def _forced(choice: base.JsonObject | None) -> bool:
+def _forced(choice: JsonObject | None) -> bool:
     return choice is not None and choice["type"] in ("any", "tool")
 
 
-def _thinking(
-    prompt: base.Prompt, facts: ModelFacts, limit: int, choice: base.JsonObject | None
-) -> tuple[int, base.JsonObject]:
+def _thinking(prompt: base.Prompt, facts: ModelFacts, limit: int, choice: JsonObject | None) -> tuple[int, JsonObject]:
     """The output limit, and the fields that switch thinking on or off."""
     effort = base.wanted_effort(prompt.reasoning)
     if prompt.dropped & {"thinking", "reasoning"}:
@@ -138,7 +136,7 @@ def _thinking(
     return budgeted_thinking(facts, effort, limit)
 
 
-def _unsigned_calls(messages: list[base.Message]) -> bool:
+def _unsigned_calls(messages: list[Message]) -> bool:
     last = next((m for m in reversed(messages) if m.get("role") == "assistant"), {})
     return bool(last.get("tool_calls")) and not _thoughts(last)
 
@@ -152,9 +150,9 @@ _FIELDS = {
 }
 
 
-def _sampling(prompt: base.Prompt, capabilities: base.Capabilities, thinking: base.JsonObject) -> base.JsonObject:
+def _sampling(prompt: base.Prompt, capabilities: base.Capabilities, thinking: JsonObject) -> JsonObject:
     given = base.sampling_sent(prompt, capabilities)
-    fields: base.JsonObject = {}
+    fields: JsonObject = {}
     if base.as_dict(thinking.get("thinking")).get("type") not in ("enabled", "adaptive"):
         # Of the two only one may be set, and the temperature ends at 1 here.
         if "temperature" in given:
@@ -173,7 +171,7 @@ def _sampling(prompt: base.Prompt, capabilities: base.Capabilities, thinking: ba
     return fields
 
 
-def _output_format(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | None:
+def _output_format(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
     """A strict schema only: others need not be within what the model can be held to."""
     schema = base.as_dict((prompt.response_format or {}).get("json_schema"))
     if not facts.json_schema or not schema.get("strict") or prompt.dropped & {"response_format", "output_config"}:
@@ -181,7 +179,7 @@ def _output_format(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject | 
     return {"type": "json_schema", "schema": schema.get("schema") or {}}
 
 
-def _mark_for_cache(body: base.JsonObject, ttl: str) -> None:
+def _mark_for_cache(body: JsonObject, ttl: str) -> None:
     """Marks, at most four: the tools, the system text, and the last two user messages."""
     mark = {"type": "ephemeral", **({"ttl": ttl} if ttl == "1h" else {})}
     users = [m["content"] for m in body["messages"] if m["role"] == "user"]
@@ -195,9 +193,9 @@ def _mark_for_cache(body: base.JsonObject, ttl: str) -> None:
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def _messages(prompt: base.Prompt) -> list[base.Message]:
+def _messages(prompt: base.Prompt) -> list[Message]:
     """Alternating messages of blocks: neighbours of one role are one message, results come first in theirs."""
-    wire: list[base.Message] = []
+    wire: list[Message] = []
     for message in prompt.messages:
         role = message.get("role")
         if role == "assistant":
@@ -218,27 +216,27 @@ def _messages(prompt: base.Prompt) -> list[base.Message]:
     return wire
 
 
-def _add(wire: list[base.Message], role: str, blocks: list[base.JsonObject]) -> None:
+def _add(wire: list[Message], role: str, blocks: list[JsonObject]) -> None:
     if blocks and wire and wire[-1]["role"] == role:
         wire[-1]["content"].extend(blocks)
     elif blocks:
         wire.append({"role": role, "content": blocks})
 
 
-def _text_blocks(text: str) -> list[base.JsonObject]:
+def _text_blocks(text: str) -> list[JsonObject]:
     """Text as a block; blank text has none, for it would be refused."""
     return [{"type": "text", "text": text}] if text.strip() else []
 
 
-def _content_blocks(content: Any) -> list[base.JsonObject]:
-    blocks: list[base.JsonObject] = []
+def _content_blocks(content: object) -> list[JsonObject]:
+    blocks: list[JsonObject] = []
     for part in base.content_parts(content):
         image = base.image_of(part)
         blocks.extend([_image(image[0])] if image else _text_blocks(part.get("text") or ""))
     return blocks
 
 
-def _image(url: str) -> base.JsonObject:
+def _image(url: str) -> JsonObject:
     if inline := base.inline_data(url):
         return {"type": "image", "source": {"type": "base64", "media_type": inline[0], "data": inline[1]}}
     if url.startswith(("http://", "https://")):
@@ -246,13 +244,13 @@ def _image(url: str) -> base.JsonObject:
     return {"type": "text", "text": "(An image that cannot be read.)"}
 
 
-def _result(message: base.Message) -> list[base.JsonObject]:
+def _result(message: Message) -> list[JsonObject]:
     content = message.get("content")
     result = _content_blocks(content) if isinstance(content, list) else base.text_of(content)
     return [{"type": "tool_result", "tool_use_id": _wire_id(message.get("tool_call_id")), "content": result}]
 
 
-def _assistant_blocks(message: base.Message) -> list[base.JsonObject]:
+def _assistant_blocks(message: Message) -> list[JsonObject]:
     blocks = [*_thoughts(message), *_text_blocks(base.text_of(message.get("content")))]
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
@@ -267,9 +265,9 @@ def _assistant_blocks(message: base.Message) -> list[base.JsonObject]:
     return blocks
 
 
-def _thoughts(message: base.Message) -> list[base.JsonObject]:
+def _thoughts(message: Message) -> list[JsonObject]:
     """Thinking as it was given; only signed blocks are taken back."""
-    blocks: list[base.JsonObject] = []
+    blocks: list[JsonObject] = []
     for kind, data in base.opaque_items(message, API_MODE):
         if kind == "signed_reasoning" and isinstance(data, dict) and data.get("signature"):
             blocks.append({"type": "thinking", "thinking": data.get("text") or "", "signature": data["signature"]})
@@ -278,7 +276,7 @@ def _thoughts(message: base.Message) -> list[base.JsonObject]:
     return blocks
 
 
-def _wire_id(call_id: Any) -> str:
+def _wire_id(call_id: object) -> str:
     """Ids that other protocols made may hold characters that this one refuses."""
     return _NOT_IN_IDS.sub("_", base.as_str(call_id)) or "call"
 
@@ -296,7 +294,7 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-def _message_start(data: base.JsonObject) -> Sequence[Part]:
+def _message_start(data: JsonObject) -> Sequence[Part]:
     message = base.as_dict(data.get("message"))
     return [*_model(message), *_usage(base.as_dict(message.get("usage")), True)]
 
@@ -309,21 +307,21 @@ _DELTAS: dict[str, tuple[str, Callable[[str, int | None], Part]]] = {
 }
 
 
-def _block_delta(data: base.JsonObject) -> Sequence[Part]:
+def _block_delta(data: JsonObject) -> Sequence[Part]:
     delta = base.as_dict(data.get("delta"))
     field, part = _DELTAS.get(base.as_str(delta.get("type")), ("", None))
     text = delta.get(field)
     return (part(text, base.as_index(data.get("index"))),) if part and type(text) is str and text else ()
 
 
-def _message_delta(data: base.JsonObject) -> Sequence[Part]:
+def _message_delta(data: JsonObject) -> Sequence[Part]:
     usage = base.as_dict(data.get("usage"))
     # Some servers repeat the uncached input alone here; it says all only beside the counts of the cache.
     complete = any(base.token_count(usage.get(key)) is not None for key in _CACHE_KEYS)
     return [*_usage(usage, complete), *_finish(base.as_dict(data.get("delta")))]
 
 
-_EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
+_EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
     "message_start": _message_start,
     "content_block_start": lambda data: _block(
         base.as_dict(data.get("content_block")), base.as_index(data.get("index")), False
@@ -335,8 +333,7 @@ _EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
 _CACHE_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-def _block(block: base.JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
-    """A content block, as it begins or as a whole."""
+def _block(block: JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
     kind = block.get("type")
     if kind == "text":
         text = base.as_str(block.get("text"))
@@ -354,7 +351,7 @@ def _block(block: base.JsonObject, index: int | None, whole: bool) -> Sequence[P
     return ()
 
 
-def _whole(message: base.JsonObject) -> list[Part]:
+def _whole(message: JsonObject) -> list[Part]:
     out = _model(message)
     blocks = message.get("content")
     for index, block in enumerate(blocks if type(blocks) is list else ()):
@@ -362,17 +359,17 @@ def _whole(message: base.JsonObject) -> list[Part]:
     return [*out, *_usage(base.as_dict(message.get("usage")), True), *_finish(message)]
 
 
-def _model(message: base.JsonObject) -> list[Part]:
+def _model(message: JsonObject) -> list[Part]:
     name = base.as_str(message.get("model"))
     return [Model(name)] if name else []
 
 
-def _finish(holder: base.JsonObject) -> list[Part]:
+def _finish(holder: JsonObject) -> list[Part]:
     reason = base.as_str(holder.get("stop_reason"))
     return [Finish(_FINISH.get(reason, "unknown"))] if reason else []
 
 
-def _usage(usage: base.JsonObject, with_input: bool) -> list[Part]:
+def _usage(usage: JsonObject, with_input: bool) -> list[Part]:
     """Token counts; cached input is not within `input_tokens` on this wire, so it is added."""
     fresh = base.token_count(usage.get("input_tokens"))
     read, written = (base.token_count(usage.get(key)) for key in _CACHE_KEYS)

@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
 
 from hermes.core.failures import FailureFacts
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX
 from hermes.core.stream_parts import Part, ServerError
-
-Message = dict[str, Any]
-JsonObject = dict[str, Any]
-
+from hermes.core.tokens import estimate
 
 # The parameters of a call that a caller may set, under our names.
 SAMPLING = frozenset(
@@ -81,7 +80,7 @@ class Route:
     window_tokens: int | None = None
     max_output_tokens: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: JsonMapping = field(default_factory=dict)
     request_timeout_s: float | None = None
     stale_timeout_s: float | None = None
 
@@ -91,8 +90,7 @@ class Route:
         return (self.provider, self.base_url, self.api_mode, self.model)
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
     it is offered unless the caller says otherwise, where it can handle but few."""
 
@@ -122,7 +120,6 @@ class ToolSchema:
 
     @property
     def grammar(self) -> JsonObject | None:
-        """The grammar that its text must match."""
         form = self.format or {}
         if form.get("type") != "grammar":
             return None
@@ -137,6 +134,31 @@ class ToolSchema:
         return f"{self.description}\n\nThe input must match this {syntax} grammar:\n{definition}".strip()
 
 
+class ToolSchemas(tuple[ToolSchema, ...]):
+    """The tools of a request, with what is derived from them: they are the same in many requests."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(schema.name for schema in self)
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(estimate({"n": one.name, "d": one.full_description, "p": one.parameters}) for one in self)
+
+    @cached_property
+    def has_grammar(self) -> bool:
+        return any(schema.grammar for schema in self)
+
+    @cached_property
+    def _encoded(self) -> dict[Callable[[ToolSchema], JsonObject], Encoded]:
+        return {}
+
+    def encoded(self, form: Callable[[ToolSchema], JsonObject]) -> Encoded:
+        if form not in self._encoded:
+            self._encoded[form] = Encoded(map(form, self))
+        return self._encoded[form]
+
+
 class Encoded(list[JsonObject]):
     """A list that is sent again and again, with its JSON."""
 
@@ -145,26 +167,20 @@ class Encoded(list[JsonObject]):
         return msgspec.Raw(msgspec.json.encode(list(self)))
 
 
-def encoded(form: Callable[[ToolSchema], JsonObject]) -> Callable[[tuple[ToolSchema, ...]], Encoded]:
-    """Tools in the form of a protocol; those of the last few requests are known."""
-    return lru_cache(maxsize=8)(lambda schemas: Encoded(map(form, schemas)))
-
-
-@dataclass(slots=True)
-class Prompt:
+class Prompt(msgspec.Struct):
     """All that one model call says, in canonical form.
 
     `prefill` is the beginning of the assistant's answer where the route can go on from one. `dropped` names optional
     parameters that this route has refused before.
     """
 
-    system: list[str] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    tools: Sequence[ToolSchema] = ()
-    sampling: JsonObject = field(default_factory=dict)
-    reasoning: JsonObject | None = None
-    tool_choice: str | JsonObject | None = None
-    response_format: JsonObject | None = None
+    system: list[str] = msgspec.field(default_factory=list)
+    messages: list[Message] = msgspec.field(default_factory=list)
+    tools: ToolSchemas = ToolSchemas()
+    sampling: JsonMapping = msgspec.field(default_factory=dict)
+    reasoning: JsonMapping | None = None
+    tool_choice: str | JsonMapping | None = None
+    response_format: JsonMapping | None = None
     max_output: int | None = None
     prefill: str = ""
     cache_ttl: str = "5m"
@@ -172,23 +188,24 @@ class Prompt:
     dropped: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True)
-class WireRequest:
+class WireRequest(msgspec.Struct):
     """A request as it goes out. `left_out` names the sampling parameters that the protocol or the model cannot take."""
 
     method: str
     url: str
-    headers: dict[str, str] = field(repr=False)
+    headers: Mapping[str, str]
     body: JsonObject
     left_out: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"WireRequest({self.method!r}, {self.url!r}, {self.body!r})"
 
-@dataclass(slots=True)
-class WireEvent:
+
+class WireEvent(msgspec.Struct):
     """One decoded event of a stream, or, with `whole`, a whole body."""
 
     name: str
-    data: Any
+    data: object
     whole: bool = False
 
 
@@ -216,8 +233,7 @@ class Provider(Protocol):
     def capabilities(self, model: str) -> Capabilities: ...
 
 
-def error_fields(body: Any) -> tuple[str, str, str]:
-    """Message, code and parameter of an error body, in any of the shapes that are in use."""
+def error_fields(body: object) -> tuple[str, str, str]:
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, str):
         return error, "", ""
@@ -254,7 +270,6 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def refusal_facts(status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
-    """The facts of an answer whose status is an error."""
     text = body.decode("utf-8", "replace")
     try:
         message, code, param = error_fields(json.loads(text))
@@ -304,7 +319,6 @@ STATUS_BY_CODE: dict[str, int] = {
 
 
 def server_error(body: JsonObject) -> ServerError:
-    """An error that arrives where an answer was expected."""
     message, code, _ = error_fields(body)
     error = body.get("error")
     fields = error if isinstance(error, dict) else body
@@ -344,15 +358,17 @@ def left_out(
 ) -> tuple[str, ...]:
     """The parameters that were given and are not in the body. `fields` tells where some of them go; `unsent` are fields
     of messages that the protocol has no place for, as for `grammars` of tools unless told otherwise."""
-    given = [name for name, value in prompt.sampling.items() if value is not None]
-    thinks = any(name in body for name in ("reasoning", "reasoning_effort", "thinking"))
-    if not thinks and wanted_effort(prompt.reasoning) not in (None, "", "none"):
-        given.append("reasoning_effort")
-    idle = set() if prompt.tools else {"parallel_tool_calls"}
-    absent = [name for name in given if fields.get(name, name) not in body and name not in idle]
-    if not grammars and any(tool.grammar for tool in prompt.tools):
+    absent: list[str] = []
+    for name, value in prompt.sampling.items():
+        if value is not None and fields.get(name, name) not in body and (prompt.tools or name != "parallel_tool_calls"):
+            absent.append(name)
+    effort = wanted_effort(prompt.reasoning) if prompt.reasoning is not None else None
+    if effort not in (None, "", "none") and body.keys().isdisjoint(("reasoning", "reasoning_effort", "thinking")):
+        absent.append("reasoning_effort")
+    if not grammars and prompt.tools.has_grammar:
         absent.append("tools.format")
-    absent += (f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages)))
+    if unsent:
+        absent += [f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages))]
     return tuple(sorted(absent))
 
 
@@ -362,7 +378,7 @@ def reasoning_given(message: Message) -> str:
     return "".join(as_str(data) for kind, data in items if kind == "reasoning_content")
 
 
-_MESSAGE_FIELDS: dict[str, Callable[[Message], Any]] = {
+_MESSAGE_FIELDS: dict[str, Callable[[Message], object]] = {
     "name": lambda message: message.get("name"),
     "reasoning_content": reasoning_given,
 }
@@ -373,26 +389,30 @@ def post(
     url: str,
     body: JsonObject,
     secret: Mapping[str, str],
-    own: Mapping[str, str] | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
     without: tuple[str, ...] = (),
 ) -> WireRequest:
     """The request, with what the operator set laid over what is ours, and the credential over both."""
-    body = {**body, **route.extra_body}
+    if route.extra_body:
+        body = {**body, **route.extra_body}
     accept = "text/event-stream" if body.get("stream") else "application/json"
-    # Names that differ in case only are one header.
-    headers: dict[str, tuple[str, str]] = {}
-    for some in ({"Content-Type": "application/json", "Accept": accept}, own or {}, route.headers, secret):
-        headers.update({name.lower(): (name, value) for name, value in some.items()})
-    return WireRequest("POST", url, dict(headers.values()), body, without)
+    given = (*own.items(), *route.headers.items(), *secret.items())
+    return WireRequest("POST", url, _headers(accept, given), body, without)
+
+
+@lru_cache(maxsize=64)
+def _headers(accept: str, given: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Names that differ in case only are one header; the last one counts."""
+    usual = (("Content-Type", "application/json"), ("Accept", accept))
+    return MappingProxyType(dict({name.lower(): (name, value) for name, value in (*usual, *given)}.values()))
 
 
 def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
-    """The sampling parameters that go out, under our names."""
     taken = capabilities.options - prompt.dropped
     return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
 
 
-def wanted_effort(reasoning: JsonObject | None) -> str | None:
+def wanted_effort(reasoning: JsonMapping | None) -> str | None:
     """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
     if reasoning is None:
         return None
@@ -402,34 +422,31 @@ def wanted_effort(reasoning: JsonObject | None) -> str | None:
     return effort if isinstance(effort, str) else ""
 
 
-def content_parts(content: Any) -> list[JsonObject]:
-    """Content as a list of parts, whichever way it is written."""
+def content_parts(content: object) -> list[JsonObject]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "image_url")]
 
 
-def text_of(content: Any, separator: str = "") -> str:
+def text_of(content: object, separator: str = "") -> str:
     if isinstance(content, str):
         return content
     return separator.join(part.get("text") or "" for part in content_parts(content) if part.get("type") == "text")
 
 
 def image_of(part: JsonObject) -> tuple[str, str | None] | None:
-    """Address and detail of an image part; None for any other part."""
     image = part.get("image_url") if part.get("type") == "image_url" else None
     if isinstance(image, str):
         return image, None
     return (str(image.get("url") or ""), image.get("detail")) if isinstance(image, dict) else None
 
 
-def images_of(content: Any) -> list[JsonObject]:
+def images_of(content: object) -> list[JsonObject]:
     return [part for part in content_parts(content) if part.get("type") == "image_url"]
 
 
 def inline_data(url: str) -> tuple[str, str] | None:
-    """Media type and base64 text of a data URL."""
     match = _DATA_URL.fullmatch(url)
     return ("image/jpeg" if match[1] == "image/jpg" else match[1], match[2]) if match else None
 
@@ -446,31 +463,30 @@ def call_arguments(text: str) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
-def opaque_items(message: Message, api_mode: str) -> list[tuple[str, Any]]:
-    """Kind and data of what this protocol gave with a message and wants back."""
+def opaque_items(message: Message, api_mode: str) -> list[tuple[str, object]]:
     items = (message.get("opaque") or {}).get(api_mode) or []
     return [(item.get("kind", ""), item.get("data")) for item in items if isinstance(item, dict)]
 
 
-def token_count(value: Any) -> int | None:
-    """A count as some servers write it, or None."""
+def token_count(value: object) -> int | None:
     if type(value) is int:
         return value if value >= 0 else None
     return int(value) if type(value) is float and value.is_integer() and value >= 0 else None
 
 
-def money(value: Any) -> float | None:
-    fits = type(value) in (int, float) and 0 <= value < 2**53
-    return float(value) if fits else None
+def money(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < 2**53 else None
 
 
-def as_dict(value: Any) -> JsonObject:
+def as_dict(value: object) -> JsonObject:
     return value if type(value) is dict else {}
 
 
-def as_str(value: Any) -> str:
+def as_str(value: object) -> str:
     return value if type(value) is str else ""
 
 
-def as_index(value: Any) -> int | None:
+def as_index(value: object) -> int | None:
     return value if type(value) is int else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.stream_parts import (
     Finish,
     FinishReason,
@@ -35,7 +36,7 @@ class ChatCompletions:
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         facts = facts_for(route.model)
-        body: base.JsonObject = {
+        body: JsonObject = {
             "model": route.model,
             "messages": _messages(prompt, facts),
             "stream": prompt.stream,
@@ -50,7 +51,7 @@ class ChatCompletions:
         if prompt.response_format is not None and "response_format" not in prompt.dropped:
             body["response_format"] = prompt.response_format
         if prompt.tools:
-            body["tools"] = _tools(tuple(prompt.tools))
+            body["tools"] = prompt.tools.encoded(_tool)
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = prompt.tool_choice
         else:
@@ -130,22 +131,18 @@ def _alone(data: bytes) -> str | None:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _tool(tool: base.ToolSchema) -> base.JsonObject:
+def _tool(tool: base.ToolSchema) -> JsonObject:
     function = {"name": tool.name, "description": tool.full_description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-_tools = base.encoded(_tool)
-
-
-def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject:
+def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> JsonObject:
     """Output limit and reasoning effort, under the names this model takes."""
-    fields: base.JsonObject = {}
+    fields: JsonObject = {}
     limit = prompt.max_output or route.max_output_tokens
     other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
-    key = next((k for k in (facts.output_key, other) if k not in prompt.dropped), None)
-    if limit and key:
-        fields[key] = limit
+    if limit and not {facts.output_key, other} <= prompt.dropped:
+        fields[other if facts.output_key in prompt.dropped else facts.output_key] = limit
     effort = base.wanted_effort(prompt.reasoning)
     if facts.reasoning and effort and not prompt.dropped & {"reasoning", "reasoning_effort"}:
         level = nearest_effort(effort, facts.efforts)
@@ -154,11 +151,11 @@ def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> base.J
     return fields
 
 
-def _messages(prompt: base.Prompt, facts: ModelFacts) -> list[base.Message]:
-    wire: list[base.Message] = []
+def _messages(prompt: base.Prompt, facts: ModelFacts) -> list[Message]:
+    wire: list[Message] = []
     if system := "\n\n".join(tier for tier in prompt.system if tier.strip()):
         wire.append({"role": "system", "content": system})
-    images: list[base.JsonObject] = []
+    images: list[JsonObject] = []
     for message in prompt.messages:
         role = message.get("role")
         if images and role != "tool":
@@ -185,12 +182,12 @@ def _takes_reasoning(prompt: base.Prompt, facts: ModelFacts) -> bool:
     return facts.reasoning_content != "refused" and "reasoning_content" not in prompt.dropped
 
 
-def reasoning_of(text: str) -> base.JsonObject:
+def reasoning_of(text: str) -> JsonObject:
     """The reasoning of an assistant's message, as it is kept to be sent again."""
     return {API_MODE: [{"kind": "reasoning_content", "data": text}]}
 
 
-def _user_content(content: Any) -> str | list[base.JsonObject]:
+def _user_content(content: object) -> str | list[JsonObject]:
     if not isinstance(content, list):
         return base.text_of(content)
     return [
@@ -198,19 +195,19 @@ def _user_content(content: Any) -> str | list[base.JsonObject]:
     ] or ""
 
 
-def _text(part: base.JsonObject) -> base.JsonObject:
+def _text(part: JsonObject) -> JsonObject:
     return {"type": "text", "text": part.get("text") or ""}
 
 
-def _image(url: str, detail: str | None) -> base.JsonObject:
+def _image(url: str, detail: str | None) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url, "detail": detail} if detail else {"url": url}}
 
 
-def _images(content: Any) -> list[base.JsonObject]:
+def _images(content: object) -> list[JsonObject]:
     return [_image(*image) for part in base.content_parts(content) if (image := base.image_of(part))]
 
 
-def _tool_result(message: base.Message, images: list[base.JsonObject]) -> base.Message:
+def _tool_result(message: Message, images: list[JsonObject]) -> Message:
     """A result as text; its images are put aside, for a tool message cannot hold them."""
     found = _images(message.get("content"))
     text = base.text_of(message.get("content"), "\n")
@@ -221,12 +218,9 @@ def _tool_result(message: base.Message, images: list[base.JsonObject]) -> base.M
     return {"role": "tool", "tool_call_id": message.get("tool_call_id") or "", "content": text}
 
 
-def _assistant(message: base.Message, facts: ModelFacts, *, reasoning: bool) -> base.Message:
+def _assistant(message: Message, facts: ModelFacts, *, reasoning: bool) -> Message:
     calls = [_call(call, facts if i == 0 else None) for i, call in enumerate(message.get("tool_calls") or [])]
-    wire: base.Message = {
-        "role": "assistant",
-        "content": base.text_of(message.get("content")) or (None if calls else ""),
-    }
+    wire: Message = {"role": "assistant", "content": base.text_of(message.get("content")) or (None if calls else "")}
     if calls:
         wire["tool_calls"] = calls
     opaque = base.opaque_items(message, API_MODE)
@@ -239,9 +233,9 @@ def _assistant(message: base.Message, facts: ModelFacts, *, reasoning: bool) -> 
     return wire
 
 
-def _call(call: base.JsonObject, facts: ModelFacts | None) -> base.JsonObject:
+def _call(call: JsonObject, facts: ModelFacts | None) -> JsonObject:
     function = call.get("function") or {}
-    wire: base.JsonObject = {
+    wire: JsonObject = {
         "id": call.get("id") or "",
         "type": "function",
         "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or "{}"},
@@ -252,9 +246,8 @@ def _call(call: base.JsonObject, facts: ModelFacts | None) -> base.JsonObject:
     return wire
 
 
-def _joined_details(fragments: list[Any]) -> list[base.JsonObject]:
-    """Reasoning details with the fragments of one entry, as a stream delivers them, put together again."""
-    joined: list[base.JsonObject] = []
+def _joined_details(fragments: list[object]) -> list[JsonObject]:
+    joined: list[JsonObject] = []
     for detail in (d for fragment in fragments if isinstance(fragment, list) for d in fragment if isinstance(d, dict)):
         last = joined[-1] if joined else {}
         same = detail.get("index") is not None and (last.get("type"), last.get("index")) == (
@@ -293,7 +286,7 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-def _answer(data: base.JsonObject, whole: bool) -> list[Part]:
+def _answer(data: JsonObject, whole: bool) -> list[Part]:
     choice = _first_choice(data.get("choices"))
     if data.get("error") or data.get("object") == "error":
         return [base.server_error(data)]
@@ -316,14 +309,14 @@ def _answer(data: base.JsonObject, whole: bool) -> list[Part]:
     return out
 
 
-def _first_choice(choices: Any) -> base.JsonObject:
+def _first_choice(choices: object) -> JsonObject:
     for choice in choices if type(choices) is list else ():
         if type(choice) is dict and not choice.get("index"):
             return choice
     return {}
 
 
-def _delta(delta: base.JsonObject, whole: bool, model: str, out: list[Part]) -> None:
+def _delta(delta: JsonObject, whole: bool, model: str, out: list[Part]) -> None:
     _reasoning(delta, model, out)
     content = delta.get("content")
     if type(content) is str:
@@ -340,7 +333,7 @@ def _delta(delta: base.JsonObject, whole: bool, model: str, out: list[Part]) -> 
             out.append(_tool_delta(call, position if whole else None, whole))
 
 
-def _content_part(part: Any, out: list[Part]) -> None:
+def _content_part(part: object, out: list[Part]) -> None:
     if type(part) is str and part:
         out.append(Text(part))
     elif type(part) is dict:
@@ -353,7 +346,7 @@ def _content_part(part: Any, out: list[Part]) -> None:
             out.append(Text(text))
 
 
-def _reasoning(delta: base.JsonObject, model: str, out: list[Part]) -> None:
+def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
     """Reasoning once, though servers may write the same text in several fields."""
     given = delta.get("reasoning_details")
     details = [d for d in given if type(d) is dict] if type(given) is list else []
@@ -368,7 +361,7 @@ def _reasoning(delta: base.JsonObject, model: str, out: list[Part]) -> None:
         out.append(Opaque("reasoning_details", details))
 
 
-def _tool_delta(call: base.JsonObject, position: int | None, whole: bool) -> ToolDelta:
+def _tool_delta(call: JsonObject, position: int | None, whole: bool) -> ToolDelta:
     function = base.as_dict(call.get("function"))
     arguments = function.get("arguments")
     if type(arguments) is dict:
@@ -388,27 +381,25 @@ def _tool_delta(call: base.JsonObject, position: int | None, whole: bool) -> Too
     )
 
 
-def _usage(data: base.JsonObject, choice: base.JsonObject) -> Usage | None:
-    """Token counts, from any of the places where servers put them."""
-    usage = next(
-        (
-            u
-            for u in (data.get("usage"), choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
-            if u and type(u) is dict
-        ),
-        None,
-    )
-    if usage is None:
-        return None
+def _usage(data: JsonObject, choice: JsonObject) -> Usage | None:
+    usage = data.get("usage") or choice.get("usage")
+    if not usage or type(usage) is not dict:
+        places = (choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
+        usage = next((place for place in places if place and type(place) is dict), None)
+        if usage is None:
+            return None
     prompt = base.as_dict(usage.get("prompt_tokens_details"))
     completion = base.as_dict(usage.get("completion_tokens_details"))
-    cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    cached = None
+    for name, place in (("cached_tokens", prompt), ("prompt_cache_hit_tokens", usage), ("cached_tokens", usage)):
+        if cached is None and name in place:
+            cached = base.token_count(place[name])
     return Usage(
-        input_tokens=base.token_count(usage.get("prompt_tokens")),
-        output_tokens=base.token_count(usage.get("completion_tokens")),
-        total_tokens=base.token_count(usage.get("total_tokens")),
-        cache_read_tokens=next((n for c in cached if (n := base.token_count(c)) is not None), None),
-        cache_write_tokens=base.token_count(prompt.get("cache_write_tokens")),
-        reasoning_tokens=base.token_count(completion.get("reasoning_tokens")),
-        cost_usd=base.money(usage.get("cost")),
+        base.token_count(usage.get("prompt_tokens")),
+        base.token_count(usage.get("completion_tokens")),
+        base.token_count(usage.get("total_tokens")),
+        cached,
+        base.token_count(prompt["cache_write_tokens"]) if "cache_write_tokens" in prompt else None,
+        base.token_count(completion["reasoning_tokens"]) if "reasoning_tokens" in completion else None,
+        base.money(usage["cost"]) if "cost" in usage else None,
     )

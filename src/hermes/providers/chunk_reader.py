@@ -65,7 +65,6 @@ class ChunkTemplate:
         return texts, size
 
     def _look(self, chunk: bytes) -> bool:
-        """Find the place of the text in the first event of a chunk."""
         end = chunk.find(_END)
         event = chunk[len(_FRAME) : end]
         if self._looks <= 0 or end < 0 or not chunk.startswith(_FRAME) or b"\n" in event or b"\r" in event:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.core.text import spaced_json
 from hermes.providers import base
@@ -39,7 +39,7 @@ class CodexResponses:
         facts = facts_for(route.model)
         custom = frozenset(tool.name for tool in prompt.tools if tool.format) if facts.custom_tools else _NO_TOOLS
         verbosity = sampling.pop("verbosity", None)
-        body: base.JsonObject = {
+        body: JsonObject = {
             "model": route.model,
             "input": _input(prompt, custom),
             "store": False,
@@ -55,7 +55,7 @@ class CodexResponses:
         if text := _text_fields(prompt, verbosity):
             body["text"] = text
         if prompt.tools:
-            body["tools"] = (_custom_tools if custom else _tools)(tuple(prompt.tools))
+            body["tools"] = prompt.tools.encoded(_custom_tool if custom else _tool)
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = _tool_choice(prompt.tool_choice, custom)
         else:
@@ -92,7 +92,7 @@ PROVIDER: base.Provider = CodexResponses()
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _tool(tool: base.ToolSchema) -> base.JsonObject:
+def _tool(tool: base.ToolSchema) -> JsonObject:
     return {
         "type": "function",
         "name": tool.name,
@@ -102,28 +102,24 @@ def _tool(tool: base.ToolSchema) -> base.JsonObject:
     }
 
 
-def _custom_tool(tool: base.ToolSchema) -> base.JsonObject:
-    """A tool with a format as what it is, any other as a function."""
+def _custom_tool(tool: base.ToolSchema) -> JsonObject:
     if not tool.format:
         return _tool(tool)
     return {"type": "custom", "name": tool.name, "description": tool.description, "format": tool.format}
 
 
-_tools, _custom_tools = base.encoded(_tool), base.encoded(_custom_tool)
-
-
-def _tool_choice(choice: str | base.JsonObject, custom: frozenset[str]) -> str | base.JsonObject:
+def _tool_choice(choice: str | JsonMapping, custom: frozenset[str]) -> str | JsonObject:
     if isinstance(choice, str):
         return choice
     name = base.as_dict(choice.get("function")).get("name") or choice.get("name") or ""
     return {"type": "custom" if name in custom else "function", "name": name}
 
 
-def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject:
+def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> JsonObject:
     """Effort and summary; the encrypted items are asked for whatever the effort, since only they can be replayed."""
     if not facts.reasoning:
         return {}
-    fields: base.JsonObject = {}
+    fields: JsonObject = {}
     level = nearest_effort(base.wanted_effort(prompt.reasoning) or "", facts.efforts)
     if "reasoning" not in prompt.dropped:
         fields["reasoning"] = {"effort": level} if level else {}
@@ -134,10 +130,10 @@ def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> base.JsonObject
     return fields
 
 
-def _text_fields(prompt: base.Prompt, verbosity: Any) -> base.JsonObject:
+def _text_fields(prompt: base.Prompt, verbosity: object) -> JsonObject:
     if "text" in prompt.dropped:
         return {}
-    fields: base.JsonObject = {}
+    fields: JsonObject = {}
     if prompt.response_format is not None and "response_format" not in prompt.dropped:
         schema = base.as_dict(prompt.response_format.get("json_schema"))
         fields["format"] = {**schema, "type": prompt.response_format.get("type", "text")}
@@ -146,8 +142,8 @@ def _text_fields(prompt: base.Prompt, verbosity: Any) -> base.JsonObject:
     return fields
 
 
-def _input(prompt: base.Prompt, custom: frozenset[str]) -> list[base.JsonObject]:
-    items: list[base.JsonObject] = []
+def _input(prompt: base.Prompt, custom: frozenset[str]) -> list[JsonObject]:
+    items: list[JsonObject] = []
     custom_calls: set[str] = set()
     for message in prompt.messages:
         role = message.get("role")
@@ -168,20 +164,20 @@ def _input(prompt: base.Prompt, custom: frozenset[str]) -> list[base.JsonObject]
     return items
 
 
-def _content(content: Any) -> str | list[base.JsonObject]:
+def _content(content: object) -> str | list[JsonObject]:
     if not isinstance(content, list):
         return base.text_of(content)
     return [_part(part) for part in base.content_parts(content)]
 
 
-def _part(part: base.JsonObject) -> base.JsonObject:
+def _part(part: JsonObject) -> JsonObject:
     image = base.image_of(part)
     if image is None:
         return {"type": "input_text", "text": part.get("text") or ""}
     return {"type": "input_image", "image_url": image[0], "detail": image[1] or "auto"}
 
 
-def _assistant(message: base.Message, custom: frozenset[str]) -> list[base.JsonObject]:
+def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
     """The items of one answer: what it thought, then what it said, then what it called."""
     opaque = base.opaque_items(message, API_MODE)
     # Nothing is stored on the other side, so an item that does not carry its own content cannot be looked up there.
@@ -204,7 +200,6 @@ def _assistant(message: base.Message, custom: frozenset[str]) -> list[base.JsonO
 
 
 def _custom_input(arguments: str) -> str | None:
-    """The text that a tool with a format was called with."""
     try:
         given = base.as_dict(msgspec.json.decode(arguments)).get("input")
     except msgspec.MsgspecError:
@@ -219,53 +214,53 @@ _CALLS = ("function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-def _text_delta(data: base.JsonObject) -> Sequence[Part]:
+def _text_delta(data: JsonObject) -> Sequence[Part]:
     text = data.get("delta")
     return (Text(text),) if type(text) is str and text else ()
 
 
-def _summary_delta(data: base.JsonObject) -> Sequence[Part]:
+def _summary_delta(data: JsonObject) -> Sequence[Part]:
     text = base.as_str(data.get("delta"))
     return (Reasoning(text, "summary"),) if text else ()
 
 
-def _reasoning_delta(data: base.JsonObject) -> Sequence[Part]:
+def _reasoning_delta(data: JsonObject) -> Sequence[Part]:
     text = base.as_str(data.get("delta"))
     return (Reasoning(text),) if text else ()
 
 
-def _summary_part(data: base.JsonObject) -> Sequence[Part]:
+def _summary_part(data: JsonObject) -> Sequence[Part]:
     index = data.get("summary_index")
     return (Reasoning("\n\n", "summary"),) if type(index) is int and index > 0 else ()
 
 
-def _arguments_delta(data: base.JsonObject) -> Sequence[Part]:
+def _arguments_delta(data: JsonObject) -> Sequence[Part]:
     fragment = base.as_str(data.get("delta"))
     return (ToolDelta(index=base.as_index(data.get("output_index")), arguments=fragment),) if fragment else ()
 
 
-def _item_added(data: base.JsonObject) -> Sequence[Part]:
+def _item_added(data: JsonObject) -> Sequence[Part]:
     item = base.as_dict(data.get("item"))
     return (_call(item, base.as_index(data.get("output_index")), whole=False),) if item.get("type") in _CALLS else ()
 
 
-def _item_done(data: base.JsonObject) -> Sequence[Part]:
+def _item_done(data: JsonObject) -> Sequence[Part]:
     return _finished_item(base.as_dict(data.get("item")), base.as_index(data.get("output_index")))
 
 
-def _created(data: base.JsonObject) -> Sequence[Part]:
+def _created(data: JsonObject) -> Sequence[Part]:
     name = base.as_str(base.as_dict(data.get("response")).get("model"))
     return (Model(name),) if name else ()
 
 
-def _ended(data: base.JsonObject) -> Sequence[Part]:
+def _ended(data: JsonObject) -> Sequence[Part]:
     response = data.get("response")
     if type(response) is not dict:
         return [base.server_error({})] if data.get("type") == "response.failed" else [Finish("stop")]
     return _ending(response)
 
 
-_EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
+_EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
     "response.output_text.delta": _text_delta,
     "response.refusal.delta": _text_delta,
     "response.reasoning_summary_text.delta": _summary_delta,
@@ -282,7 +277,7 @@ _EVENTS: dict[str, Callable[[base.JsonObject], Sequence[Part]]] = {
 }
 
 
-def _call(item: base.JsonObject, index: int | None, whole: bool) -> ToolDelta:
+def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
     arguments = base.as_str(item.get("arguments"))
     if whole and item.get("type") == "custom_tool_call":
         arguments = spaced_json({"input": base.as_str(item.get("input"))})
@@ -295,7 +290,7 @@ def _call(item: base.JsonObject, index: int | None, whole: bool) -> ToolDelta:
     )
 
 
-def _finished_item(item: base.JsonObject, index: int | None) -> Sequence[Part]:
+def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
     """What only a finished item tells; its text has come in deltas."""
     kind = item.get("type")
     if kind in _CALLS:
@@ -307,7 +302,7 @@ def _finished_item(item: base.JsonObject, index: int | None) -> Sequence[Part]:
     return ()
 
 
-def _whole(response: base.JsonObject) -> list[Part]:
+def _whole(response: JsonObject) -> list[Part]:
     out: list[Part] = []
     items = response.get("output")
     for index, item in enumerate(items if type(items) is list else ()):
@@ -319,8 +314,7 @@ def _whole(response: base.JsonObject) -> list[Part]:
     return out
 
 
-def _item_text(item: base.JsonObject) -> list[Part]:
-    """The text of a finished item, for an answer that was not streamed."""
+def _item_text(item: JsonObject) -> list[Part]:
     out: list[Part] = []
     if item.get("type") == "reasoning":
         summaries = [base.as_str(base.as_dict(s).get("text")) for s in _list(item.get("summary"))]
@@ -337,8 +331,7 @@ def _item_text(item: base.JsonObject) -> list[Part]:
     return out
 
 
-def _ending(response: base.JsonObject) -> list[Part]:
-    """How a response ended: counts and model, then the error or the reason."""
+def _ending(response: JsonObject) -> list[Part]:
     out: list[Part] = []
     if usage := _usage(base.as_dict(response.get("usage"))):
         out.append(usage)
@@ -356,11 +349,11 @@ def _ending(response: base.JsonObject) -> list[Part]:
     return out
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if type(value) is list else []
 
 
-def _usage(usage: base.JsonObject) -> Usage | None:
+def _usage(usage: JsonObject) -> Usage | None:
     if not usage:
         return None
     prompt = base.as_dict(usage.get("input_tokens_details"))

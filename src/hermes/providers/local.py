@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.core.stream_parts import Part
 from hermes.local import CHOOSES
@@ -26,7 +26,7 @@ _CAPABILITIES = base.Capabilities(
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
 _KEPT = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
-_ANY: base.JsonObject = {"type": "object"}
+_ANY: JsonObject = {"type": "object"}
 _DEEP = 6
 _NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_by", "path"})
 
@@ -37,12 +37,11 @@ class Local:
     strips_prefill = False
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
-        """The request that asks this prompt. The answer always comes as a stream."""
         tools = _shown(
             prompt.tools, " ".join(base.text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
         )
         wanted = _wanted_schema(prompt.response_format)
-        body: base.JsonObject = {
+        body: JsonObject = {
             "messages": _messages(prompt, tools),
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -76,7 +75,6 @@ class Local:
         return chat_completions.PROVIDER.texts
 
     def capabilities(self, model: str) -> base.Capabilities:
-        """What a small model can handle."""
         return _CAPABILITIES
 
 
@@ -84,16 +82,16 @@ PROVIDER: base.Provider = Local()
 
 
 @cache
-def forms() -> dict[str, Any]:
+def forms() -> JsonObject:
     """What the model is told and shown, chosen by measurement."""
-    found: dict[str, Any] = json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))
+    found: JsonObject = json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))
     return found
 
 
-def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, base.JsonObject]]:
+def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, JsonObject]]:
     """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
     how to use come first; some only when the user's words call for them, since they would mislead it."""
-    out: dict[str, tuple[str, base.JsonObject]] = {}
+    out: dict[str, tuple[str, JsonObject]] = {}
     order = {name: at for at, name in enumerate(forms()["tools"])}
     for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
         form = forms()["tools"].get(tool.name, {})
@@ -110,10 +108,10 @@ def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, 
     return out
 
 
-def _plain(schema: Any, depth: int = 0) -> base.JsonObject:
+def _plain(schema: object, depth: int = 0) -> JsonObject:
     if not isinstance(schema, dict) or depth > _DEEP:
         return dict(_ANY)
-    out: base.JsonObject = {key: schema[key] for key in _KEPT if key in schema}
+    out: JsonObject = {key: schema[key] for key in _KEPT if key in schema}
     if isinstance(out.get("properties"), dict):
         out["properties"] = {name: _plain(value, depth + 1) for name, value in out["properties"].items()}
     if "items" in out:
@@ -127,12 +125,10 @@ def _plain(schema: Any, depth: int = 0) -> base.JsonObject:
 
 
 def _choice(
-    tools: Mapping[str, tuple[str, base.JsonObject]],
-    wanted: base.JsonObject | None,
-    tool_choice: str | base.JsonObject | None,
-) -> base.JsonObject:
+    tools: Mapping[str, tuple[str, JsonObject]], wanted: JsonObject | None, tool_choice: str | JsonMapping | None
+) -> JsonObject:
     """One of the calls, or an answer; a caller may ask for a call, or for this one."""
-    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, dict) else None
+    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, Mapping) else None
     calls = [
         _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if named in (None, name)
     ]
@@ -140,18 +136,18 @@ def _choice(
     return {"oneOf": [*calls, *answer]}
 
 
-def _object(**properties: Any) -> base.JsonObject:
+def _object(**properties: object) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _wanted_schema(response_format: base.JsonObject | None) -> base.JsonObject | None:
+def _wanted_schema(response_format: JsonMapping | None) -> JsonObject | None:
     if response_format is None or response_format.get("type") == "text":
         return None
     schema = (response_format.get("json_schema") or {}).get("schema")
     return schema if isinstance(schema, dict) else dict(_ANY)
 
 
-def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, base.JsonObject]]) -> list[base.Message]:
+def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> list[Message]:
     """System text, examples, then the conversation; neighbours of one role become one message."""
     system = list(prompt.system)
     if tools:
@@ -159,7 +155,7 @@ def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, base.JsonObjec
         system = [re.sub(r"^Tools: .*\n\n", "", text, flags=re.M) for text in system]
         listed = "\n".join(f"- {about}" for about, _ in tools.values())
         system.append(f"{forms()['form']}\nTools:\n{listed}")
-    out: list[base.Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for role, text in [*_examples(tools), *_conversation(prompt.messages, bool(tools))]:
         if out and out[-1]["role"] == role:
             out[-1] = {"role": role, "content": f"{out[-1]['content']}\n{text}"}
@@ -170,7 +166,7 @@ def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, base.JsonObjec
     return out
 
 
-def _examples(tools: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _examples(tools: JsonMapping) -> Iterable[tuple[str, str]]:
     """Turns with tools that are not there are not shown; without tools, none."""
     for shot in forms()["shots"] if tools else ():
         if shot.get("tool") and shot["tool"] not in tools:
@@ -186,7 +182,7 @@ def _examples(tools: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "user", forms()["begin"]
 
 
-def _conversation(messages: Iterable[base.Message], tools: bool) -> Iterable[tuple[str, str]]:
+def _conversation(messages: Iterable[Message], tools: bool) -> Iterable[tuple[str, str]]:
     for message in messages:
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
@@ -201,7 +197,7 @@ def _conversation(messages: Iterable[base.Message], tools: bool) -> Iterable[tup
             yield "user", text
 
 
-def _call(name: str, arguments: base.JsonObject) -> str:
+def _call(name: str, arguments: JsonObject) -> str:
     return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
 
 

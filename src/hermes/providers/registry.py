@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import IPv6Address, ip_address
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
+from hermes.core.json_types import JsonMapping
 from hermes.providers.base import Capabilities, Provider, Route
 from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
@@ -29,8 +29,8 @@ class Prefill:
     """How a provider is given the beginning of an answer: the assistant's last message, with fields in it or in the body
     that say so. With `echoes` the answer begins with it again."""
 
-    message: Mapping[str, Any] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
+    message: JsonMapping = field(default_factory=dict)
+    body: JsonMapping = field(default_factory=dict)
     echoes: bool = False
 
 
@@ -58,7 +58,6 @@ def provider_for(api_mode: str) -> Provider:
 
 @cache
 def available(api_mode: str) -> bool:
-    """Whether this installation can speak a protocol."""
     return api_mode in _MODULES and find_spec(_MODULES[api_mode]) is not None
 
 
@@ -94,7 +93,6 @@ def api_mode_for(provider_id: str, base_url: str = "", explicit: str | None = No
 
 @lru_cache(maxsize=1024)
 def is_private(base_url: str) -> bool:
-    """Whether an address names this machine or a private network."""
     host, _ = _host_and_path(base_url)
     if host == "localhost" or host.endswith(".localhost"):
         return True

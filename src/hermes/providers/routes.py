@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hermes.core.errors import ConfigError
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.spec import RouteChoice
 from hermes.providers.base import Credential, Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, api_mode_for
@@ -38,7 +38,6 @@ class _Wanted:
 
 
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
-    """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
     if choice == RouteChoice(choice.alias, choice.model, choice.provider):
         found = _named_routes(settings, choice.alias, choice.model, choice.provider)
@@ -86,7 +85,7 @@ def of_provider(settings: Settings, provider: str, model: str | None = None) -> 
     return RouteChoice(provider=provider, model=model) if model else None
 
 
-def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteChoice | None:
+def of_session(settings: Settings, session: JsonMapping | None) -> RouteChoice | None:
     """The choice that a session's own model stands for; None is the configured one."""
     name = session["model"] if session else None
     if not session or not name:
@@ -109,7 +108,7 @@ def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
     return [(str(provider), str(model or "")) for provider, model in named if provider]
 
 
-def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _fallback_entry(entry: str | JsonMapping) -> JsonMapping:
     if not isinstance(entry, str):
         return entry
     provider, _, model = entry.partition("/")
@@ -126,7 +125,6 @@ def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice
 
 
 def primary(settings: Settings, choice: RouteChoice) -> Route:
-    """What was asked for, else what is configured, else the local model."""
     if choice.alias:
         choice = _aliased(settings, choice, choice.alias)
     configured = settings.model
@@ -160,13 +158,12 @@ def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteCh
 
 
 def local(settings: Settings) -> Route:
-    """The embedded model, with the room it is given."""
     from hermes.local import context
 
     return replace(LOCAL, window_tokens=settings.model.context_length or context(settings))
 
 
-def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
+def fallback(settings: Settings, entry: str | JsonMapping) -> Route:
     """One entry of `fallback_providers`: a provider, `provider/model`, or a mapping."""
     entry = _fallback_entry(entry)
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
@@ -177,7 +174,6 @@ def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
 
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
-    """The route that a task has of its own, if it has one."""
     provider, model = settings.auxiliary[task].provider, settings.auxiliary[task].model
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
@@ -185,7 +181,6 @@ def auxiliary(settings: Settings, task: str) -> Route | None:
 
 
 def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
-    """The route that is wanted, completed by its provider's entry and what is known of it."""
     provider, model = wanted.provider, wanted.model
     entries = settings.providers
     entry, known = entries.get(provider, _NO_ENTRY), KNOWN_PROVIDERS.get(provider)
@@ -236,7 +231,7 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
     )
 
 
-def _models(entry: Provider) -> dict[str, dict[str, Any]]:
+def _models(entry: Provider) -> dict[str, JsonObject]:
     """`models` of a provider: a list of names, or a mapping of names to what is known of them."""
     models = entry.models or {}
     if isinstance(models, list):
@@ -260,7 +255,6 @@ def _credentials(
 
 
 def missing_key(settings: Settings, route: Route) -> str:
-    """The name of the variable that should hold the route's key and does not, or nothing."""
     if route.credentials or route.api_mode == "local":
         return ""
     entry = settings.providers.get(route.provider, _NO_ENTRY)

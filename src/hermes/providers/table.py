@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from hermes.providers.base import Capabilities, JsonObject
+from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.providers.base import Capabilities
 from hermes.settings.schema import EFFORTS
 
 
@@ -39,7 +39,7 @@ class ModelFacts:
     forced_choice: bool = True
     json_schema: bool = False
     reasoning_content: Literal["refused", "accepted", "required"] = "refused"
-    call_extra: Mapping[str, Any] | None = None
+    call_extra: JsonMapping | None = None
     custom_tools: bool = False
 
 
@@ -73,12 +73,7 @@ _GPT_CHAT = ModelFacts(128 * _K, 16_384, refused=_STEERING | {"verbosity"}, outp
 _CLAUDE = ModelFacts(200 * _K, 64 * _K, prefill=True, cache=True)
 _CLAUDE_BUDGET = replace(_CLAUDE, reasoning=True, thinking="budget")
 _CLAUDE_46 = replace(
-    _CLAUDE,
-    prefill=False,
-    reasoning=True,
-    thinking="adaptive",
-    efforts=_LOW_TO_HIGH,
-    json_schema=True,
+    _CLAUDE, prefill=False, reasoning=True, thinking="adaptive", efforts=_LOW_TO_HIGH, json_schema=True
 )
 _CLAUDE_LONG = replace(
     _CLAUDE_46,
@@ -185,14 +180,12 @@ _SEPARATORS = str.maketrans(".:_@ ", "-----")
 
 @lru_cache(maxsize=512)
 def facts_for(model: str) -> ModelFacts:
-    """What the table says of a model; cautious defaults where it says nothing."""
     name = model.lower().rpartition("/")[2].translate(_SEPARATORS) + "-"
     return next((facts for pattern, facts in _COMPILED if pattern.match(name)), UNKNOWN)
 
 
 @lru_cache(maxsize=512)
 def capabilities_for(model: str, options: frozenset[str]) -> Capabilities:
-    """A model's capabilities over a protocol that can carry these sampling parameters."""
     facts = facts_for(model)
     return Capabilities(
         window=facts.window,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -39,7 +39,6 @@ class Refused(Exception):
 
     @classmethod
     def by(cls, error: StoreError | SessionNotFound) -> Refused:
-        """What the store's error comes to for whoever asked for the run."""
         if isinstance(error, SessionNotFound):
             return cls("session_not_found", str(error))
         return cls("session_db_unavailable", f"The store is out of reach: {error}")
@@ -97,32 +96,21 @@ class Permits:
 
     def __init__(self) -> None:
         self._own: Counter[str] = Counter()
+        self.here = 0  # those of this process
         self.shared: SharedCounts | None = None
 
-    def take(self, owner: str) -> None:
-        self._change(owner, 1)
-
-    def give_back(self, owner: str) -> None:
-        self._change(owner, -1)
-
-    def _change(self, owner: str, by: int) -> None:
+    def change(self, owner: str, by: int) -> None:
         self._own[owner] += by
+        self.here += by
         if self.shared is not None:
             self.shared.put(owner, self._own[owner])
             self.shared.put(None, self.here)
 
     @property
-    def here(self) -> int:
-        """Those of this process."""
-        return self._own.total()
-
-    @property
     def everywhere(self) -> int:
-        """Those of all processes."""
         return self.here + (self.shared.others(None) if self.shared is not None else 0)
 
     def of(self, owner: str) -> int:
-        """Those of an owner, in all processes."""
         return self._own[owner] + (self.shared.others(owner) if self.shared is not None else 0)
 
 
@@ -158,14 +146,14 @@ class Admissions:
             wait_s = self._engine.limits.session_wait_s if wait_s == -1.0 else wait_s
             return await self.admit_with_permit(spec, wait_s, bind, after_run)
         except BaseException:
-            self.permits.give_back(spec.owner)
+            self.permits.change(spec.owner, -1)
             raise
 
     def take_permit(self, spec: RunSpec, *, charged: bool) -> None:
         self.check_open(spec)
         if not charged:
             self._engine.limits.charge(spec)
-        self.permits.take(spec.owner)
+        self.permits.change(spec.owner, 1)
 
     def check_open(self, spec: RunSpec | None = None) -> None:
         """Raise `Refused` where no runs are admitted any more or, given a spec, too many are at work."""
@@ -199,7 +187,7 @@ class Admissions:
             known = lease.begun.said if lease.begun is not None else None
             history = spec.history if known is None else known
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
-        self._engine.creating[spec.run_id] = asyncio.Event()
+        self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
         return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
 
     async def _acquire_session(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
@@ -207,7 +195,14 @@ class Admissions:
         until = None if wait_s is None else time.monotonic() + wait_s
         bind, next_in_line = bind and spec.persist, False
         while True:
-            lease = await self._bind_by_history(spec) if bind else None
+            lease: Lease | None = None
+            if bind:
+                try:
+                    lease = await self.leases.bind(spec, self._engine.store)
+                except StoreError as error:
+                    if not may_go_unrecorded(spec):
+                        raise
+                    log.warning("the conversation of run %s could not be looked for: %s", spec.run_id, error)
             if lease is None:
                 left_s = None if until is None else max(0.0, until - time.monotonic())
                 lease = await self.leases.acquire(
@@ -218,24 +213,14 @@ class Admissions:
                     next_in_line=next_in_line,
                     after_run=after_run,
                 )
-            orphan = self._orphan(lease) if spec.persist else None
+            left = lease.begun.left if spec.persist and lease.begun is not None else ()
+            orphan = self._orphan(lease, left) if left else None
             if orphan is None:
                 return lease
             await self._engine.recovery.resume_with_lease(orphan, lease)
             next_in_line = True
 
-    async def _bind_by_history(self, spec: RunSpec) -> Lease | None:
-        """The session that holds the spec's history, or one for it to begin in. None: the store is away."""
-        try:
-            return await self.leases.bind(spec, self._engine.store)
-        except StoreError as error:
-            if not may_go_unrecorded(spec):
-                raise
-            log.warning("the conversation of run %s could not be looked for: %s", spec.run_id, error)
-            return None
-
     async def _running_in(self, spec: RunSpec) -> str | None:
-        """The run that holds a session, if it is of the same owner."""
         if (run_id := self.leases.first(spec.session_id, spec.owner)) is not None:
             return run_id
         try:
@@ -245,16 +230,15 @@ class Admissions:
         begun = (record.spec for record in unfinished if record.state.started_at is not None)
         return next((other.run_id for other in begun if other.owner == spec.owner), None)
 
-    def _orphan(self, lease: Lease) -> RunRecord | None:
+    def _orphan(self, lease: Lease, left: Sequence[RunRecord]) -> RunRecord | None:
         """A run of the session that was begun elsewhere and has no end."""
-        for record in lease.begun.left if lease.begun is not None else ():
+        for record in left:
             known = record.spec.run_id == lease.run_id or record.spec.run_id in self._engine.by_id
             if record.state.started_at is not None and not known:
                 return record
         return None
 
     async def give_back(self, admission: Admission) -> None:
-        """Let the next one in."""
         self._engine.mark_created(admission.run_id)
-        self.permits.give_back(admission.spec.owner)
+        self.permits.change(admission.spec.owner, -1)
         await self.leases.release(admission.lease)

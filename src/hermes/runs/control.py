@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
+
+from hermes.core.json_types import JsonMapping
 
 StopReason = Literal["stop", "client_disconnected", "server_shutdown", "deadline"]
 
@@ -40,7 +42,7 @@ class _Scope:
     def __init__(self, stop: Stop, scopes: set[_Scope]) -> None:
         self._stop = stop
         self._scopes = scopes
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._fired = self._cancelled = False
 
@@ -73,27 +75,26 @@ class Questions:
     """What the run has asked a human and not been told yet. The first answer wins."""
 
     def __init__(self) -> None:
-        self._open: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
-        self._expected: dict[str, Mapping[str, Any] | None] = {}
+        self._open: dict[str, asyncio.Future[JsonMapping]] = {}
+        self._expected: dict[str, JsonMapping | None] = {}
 
     def expect(self, question_ids: Iterable[str]) -> None:
         """These will be asked again, and may be answered before that."""
         self._expected = dict.fromkeys(question_ids)
 
-    def ask(self, question_id: str) -> asyncio.Future[Mapping[str, Any]]:
-        """The future that the answer will fill."""
-        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+    def ask(self, question_id: str) -> asyncio.Future[JsonMapping]:
+        future: asyncio.Future[JsonMapping] = asyncio.get_running_loop().create_future()
         self._open[question_id] = future
         if (answer := self._expected.pop(question_id, None)) is not None:
             future.set_result(answer)
         future.add_done_callback(lambda _: self._close(question_id, future))
         return future
 
-    def _close(self, question_id: str, future: asyncio.Future[Mapping[str, Any]]) -> None:
+    def _close(self, question_id: str, future: asyncio.Future[JsonMapping]) -> None:
         if self._open.get(question_id) is future:
             del self._open[question_id]
 
-    def answer(self, question_id: str | None, data: Mapping[str, Any]) -> bool:
+    def answer(self, question_id: str | None, data: JsonMapping) -> bool:
         """Fill it; with no id, the oldest. False: it is not open (any more)."""
         open_ones = {key: future for key, future in self._open.items() if not future.done()}
         future = open_ones.get(question_id) if question_id is not None else next(iter(open_ones.values()), None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 from hermes.bus.peers import Operation, Stream
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import CLOSE_S_MAX, CONTROL_POLL_S
 from hermes.core.spec import Applied, Control
+from hermes.runs.commits import Commit
 from hermes.runs.live_run import LiveRun
 from hermes.runs.remote_runs import EncodedEvent, encode_events, encode_record, encode_row
 from hermes.runs.writer import LogEnded
@@ -42,7 +44,7 @@ class Controller:
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
         applied: list[Applied] = []
         try:
-            await live.log.append(event, then=lambda: applied.append(_apply(live, control)))
+            await live.log.commit(Commit((event,), then=lambda: applied.append(_apply(live, control))))
         except (LogEnded, LeaseLost):
             return "not_active"
         if control.control in ("approve", "answer"):
@@ -69,7 +71,6 @@ class Controller:
         return "not_active" if record is None or record.state.ended else "applied"
 
     async def poll(self) -> None:
-        """Apply the controls that other processes have left in the store."""
         stored = self._engine.store.runs
         while not self._engine.draining:
             await asyncio.sleep(CONTROL_POLL_S)
@@ -82,7 +83,6 @@ class Controller:
                 log.warning("controls of other processes could not be looked for: %s", error)
 
     def attach(self, run_id: str) -> object:
-        """Become one of those for whom the run works."""
         owner = object()
         if (live := self._engine.by_id.get(run_id)) is not None:
             live.owners.add(owner)
@@ -101,7 +101,6 @@ class Controller:
     # --- for other processes --------------------------------------------------------------------------------------
 
     def operations(self) -> dict[str, Operation]:
-        """What other processes of the home may ask of the runs that are at work here."""
         return {
             "get": self._get_for_peer,
             "has": self._has_for_peer,
@@ -113,7 +112,7 @@ class Controller:
     def streams(self) -> dict[str, Stream]:
         return {"batches": self._batches_for_peer}
 
-    async def _get_for_peer(self, run_id: str) -> dict[str, Any] | None:
+    async def _get_for_peer(self, run_id: str) -> JsonObject | None:
         known = run_id in self._engine.creating or self._engine.is_ephemeral(run_id)
         record = await self._engine.get_here(run_id) if known else None
         return encode_record(record) if record is not None else None
@@ -121,7 +120,7 @@ class Controller:
     async def _has_for_peer(self, run_id: str) -> bool:
         return run_id in self._engine.by_id
 
-    async def _control_for_peer(self, run_id: str, control: dict[str, Any]) -> Applied:
+    async def _control_for_peer(self, run_id: str, control: JsonObject) -> Applied:
         if run_id in self._engine.creating:
             await self._engine.get_here(run_id)
         return await self.control(run_id, Control(**control)) if run_id in self._engine.by_id else "unknown"
@@ -150,5 +149,5 @@ def _apply(live: LiveRun, control: Control) -> Applied:
         return "applied"
     questions = controls.approvals if control.control == "approve" else controls.clarifications
     who = {"by": control.by, "surface": control.surface, "credential": control.credential}
-    answer: Mapping[str, Any] = {**data, **who}
+    answer: JsonMapping = {**data, **who}
     return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"

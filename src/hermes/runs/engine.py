@@ -67,7 +67,7 @@ class RunEngine:
         self.store, self.log, self.limits = store, run_log, limits or EngineLimits()
         self.by_id: dict[str, LiveRun] = {}
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
-        self.creating: dict[str, asyncio.Event] = {}
+        self.creating: dict[str, asyncio.Future[None]] = {}
         self.draining = False
         self._ephemeral = ephemeral
         self._ephemeral_ids: set[str] = set()
@@ -90,11 +90,9 @@ class RunEngine:
         self.attach, self.detach = self._controller.attach, self._controller.detach
 
     def limit(self, **limits: Any) -> None:
-        """Change how much is done at once, or how long is waited."""
         self.limits = replace(self.limits, **limits)
 
     def live(self, run_id: str) -> LiveRun | None:
-        """The run, if it is at work in this process."""
         return self.by_id.get(run_id)
 
     def root_spec(self, spec: RunSpec) -> RunSpec:
@@ -104,37 +102,30 @@ class RunEngine:
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many turns of each kind are at work."""
         return Counter(live.spec.kind for live in self.by_id.values() if live.task is not None)
 
     @property
     def elsewhere(self) -> Elsewhere:
-        """The runs of other processes."""
         return self.log.elsewhere
 
     # --- stores -------------------------------------------------------------------------------------------------
 
     def store_for(self, spec: RunSpec) -> AsyncStore:
-        """Where a run is put on record."""
         return self.store if spec.persist else self._ephemeral
 
     async def create(self, spec: RunSpec) -> None:
-        """Put a run on record."""
         await self.store_for(spec).runs.create(spec)
         self.mark_ephemeral(spec)
 
     def mark_ephemeral(self, spec: RunSpec) -> None:
-        """A run that keeps nothing is read from the ephemeral store."""
         if not spec.persist:
             self._ephemeral_ids.add(spec.run_id)
 
     def mark_created(self, run_id: str) -> None:
-        """The run is on record, or will not be."""
         if (coming := self.creating.pop(run_id, None)) is not None:
-            coming.set()
+            coming.set_result(None)
 
     def is_ephemeral(self, run_id: str) -> bool:
-        """Whether the run keeps nothing, and can still be read."""
         return run_id in self._ephemeral_ids
 
     async def _store_of(self, run_id: str) -> AsyncStore | None:
@@ -144,7 +135,6 @@ class RunEngine:
         return self.store if known else None
 
     def expect_reader(self, run_id: str) -> None:
-        """The request that asked for the run will read it."""
         self._to_be_read.add(run_id)
 
     async def read_by_its_client(self, run_id: str) -> None:
@@ -200,7 +190,7 @@ class RunEngine:
         if record is None and coming is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S_MAX):
-                    await coming.wait()
+                    await asyncio.shield(coming)
             record = await self._recorded(run_id)
         if record is not None and self.log.resume is not None:
             await self.log.resume(record)
@@ -217,7 +207,6 @@ class RunEngine:
         status: str | None = None,
         kind: str | None = None,
     ) -> list[RunRecord]:
-        """Runs, newest first."""
         await self.record_starts()
         return await self.store.runs.list(owner=owner, session_id=session_id, status=status, kind=kind)
 
@@ -232,16 +221,13 @@ class RunEngine:
         return await store.runs.durable(run_id) if store else await self.elsewhere.durable(run_id)
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
-        """A message that the run's log announces."""
         store = await self._store_of(run_id)
         return await store.runs.row(run_id, row_id) if store else await self.elsewhere.row(run_id, row_id)
 
     def has_subscribers(self, run_id: str) -> bool:
-        """Whether anybody follows the run."""
         return self.log.has_subscribers(run_id)
 
     async def wait(self, run_id: str, seconds: float) -> None:
-        """Wait until the run has ended, but not longer."""
         live = self.by_id.get(run_id)
         if live is not None and live.task is not None:
             await asyncio.wait([live.task], timeout=seconds)
@@ -255,16 +241,13 @@ class RunEngine:
 
     @property
     def active(self) -> int:
-        """How many turns there are at work in this process, or about to be."""
         return self.permits.here
 
     @property
     def peers(self) -> Peers:
-        """The other processes of the home."""
         return self.elsewhere.peers
 
     def unrecorded_end(self, run_id: str) -> Event | None:
-        """The end of a run that the store could not be told."""
         return self.lifecycle.unrecorded_ends.get(run_id, (None, None))[0]
 
     def start_background_tasks(self, *, resume: bool = True) -> None:

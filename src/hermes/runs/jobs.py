@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hermes.core.events import RunState
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.spec import RouteChoice, RunSpec
 
-Job = dict[str, Any]
+Job = JsonObject
 # A job's final text that asks for nothing to be shown.
 SILENT = "[SILENT]"
 
 
-def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
+def spec_of(job: JsonMapping, now: float) -> RunSpec:
     """The run of a job: in the session that it names, in the one that all its runs share, or in one of its own."""
     skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
     effort, shared = job.get("effort"), f"cron_{job['id']}" if job.get("continuity") else None
@@ -65,5 +65,4 @@ def is_silent(text: str | None) -> bool:
 
 
 def has_own_session(spec: RunSpec) -> bool:
-    """Whether nothing but this run of a job is in its session."""
     return spec.job_id is not None and spec.session_id.startswith(f"cron_{spec.job_id}_")

@@ -28,7 +28,7 @@ from hermes.core.processes import is_alive
 from hermes.store.base import Tail
 
 if TYPE_CHECKING:
-    from hermes.runs.writer import Stream
+    from hermes.runs.streams import Stream
 
 log = logging.getLogger(__name__)
 _STREAM, _DELTA = 0, 1
@@ -93,7 +93,7 @@ class TailJournal:
         self._file: JournalFile | None = None
         self._older: list[JournalFile] = []
         self._data = bytearray()
-        self._waiting: list[Event] = []
+        self.waiting: list[Event] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.works = True
         self._retry_at = 0.0
@@ -126,9 +126,9 @@ class TailJournal:
             file.last = number
         self._data += text
         stream.journal_seq, stream.journal_ms = event.seq, ms
-        if not self._waiting:
+        if not self.waiting:
             self._call_soon()
-        self._waiting.append(event)
+        self.waiting.append(event)
 
     def _declare(self, stream: Stream, file: JournalFile, run_id: str) -> None:
         stream.journal, stream.journal_number, stream.journal_seq, stream.journal_ms = file, file.declared, 0, 0
@@ -140,9 +140,9 @@ class TailJournal:
 
     def publish(self, event: Event) -> None:
         """Give out an event that needs no record, behind what waits."""
-        if not self._waiting:
+        if not self.waiting:
             self._call_soon()
-        self._waiting.append(event)
+        self.waiting.append(event)
 
     def _call_soon(self) -> None:
         if self._loop is None:
@@ -151,9 +151,9 @@ class TailJournal:
 
     def flush(self) -> None:
         """Write what was added, and give it to its readers."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         data, self._data = self._data, bytearray()
         if data and (file := self._file) is not None:
             try:
@@ -350,7 +350,6 @@ def _lock(fd: int, path: str) -> None:
 
 
 def _paths(folder: Path) -> Iterator[str]:
-    """The files, the oldest first."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         files = [entry for entry in entries if entry.name.endswith(_SUFFIX)]
         yield from (entry.path for entry in sorted(files, key=_age))

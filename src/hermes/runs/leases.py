@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
@@ -18,8 +19,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(eq=False, slots=True)
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """The right to a session's next turn. Without a token it holds in this process only: the store is away."""
 
     session_id: str
@@ -45,16 +45,13 @@ class SessionLeases:
         self._holder = this_process()
 
     def first(self, session_id: str, owner: str) -> str | None:
-        """The run of this process whose turn it is, if it is this owner's."""
         line = self._lines.get(session_id)
         return line[0].run_id if line and line[0].owner == owner else None
 
     def waiting(self, session_id: str) -> int:
-        """How many turns of a session there are before a new one."""
         return len(self._lines.get(session_id, ()))
 
     def others(self, session_id: str, run_id: str) -> bool:
-        """Whether this process has another run than this in a session, at work or waiting."""
         return any(lease.run_id != run_id for lease in self._lines.get(session_id, ()))
 
     async def acquire(
@@ -141,7 +138,6 @@ class SessionLeases:
         return lease
 
     async def acquire_if_free(self, spec: RunSpec, store: AsyncStore) -> Lease | None:
-        """The session, if nobody has it or waits for it."""
         if spec.session_id in self._lines:
             return None
         try:
@@ -150,7 +146,6 @@ class SessionLeases:
             return None
 
     async def release(self, lease: Lease) -> None:
-        """Give the session to whoever is next."""
         self._held.discard(lease)
         try:
             if lease.token is not None:
@@ -169,7 +164,6 @@ class SessionLeases:
                     lease.turn.set_exception(SessionBusy("The server is stopping."))
 
     def close(self) -> None:
-        """Renew no more."""
         for work in (self._timer, self._renewing):
             if work is not None:
                 work.cancel()

@@ -10,9 +10,10 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core.events import Event, RunState
+from hermes.core.json_types import JsonObject
 from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 Execute = Callable[[LiveRun], Awaitable[Result]]
 # The last event of a run that failed for want of its store, and what one says that has nothing to tell.
-_STORE_FAILED: dict[str, Any] = {
+_STORE_FAILED: JsonObject = {
     "failure": "store_unavailable",
     "code": "session_db_unavailable",
     "error": "The store cannot be written to.",
     "retryable": True,
 }
-_NOTHING: dict[str, Any] = {"partial_row": None, "text_length": 0, "usage": {}}
+_NOTHING: JsonObject = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 class NotStarted(Exception):
@@ -55,12 +57,11 @@ class Lifecycle:
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[object]] = set()
 
     # --- starting -----------------------------------------------------------------------------------------------
 
     async def start(self, spec: RunSpec, admission: Admission | None = None) -> LiveRun:
-        """Begin a run; its task is the engine's own."""
         admission = admission or await self._engine.admissions.admit(spec)
         try:
             live = await self._open_or_go_unrecorded(spec, admission)
@@ -71,7 +72,6 @@ class Lifecycle:
         return live
 
     async def run(self, spec: RunSpec, admission: Admission | None = None) -> Result:
-        """Begin a run and wait for its result."""
         live = await self.start(spec, admission)
         assert live.task is not None
         return await asyncio.shield(live.task)
@@ -102,7 +102,7 @@ class Lifecycle:
             live = await self._open(spec, at_once=False)
             await self.emit_queued(live)
         except BaseException as error:
-            self._engine.admissions.permits.give_back(spec.owner)
+            self._engine.admissions.permits.change(spec.owner, -1)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
             if live is not None:
@@ -128,7 +128,7 @@ class Lifecycle:
                     live.spec, self._engine.limits.submitted_wait_s
                 )
         except BaseException as error:  # whatever kept it from starting is its end, on record
-            self._engine.admissions.permits.give_back(live.spec.owner)
+            self._engine.admissions.permits.change(live.spec.owner, -1)
             await self.end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
@@ -159,7 +159,6 @@ class Lifecycle:
         return live
 
     def make_live(self, spec: RunSpec, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
-        """A run of this process, with its log open behind `last_seq`."""
         secrets, store = self._secrets(spec), self._engine.store_for(spec)
         writer = self._engine.log.open(
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
@@ -185,7 +184,6 @@ class Lifecycle:
     # --- at work ------------------------------------------------------------------------------------------------
 
     def begin(self, live: LiveRun, admission: Admission) -> None:
-        """Give an admitted run its task."""
         if live.spec.persist:
             live.log.token = admission.lease.token
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
@@ -256,12 +254,11 @@ class Lifecycle:
     # --- ending -------------------------------------------------------------------------------------------------
 
     async def end_unstarted(self, live: LiveRun, error: BaseException) -> None:
-        """Close a run that was never begun."""
         stop, spec = live.controls.stop, live.spec
         shutdown = (
             stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
         )
-        nothing: dict[str, Any] = {**_NOTHING, "steps": 0}
+        nothing: JsonObject = {**_NOTHING, "steps": 0}
         if shutdown and spec.on_detach == "continue" and spec.persist:
             await live.log.emit("run.interrupted")
         elif shutdown or stop.reason not in (None, "deadline"):
@@ -278,7 +275,7 @@ class Lifecycle:
             return
         message = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, message)
-        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        end: JsonObject = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
         if isinstance(sys.exception(), StoreError):
             end = _STORE_FAILED
         try:
@@ -297,7 +294,6 @@ class Lifecycle:
             self.unrecorded_ends[live.spec.run_id] = end, writer
 
     async def forget(self, live: LiveRun) -> None:
-        """The run is no longer at work here."""
         run_id = live.spec.run_id
         if live.log.state.ended:
             self.unrecorded_ends.pop(run_id, None)
@@ -307,13 +303,13 @@ class Lifecycle:
         self._engine.by_id.pop(run_id, None)
         await self._engine.discard_unread(run_id)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._finished)
         return task
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
+    def _finished(self, task: asyncio.Task[object]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen; whoever waits for the run is told, and it is in the log

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from hermes.core.result import Result
 from hermes.core.spec import RunSpec
@@ -18,8 +19,7 @@ from hermes.store.stores import AsyncStore
 STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 
 
-@dataclass(slots=True)
-class LiveRun:
+class LiveRun(msgspec.Struct):
     """A run at work in this process, as the loop is handed it."""
 
     spec: RunSpec
@@ -29,8 +29,8 @@ class LiveRun:
     secrets: Secrets
     deadline_at: float | None = None
     task: asyncio.Task[Result] | None = None
-    owners: set[object] = field(default_factory=set)
-    notices: list[tuple[str, str]] = field(default_factory=list)
+    owners: set[object] = msgspec.field(default_factory=set)
+    notices: list[tuple[str, str]] = msgspec.field(default_factory=list)
     deadline_timer: asyncio.TimerHandle | None = None
     session_lost: bool = False
     resumption: Resumption | None = None

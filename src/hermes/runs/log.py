@@ -12,9 +12,10 @@ from hermes.bus.peers import Peers
 from hermes.core.events import Event, RunState
 from hermes.core.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.guards.secrets import Secrets
+from hermes.runs.commits import LogOutput
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.remote_runs import Elsewhere
-from hermes.runs.writer import RunWriter, Saver
+from hermes.runs.writer import RunWriter
 from hermes.store.base import RunRecord
 from hermes.store.stores import AsyncRuns
 
@@ -26,23 +27,22 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        bus: MemoryBus,
-        *,
-        window_s: float = 0.02,
-        journal: Path | None = None,
-        elsewhere: Elsewhere | None = None,
+        self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None, elsewhere: Elsewhere | None = None
     ) -> None:
         self.bus = bus
         self.elsewhere = elsewhere or Elsewhere(Peers(None))
-        self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         # In a server: takes a run up that nobody carries on.
         self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
-        self._saver = Saver()
         self._folder = journal
-        self._journal = TailJournal(journal, bus, self._saver.begin) if journal is not None else None
-        self._reader = JournalReader(journal) if journal is not None else None
+        self._ephemeral = LogOutput(bus, window_s)
+        self._output = self._ephemeral
+        self._journal: TailJournal | None = None
+        self._reader: JournalReader | None = None
+        if journal is not None:
+            self._journal = TailJournal(journal, bus, self._ephemeral.saver.begin)
+            self._output = LogOutput(bus, window_s, self._journal, self._ephemeral.saver)
+            self._reader = JournalReader(journal)
 
     def open(
         self,
@@ -50,33 +50,19 @@ class RunLog:
         store: AsyncRuns,
         *,
         secrets: Secrets,
-        token: int | None = None,
         last_seq: int = 0,
         state: RunState | None = None,
         persist: bool = True,
     ) -> RunWriter:
-        """The writer of a run that begins, or goes on behind what is stored of it."""
-        writer = RunWriter(
-            run_id,
-            store,
-            self.bus,
-            token=token,
-            window_s=self._window_s,
-            secrets=secrets,
-            last_seq=last_seq,
-            state=state,
-            saver=self._saver,
-            journal=self._journal if persist else None,
-        )
+        output = self._output if persist else self._ephemeral
+        writer = RunWriter(run_id, store, output, secrets=secrets, last_seq=last_seq, state=state)
         self._writers[run_id] = writer
         return writer
 
     def writer(self, run_id: str) -> RunWriter | None:
-        """The writer of a run that lives in this process."""
         return self._writers.get(run_id)
 
     def has_subscribers(self, run_id: str) -> bool:
-        """Whether anybody reads the run."""
         return self.bus.has_subscribers(run_id)
 
     async def close(self, run_id: str) -> None:
@@ -101,7 +87,6 @@ class RunLog:
             self._journal.check()
 
     def shut(self) -> None:
-        """Nothing more will be written."""
         if self._journal is not None:
             self._journal.close()
 

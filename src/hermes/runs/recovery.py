@@ -44,7 +44,6 @@ class Recovery:
         self._look = asyncio.Event()
 
     async def scan(self) -> None:
-        """Look for runs that were cut off, again and again."""
         self._engine.log.resume = self._resume_if_left
         while not self._engine.draining:
             self._look.clear()
@@ -56,7 +55,6 @@ class Recovery:
                 await asyncio.wait_for(self._look.wait(), RESUME_SCAN_S)
 
     def look_now(self) -> None:
-        """Look for runs that were cut off at once: another process has ended."""
         self._look.set()
 
     async def resume_all(self) -> list[str]:
@@ -133,7 +131,6 @@ class Recovery:
         return True
 
     async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
-        """Close a run that may not go on."""
         live = await self._revived(record, None)
         live.resumption = None
         await self._lifecycle.end_unstarted(live, error)
@@ -142,7 +139,7 @@ class Recovery:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         admission = Admission(record.spec, lease, self._engine)
         session = lease.begun.session if lease.begun is not None else None
-        self._engine.admissions.permits.take(record.spec.owner)
+        self._engine.admissions.permits.change(record.spec.owner, 1)
         try:
             if session is not None and session["owner"] != record.spec.owner:
                 await self._end_cut_off(record, Refused.by(SessionNotFound(record.spec.session_id)))
@@ -176,7 +173,7 @@ class Recovery:
         except StoreError:
             await self._lifecycle.forget(live)
             raise
-        self._engine.admissions.permits.take(live.spec.owner)
+        self._engine.admissions.permits.change(live.spec.owner, 1)
         self._lifecycle.start_when_free(live)
 
     def _may_begin(self, record: RunRecord) -> bool:
@@ -185,7 +182,6 @@ class Recovery:
         return record.spec.on_detach == "continue" and age_s <= self._engine.limits.resume_within_s
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
-        """A run as its log leaves it."""
         limits, store = self._engine.limits, self._engine.store.runs
         spec = limits.ceiling(record.spec)
         for hear in self.listeners:

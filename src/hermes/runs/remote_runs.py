@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,26 +11,25 @@ import msgspec
 
 from hermes.bus.peers import PeerGone, Peers, name_of
 from hermes.core.events import Event, RunState
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import PEER_RUNS_KNOWN_MAX
 from hermes.core.processes import this_process
 from hermes.core.spec import Applied, Control, RunSpec
 from hermes.store.base import Row, RunRecord
 
-EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
+EncodedEvent = tuple[int, float, str, int, JsonObject]
 
 
 def encode_events(batch: Sequence[Event]) -> list[EncodedEvent]:
-    """Events as they travel."""
     return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 
 
-def encode_record(record: RunRecord) -> dict[str, Any]:
+def encode_record(record: RunRecord) -> JsonObject:
     """A record as it travels: no credential is in it, as none is in the store."""
     return {**{name: getattr(record, name) for name in _PLAIN}, "spec": record.spec.stored(), "state": record.state}
 
 
 def encode_row(row: Row) -> Row:
-    """A message as it travels."""
     return replace(row, announced_in=())
 
 
@@ -41,7 +40,7 @@ def _events(run_id: str, encoded: list[EncodedEvent]) -> list[Event]:
     return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in encoded]
 
 
-def _record(encoded: Mapping[str, Any]) -> RunRecord:
+def _record(encoded: JsonMapping) -> RunRecord:
     state = msgspec.convert(encoded["state"], RunState)
     return RunRecord(RunSpec.from_stored(encoded["spec"]), state, **{name: encoded[name] for name in _PLAIN})
 
@@ -66,7 +65,6 @@ class Elsewhere:
         return None
 
     async def has(self, run_id: str, holder: str) -> bool:
-        """Whether this process answers, and has the run at work."""
         found = await self._ask(self._name(run_id, holder), "has", run_id)
         return bool(found)
 
@@ -76,11 +74,9 @@ class Elsewhere:
         return found or "unknown"
 
     async def durable(self, run_id: str) -> list[Event]:
-        """The events of a run that keeps nothing, without deltas."""
         return _events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
-        """A message of a run that keeps nothing."""
         found = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
         return None if found is None else msgspec.convert(found, Row)
 
@@ -95,7 +91,7 @@ class Elsewhere:
     def _name(self, run_id: str, holder: str) -> str:
         return self._known.get(run_id, "") if holder in ("", this_process()) else name_of(holder)
 
-    async def _ask(self, name: str, operation: str, *arguments: Any) -> Any:
+    async def _ask(self, name: str, operation: str, *arguments: object) -> Any:
         if not name:
             return None
         try:

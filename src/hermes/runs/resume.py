@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from hermes.core.events import Event
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import RESUME_SEQ_STEP, RESUMES_MAX
 from hermes.runs.control import StopReason
 from hermes.store.base import Partial
@@ -35,10 +36,10 @@ class Resumption:
     finished: set[str] = field(default_factory=set)
     granted: set[str] = field(default_factory=set)
     asked: dict[str, str] = field(default_factory=dict)
-    answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    answers: dict[str, JsonMapping] = field(default_factory=dict)
     steers: list[tuple[str, str]] = field(default_factory=list)
     controls: set[str] = field(default_factory=set)
-    usage: list[dict[str, Any]] = field(default_factory=list)
+    usage: list[JsonObject] = field(default_factory=list)
     stopped_by: str = ""
     stop_reason: StopReason | Literal[""] = ""
 
@@ -48,7 +49,6 @@ class Resumption:
         return {p.stream_id: len(p.text) for p in self.partials if p.kind == "text"}
 
     def output_of(self, call_id: str) -> str:
-        """What a tool had said when it was cut off."""
         return "".join(p.text for p in self.partials if p.kind == "tool" and p.stream_id.rpartition("/")[0] == call_id)
 
 
@@ -61,7 +61,6 @@ def look(
     within_s: float,
     booted_at: float = 0.0,
 ) -> Resumption:
-    """Read a log that was begun and has no end."""
     last = max([event.seq for event in events] + [partial.last_seq for partial in partials])
     found = Resumption("go_on", "crash", (last // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP, partials=list(partials))
     resumes = 0
@@ -111,7 +110,7 @@ def _take(found: Resumption, event: Event, resumes: int) -> int:
     return resumes
 
 
-def _take_control(found: Resumption, data: Mapping[str, Any]) -> None:
+def _take_control(found: Resumption, data: JsonMapping) -> None:
     control, said = data["control"], data["data"]
     found.controls.add(data["control_id"])
     if control in ("interrupt", "cancel"):
@@ -125,7 +124,7 @@ def _take_control(found: Resumption, data: Mapping[str, Any]) -> None:
         found.answers[question] = {**said, **who}
 
 
-def _take_answer(found: Resumption, kind: str, data: Mapping[str, Any]) -> None:
+def _take_answer(found: Resumption, kind: str, data: JsonMapping) -> None:
     question = data.get("approval_id") or data.get("request_id")
     call_id = next((call for call, asked in found.asked.items() if asked == question), None)
     if call_id is not None:

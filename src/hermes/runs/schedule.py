@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import datetime, tzinfo
-from typing import Any
+
+from hermes.core.json_types import JsonMapping, JsonObject
 
 GRAMMAR = (
     "A schedule is 30m, 2h or 1d (one run, so long from now); every 30m (again and again, at least a minute apart); "
@@ -43,7 +43,7 @@ def zone_named(name: str) -> tzinfo:
         raise BadSchedule(f"There is no time zone {name!r}.") from None
 
 
-def parse(text: str, now: float, zone: tzinfo) -> dict[str, Any]:
+def parse(text: str, now: float, zone: tzinfo) -> JsonObject:
     """A schedule as it is kept: `kind` once, interval or cron, its run_at, minutes or expr, and how it is shown."""
     text = " ".join(text.split())
     if span := _SPAN.fullmatch(text):
@@ -69,7 +69,7 @@ def parse(text: str, now: float, zone: tzinfo) -> dict[str, Any]:
     return _once(at, f"once at {at:%Y-%m-%d %H:%M}")
 
 
-def next_time(schedule: Mapping[str, Any], after: float, zone: tzinfo, last: float | None = None) -> float | None:
+def next_time(schedule: JsonMapping, after: float, zone: tzinfo, last: float | None = None) -> float | None:
     """The first time later than `after`; None: there is none. Spans are counted from the last time, if there was one."""
     if schedule["kind"] == "once":
         at = datetime.fromisoformat(schedule["run_at"]).timestamp()
@@ -81,8 +81,7 @@ def next_time(schedule: Mapping[str, Any], after: float, zone: tzinfo, last: flo
     return _after(schedule["expr"], after, zone)
 
 
-def next_times(schedule: Mapping[str, Any], after: float, zone: tzinfo, count: int = 3) -> list[str]:
-    """The next few times as a person reads them."""
+def next_times(schedule: JsonMapping, after: float, zone: tzinfo, count: int = 3) -> list[str]:
     times: list[str] = []
     while len(times) < count and (found := next_time(schedule, after, zone)) is not None:
         times.append(datetime.fromtimestamp(found, zone).isoformat(timespec="seconds"))
@@ -90,7 +89,7 @@ def next_times(schedule: Mapping[str, Any], after: float, zone: tzinfo, count: i
     return times
 
 
-def _once(at: datetime, display: str) -> dict[str, Any]:
+def _once(at: datetime, display: str) -> JsonObject:
     return {"kind": "once", "run_at": at.isoformat(timespec="seconds"), "display": display}
 
 

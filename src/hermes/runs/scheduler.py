@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import JOB_CLAIM_S, JOB_LOOK_S
 from hermes.core.text import text_of
 from hermes.runs import schedule as schedules
@@ -30,7 +31,6 @@ class Scheduler:
         self._holder = this_process()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
         while True:
             try:
                 if not self._engine.draining:
@@ -76,7 +76,7 @@ class Scheduler:
                 await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else lost))
         return running
 
-    async def _begin(self, job: Job, now: float) -> dict[str, Any]:
+    async def _begin(self, job: Job, now: float) -> JsonObject:
         """Begin the run of a time that has come; what becomes different of the job's record.
 
         The run is named after job and time: whoever takes this time up again, after a crash in between, finds it there.
@@ -103,14 +103,12 @@ class Scheduler:
 
 
 async def settled(engine: RunEngine, record: RunRecord) -> Job:
-    """What becomes different of a job's record when its run has ended."""
     row_id = record.state.final_row
     row = await engine.row(record.spec.run_id, row_id) if row_id is not None else None
     return ended(record.state, text_of(row.content) if row is not None else None)
 
 
 def run_id_of(job: Job) -> str:
-    """The run of a job's next time."""
     time_of_job = f"{job['id']}:{job['next_run_at']!r}"
     return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
 
@@ -130,7 +128,7 @@ def _sooner(job: Job, now: float) -> float | None:
     return soonest if soonest is not None and soonest < at else None
 
 
-def _following(job: Job, now: float) -> dict[str, Any]:
+def _following(job: Job, now: float) -> JsonObject:
     """The time after this one; those that were missed in between are this one."""
     zone = schedules.zone_named(job["timezone"])
     return {"next_run_at": schedules.next_time(job["schedule"], now, zone, last=job["next_run_at"])}

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hermes
 from hermes.core.events import FINAL, Event
+from hermes.core.json_types import JsonMapping
 from hermes.core.limits import TRACES_SENT_S_MAX
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
@@ -36,7 +37,6 @@ _USAGE = {
 
 
 def traces(settings: Settings) -> Traces | None:
-    """The traces that the settings ask for, if they do."""
     endpoint = settings.telemetry.endpoint
     if not endpoint:
         return None
@@ -80,7 +80,6 @@ class Traces:
         closing.join(TRACES_SENT_S_MAX)
 
     def hear(self, live: LiveRun, event: Event) -> None:
-        """Take one event of a run into account."""
         if event.type in _BEGINNINGS:
             self._begun(live, event)
         elif (run := self._runs.get(event.run_id)) is not None and event.type in _HEARD:
@@ -149,7 +148,7 @@ class Traces:
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
-    def _span(self, operation: str, of: str, event: Event, above: Span | None, told: Mapping[str, Any]) -> Span:
+    def _span(self, operation: str, of: str, event: Event, above: Span | None, told: JsonMapping) -> Span:
         from opentelemetry.context import get_current
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -165,7 +164,7 @@ class Traces:
 
 _BEGINNINGS = ("run.started", "run.resumed")
 _ENDS = FINAL | {"run.interrupted"}
-_HEARD: dict[str, Callable[[Traces, _Run, Event], Any]] = {
+_HEARD: dict[str, Callable[[Traces, _Run, Event], object]] = {
     "model.started": Traces._asked,
     "message.completed": Traces._completed,
     "usage": Traces._used,
@@ -180,7 +179,7 @@ def _model(model: str, provider: str) -> dict[str, str]:
     return {"gen_ai.request.model": model, "gen_ai.provider.name": provider or "unknown"}
 
 
-def _usage(counts: Mapping[str, Any]) -> dict[str, int]:
+def _usage(counts: JsonMapping) -> dict[str, int]:
     return {name: counts[ours] for ours, name in _USAGE.items() if counts.get(ours)}
 
 

@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of
-from hermes.providers.chat_completions import reasoning_of
 from hermes.server.content import check_said, content, newest, result
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import request_created_at
@@ -26,6 +25,7 @@ from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, h
 from hermes.server.shapes import ChatAnswer, ChatCompletion, Choice
 from hermes.server.turn_spec import Message, build_spec, client_tools, with_unseen
 from hermes.server.turns import Turn
+from hermes.services.models import reasoning_of
 from hermes.store.sessions import new_session_id
 from hermes.tools.framework.arguments import schema_problem
 

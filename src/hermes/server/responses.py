@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Control, RunSpec
-from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
@@ -31,6 +30,7 @@ from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, Re
 from hermes.server.sse import replay
 from hermes.server.turn_spec import check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
+from hermes.services.models import of_session
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:

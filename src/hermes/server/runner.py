@@ -20,7 +20,6 @@ from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.logs import logging_to
-from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.server.settings import Platform, load_gateway_config
 from hermes.server.startup_checks import (
     BACKLOG,
@@ -36,6 +35,7 @@ from hermes.server.startup_checks import (
 )
 from hermes.server.status import ServerLock, hold, server_url, write_runtime_status
 from hermes.server.supervisor import Supervisor
+from hermes.services import models
 from hermes.settings import config
 from hermes.settings.check import without_secret_fields
 from hermes.settings.keys import Key, KeyPath, at
@@ -399,19 +399,15 @@ def describe(home: Home, settings: config.Settings) -> str:
 
 def _model(settings: config.Settings) -> str:
     """The model that is asked first, in a word. A server without one starts: it is told, and can be given one."""
-    from hermes.core.spec import RouteChoice
-    from hermes.providers import routes
-
     try:
-        route = routes.primary(settings, RouteChoice())
+        route, problem = models.configured_route(settings)
     except ConfigError as error:
         log.warning("%s", error)
         return "none"
-    if not available(route.api_mode):
-        log.warning("No model is configured. Try: hermes config set model.provider %s", EXAMPLE_PROVIDER)
+    if problem:
+        log.warning("%s", problem)
+    if problem.startswith(models.NOT_CONFIGURED):
         return "none"
-    if variable := routes.missing_key(settings, route):
-        log.warning("The provider %s needs a key in %s, and that is not set.", route.provider, variable)
     return f"{route.provider}/{route.model}"
 
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core.ids import scope_name
 from hermes.core.spec import RouteChoice, RunSpec
-from hermes.providers import routes
-from hermes.providers.base import SAMPLING
 from hermes.server.errors import ApiError, invalid
 from hermes.server.keys import Key
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import RequestOptions
+from hermes.services import models
 from hermes.store.history_match import match
 from hermes.store.rows import row_of_message
 
@@ -62,7 +61,7 @@ def build_spec(
         if isinstance(given.provider, dict):
             body.ignored.append("provider")
         sampling = {**sampling}
-        for name in SAMPLING:
+        for name in models.SAMPLING:
             if (value := getattr(given, name, None)) is not None:
                 sampling.setdefault(name, value)
         limits: dict[str, int] = {}
@@ -100,7 +99,7 @@ def route_of(context: ServerContext, caller: Key, model: str | None, provider: s
     aliases = context.options.model_routes
     is_default = not model or (model == context.model_name and model not in aliases)
     if provider:
-        found = routes.of_provider(context.settings, provider, None if is_default else model)
+        found = models.of_provider(context.settings, provider, None if is_default else model)
         model = f"{provider}/{(found.model if found else model) or ''}"
         _check_allowed(caller, model)
         if found is None:
@@ -110,7 +109,7 @@ def route_of(context: ServerContext, caller: Key, model: str | None, provider: s
     if not model or is_default:
         return None
     _check_allowed(caller, model)
-    found = RouteChoice(alias=model) if model in aliases else routes.named(context.settings, model)
+    found = RouteChoice(alias=model) if model in aliases else models.named(context.settings, model)
     # A key that may use certain models only is never given another one in the place of one that is gone.
     if found is None and (context.options.strict_models or caller.models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")

@@ -54,7 +54,7 @@ class Entry:
 
 
 class UnknownVariable(Exception):
-    """`${NAME}` of a name that is not in the environment."""
+    pass
 
 
 # ---- types and ranges
@@ -109,7 +109,6 @@ def coerce(key: Key, value: Any) -> Any:
 
 
 def misfit(name: str, key: Key, value: Any) -> str:
-    """The sentence about a value that does not fit."""
     return f"{name} must be {key.expected}, not {_described(key, value)}."
 
 
@@ -137,7 +136,6 @@ def remedy(name: str, key: Key) -> str:
 
 
 def masked(key: Key, value: Any) -> Any:
-    """The value as it may be shown."""
     if key.mark.secret and value:
         return [MASK] * len(value) if isinstance(value, list) else MASK
     return _mask_inside(value)

@@ -46,7 +46,6 @@ class EnvFile:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file; nothing when there is none."""
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -58,7 +58,6 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """What would fit, in words."""
         choices = ", ".join(choice or '""' for choice in self.choices)
         if self.base is None:
             return f"one of {choices}"
@@ -72,7 +71,6 @@ class Key:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The types, limits and marks of an annotation."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         yield from _parts(inner)

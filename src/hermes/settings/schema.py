@@ -41,8 +41,6 @@ Positive = Annotated[float, Meta(ge=0.01)]
 
 
 class Section(Struct, frozen=True):
-    """A section of the settings."""
-
     def __repr__(self) -> str:
         # The values may be secrets.
         return f"{type(self).__name__}()"
@@ -316,8 +314,6 @@ class ApiServer(Section, frozen=True):
 
 
 class Root(Section, frozen=True):
-    """All settings."""
-
     model: Model = Model()
     providers: Mapping[str, Provider] = {}
     fallback_providers: Sequence[Any] = []

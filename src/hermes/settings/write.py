@@ -35,8 +35,6 @@ _PLAIN_ENV = re.compile(r"[A-Za-z0-9_./:@%+=,-]*")
 
 
 class UnknownKey(ConfigError):
-    """A name that is no setting."""
-
     exit_code = 5
 
     def __init__(self, name: str, near: str = "") -> None:
@@ -46,8 +44,6 @@ class UnknownKey(ConfigError):
 
 
 class BadValue(ConfigError):
-    """A value that its setting does not take."""
-
     exit_code = 2
 
 
@@ -146,7 +142,6 @@ def _checked(key: Key, name: str, value: Any, home: Home, environ: Mapping[str, 
 
 
 def _is_text(key: Key) -> bool:
-    """Whether the value is a text, or a list of texts."""
     return key.base in (str, Sequence[str]) and not key.mark.names_variable
 
 
@@ -201,8 +196,6 @@ def _env_quoted(value: str) -> str:
 
 
 class _File:
-    """The text of a config.yaml and the changes it takes."""
-
     def __init__(self, path: Path, data: bytes) -> None:
         document = parse_yaml(data, path)
         for twice, line in document.twice:

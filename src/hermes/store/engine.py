@@ -9,7 +9,6 @@ import os
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +18,6 @@ from weakref import WeakSet
 from hermes.core.limits import (
     BATCH_JOBS_MAX,
     CLOSE_S_MAX,
-    COMMIT_DELAY_S,
-    COMMIT_SIBLINGS,
     LOG_EMPTIED_TRIES,
     LOG_EMPTIED_WAIT_S,
     SLOW_READ_S_MAX,
@@ -296,7 +293,7 @@ class Engine:
     # --- the writer ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        going, since_upkeep, batch_size = True, 0, 1
+        going, since_upkeep = True, 0
         while going:
             pause = UPKEEP_PAUSE_S if self._upkeep_goes_on else UPKEEP_IDLE_S
             try:
@@ -308,9 +305,6 @@ class Engine:
             if self._upkeep_due and since_upkeep > UPKEEP_BATCHES:  # there is no idle moment
                 since_upkeep = 0
                 self._upkeep()
-            # Where many write at once, those that come a moment later share the commit, and the pages that it writes.
-            if batch_size >= COMMIT_SIBLINGS:
-                time.sleep(COMMIT_DELAY_S)
             batch: list[_Job] = []
             while job is not None:
                 batch.append(job)
@@ -322,7 +316,6 @@ class Engine:
                     break
             else:
                 going = False
-            batch_size = len(batch)
             together = [one for one in batch if not one.raw]
             if together:
                 self._upkeep_goes_on = False  # the moment is not idle any more

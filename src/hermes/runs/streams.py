@@ -1,0 +1,115 @@
+"""Texts that are growing: what was given out of each, what the store knows, and saving the rest now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hermes.core.events import Cuts, packed_size
+from hermes.core.limits import JOURNALED_S_MAX, PARTIAL_S_MAX
+from hermes.guards.secrets import StreamMask
+from hermes.store.base import Partial
+
+if TYPE_CHECKING:
+    from hermes.runs.journal import JournalFile
+    from hermes.runs.writer import RunWriter
+
+
+class Stream(msgspec.Struct, eq=False):
+    """A text that is growing: a message's text or reasoning, or one output of a tool.
+
+    `pieces` is all that was written, `length` how much of it was given out, `saved…` how much the store knows, and
+    `journal…` is its place in the journal. It is `completed` when a commit that closes it is on its way.
+    """
+
+    id: str
+    kind: str
+    type: str
+    step: int
+    fixed: dict[str, str]
+    mask: StreamMask
+    pieces: list[str] = []
+    cuts: Cuts = msgspec.field(default_factory=Cuts)
+    length: int = 0
+    last_seq: int = 0
+    saved_seq: int = 0
+    saved_length: int = 0
+    saved_cuts: int = 0
+    journal: JournalFile | None = None
+    journal_number: int = 0
+    journal_seq: int = 0
+    journal_ms: int = 0
+    completed: bool = False
+
+    @property
+    def form(self) -> str:
+        return self.fixed.get("form") or self.fixed.get("stream") or ""
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+    def partial(self, *, whole: bool = False) -> Partial:
+        offset, start = (0, 0) if whole else (self.saved_length, self.saved_cuts)
+        text, cuts = self.text[offset : self.length], self.cuts.pack(start)
+        return Partial(self.id, self.kind, self.step, text, cuts, self.last_seq, self.form, offset)
+
+    def saved(self, partial: Partial) -> None:
+        self.saved_seq, self.saved_length = partial.last_seq, partial.offset + len(partial.text)
+        self.saved_cuts += packed_size(partial.cuts)
+
+
+class Saver:
+    """Has the texts that have grown put into their stores, those of all runs together."""
+
+    def __init__(self) -> None:
+        self._due: dict[RunWriter, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, writer: RunWriter) -> None:
+        """A text of this log has grown. While a journal has it, there is time."""
+        self._due[writer] = None
+        loop, wait_s = asyncio.get_running_loop(), JOURNALED_S_MAX if writer.journals else PARTIAL_S_MAX
+        if self._timer is not None and self._timer.when() > loop.time() + wait_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_later(wait_s, self.begin)
+
+    def drop(self, writer: RunWriter) -> None:
+        self._due.pop(writer, None)
+        if not self._due and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due, self._due = self._due, {}
+        task = asyncio.get_running_loop().create_task(self._save(due))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, due: Iterable[RunWriter]) -> None:
+        saving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        found = [(writer, grown) for writer in due if (grown := writer.grown(saving)) is not None]
+        try:
+            for store in {writer.store for writer, _ in found}:
+                own = [(writer, grown) for writer, grown in found if writer.store is store]
+                try:
+                    await store.put_grown([(writer.run_id, *grown) for writer, grown in own])
+                except Exception:  # noqa: BLE001  (what is not saved now is saved with what follows)
+                    for writer, _ in own:
+                        self.add(writer)
+                else:
+                    for writer, (_, partials) in own:
+                        writer.saved(partials)
+        finally:
+            saving.set_result(None)
