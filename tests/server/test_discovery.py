@@ -385,6 +385,7 @@ async def test_capabilities_limits_match_configuration(start: Start) -> None:
     assert (limits["max_header_bytes"], limits["max_client_tools"]) == (16384, 128)
     assert (limits["clarify_timeout_seconds"], limits["idempotency_seconds"]) == (3600, 86400)
     assert all(isinstance(value, int | float) for value in limits.values())
+    assert [name for name, value in limits.items() if isinstance(value, float) and value.is_integer()] == []
 
 
 async def test_capabilities_list_every_route(api: Api) -> None:

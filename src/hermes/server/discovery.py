@@ -347,7 +347,7 @@ def _features(context: ServerContext) -> dict[str, bool | str]:
 
 
 def _limits(context: ServerContext, settings: Settings) -> dict[str, float | None]:
-    return {
+    values: dict[str, float | None] = {
         **{name: attrgetter(option)(context.options) for name, option in _OPTIONS.items()},
         "approval_timeout_seconds": settings.api_server.approval_timeout_seconds,
         "drain_seconds": settings.api_server.drain_seconds,
@@ -355,6 +355,8 @@ def _limits(context: ServerContext, settings: Settings) -> dict[str, float | Non
         "idempotency_seconds": context.options.idempotency.ttl_hours * 3600,
         **_FIXED,
     }
+    # Clients that read whole numbers only, as JSON parsers of typed languages do, get them.
+    return {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in values.items()}
 
 
 def _sandbox(settings: Settings) -> Json:
