@@ -83,7 +83,7 @@ def private_uses(tree: ast.Module) -> int:
     modules, count = set[str](), 0
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hermes"):
-            count += sum(one.name.startswith("_") for one in node.names)
+            count += sum(one.name.startswith("_") and not one.name.startswith("__") for one in node.names)
             modules |= {one.asname or one.name for one in node.names if one.name.islower()}
     uses = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
     private = (n for n in uses if n.attr.startswith("_") and not n.attr.startswith("__"))

@@ -27,9 +27,9 @@ Places = Mapping[str, Place]
     Argument("shell", choices=("bash", "fish", "zsh"), help="which; what is printed goes into its start file"),
 )
 def completion(args: Args, home: Home) -> None:
-    from hermes.cli.main import _EVERYWHERE, COMMANDS, parser_with
+    from hermes.cli.main import COMMANDS, COMMON_OPTIONS, parser_with
 
-    everywhere = [name for option in _EVERYWHERE for name in option.names]
+    everywhere = [name for option in COMMON_OPTIONS for name in option.names]
     print(_SHELLS[args.shell](dict(_places("hermes", parser_with(COMMANDS), everywhere))))
 
 

@@ -301,11 +301,11 @@ def _web(look: Look) -> Finding:
 
 
 def _key(look: Look) -> Finding:
-    from hermes.server.startup_checks import _weakness, check_settings, keys_of
+    from hermes.server.startup_checks import check_settings, key_weakness, keys_of
 
     check_settings(look.settings)
     keys = keys_of(look.settings)
-    if weak := [f"{where} {fault}" for where, key in keys.items() if key and (fault := _weakness(key))]:
+    if weak := [f"{where} {fault}" for where, key in keys.items() if key and (fault := key_weakness(key))]:
         return Finding(WARN, f"{'; '.join(weak)}.", "hermes gateway key --new")
     return Finding(
         OK, f"{counted(len(keys), 'key')}." if keys else "The server has no key: it is open to this machine."

@@ -56,7 +56,7 @@ def _count(text: str) -> int:
 
 
 # Options that may stand anywhere, before or after the command and its own words.
-_EVERYWHERE = (
+COMMON_OPTIONS = (
     Argument("-p", "--profile", metavar="NAME", help="use this profile"),
     flag("--json", help="print one JSON document and nothing else"),
     flag("--quiet", help="leave out what is not the result"),
@@ -171,7 +171,7 @@ def _load(name: str) -> ModuleType:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     common = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
-    _add(common, _EVERYWHERE)
+    _add(common, COMMON_OPTIONS)
     # What follows `--args` belongs to another program.
     end = argv.index("--args") if "--args" in argv else len(argv)
     everywhere, own = common.parse_known_args(argv[:end])
@@ -192,7 +192,7 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "-V", "--version", action="store_true", help="print version, home, profile, Python, store, sandbox, llama.cpp"
     )
-    _add(parser, (*_EVERYWHERE, *_ONESHOT, *_TALK))
+    _add(parser, (*COMMON_OPTIONS, *_ONESHOT, *_TALK))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="hermes")
     for name, about in COMMANDS.items():
         below = commands.add_parser(name, help=about, description=f"{about[:1].upper()}{about[1:]}.")

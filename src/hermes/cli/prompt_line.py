@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -28,35 +29,35 @@ _REDRAW_S = 0.02
 _LINES_KEPT = 6
 
 
-class PromptLine:
-    """The prompt of a whole conversation. What happens on Enter, Ctrl-C and Ctrl-D is up to whoever made it. Without a
-    home nothing that is typed is kept."""
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the keys Enter, Ctrl-C and Ctrl-D do, and what is shown around the line."""
 
-    def __init__(
-        self,
-        home: Home | None,
-        *,
-        enter: Callable[[str], None],
-        interrupt: Callable[[], None],
-        leave: Callable[[], None],
-        mark: Callable[[], str],
-        live: Callable[[int], str],
-        moves: Callable[[], bool],
-        facts: Callable[[], str],
-        commands: Callable[[], Mapping[str, str]],
-    ) -> None:
-        self._enter, self._interrupt, self._leave = enter, interrupt, leave
-        self._mark, self._live, self._moves, self._facts = mark, live, moves, facts
+    enter: Callable[[str], None]
+    interrupt: Callable[[], None]
+    leave: Callable[[], None]
+    mark: Callable[[], str]
+    live: Callable[[int], str]
+    is_busy: Callable[[], bool]
+    facts: Callable[[], str]
+    commands: Callable[[], Mapping[str, str]]
+
+
+class PromptLine:
+    """The prompt of a whole conversation. Without a home nothing that is typed is kept."""
+
+    def __init__(self, home: Home | None, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
         self._pending: list[str] = []
         self._writing = False
         self._session: PromptSession[str] = PromptSession(
             self._message,
             multiline=True,
             prompt_continuation="  ",
-            bottom_toolbar=lambda: FormattedText([("class:bottom-toolbar", f" {self._facts()}")]),
+            bottom_toolbar=lambda: FormattedText([("class:bottom-toolbar", f" {callbacks.facts()}")]),
             key_bindings=self._keys(),
             history=_History(home) if home is not None else InMemoryHistory(),
-            completer=_Commands(commands),
+            completer=_Commands(callbacks.commands),
             complete_while_typing=Condition(self._completes),
             enable_suspend=True,
             erase_when_done=True,
@@ -126,12 +127,12 @@ class PromptLine:
         """Let clocks run while there is something to wait for."""
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._moves():
+            if self._callbacks.is_busy():
                 self.refresh()
 
     def _message(self) -> ANSI:
         room = self._session.app.output.get_size().rows - _LINES_KEPT
-        return ANSI(f"{self._live(room)}\x1b[1;36m{self._mark()}\x1b[0m ")
+        return ANSI(f"{self._callbacks.live(room)}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
 
     def _completes(self) -> bool:
         text = self.buffer.document.text_before_cursor
@@ -153,7 +154,7 @@ class PromptLine:
                 text = buffer.text
                 buffer.append_to_history()
                 buffer.reset()
-                self._enter(text)
+                self._callbacks.enter(text)
 
         @keys.add("escape", "enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
@@ -162,11 +163,11 @@ class PromptLine:
         @keys.add("c-c", filter=typing)
         @keys.add("<sigint>")
         def _(event: KeyPressEvent) -> None:
-            self._interrupt()
+            self._callbacks.interrupt()
 
         @keys.add("c-d", filter=typing & empty)
         def _(event: KeyPressEvent) -> None:
-            self._leave()
+            self._callbacks.leave()
 
         return keys
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hermes.cli import slash
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
-from hermes.cli.prompt_line import PromptLine
+from hermes.cli.prompt_line import Callbacks, PromptLine
 from hermes.cli.screen import Screen
 
 
@@ -22,17 +22,17 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         quiet=args.quiet,
     )
     chat = Chat(talk, screen)
-    line = PromptLine(
-        None if args.no_save else talk.home,
+    callbacks = Callbacks(
         enter=chat.enter,
         interrupt=lambda: chat.interrupt(line.buffer.text),
         leave=chat.leave,
         mark=chat.mark,
         live=screen.live,
-        moves=lambda: chat.busy,
+        is_busy=lambda: chat.busy,
         facts=chat.facts,
         commands=lambda: slash.names(chat),
     )
+    line = PromptLine(None if args.no_save else talk.home, callbacks)
     screen.emit, chat.changed, chat.typed = line.write, line.refresh, line.type
 
     def hang_up() -> None:

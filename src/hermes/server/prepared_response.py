@@ -20,7 +20,7 @@ from hermes.server.keys import caller_of
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
-from hermes.server.request_options import RequestOptions, parse_options
+from hermes.server.request_options import parse_options
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
 from hermes.server.response_tools import additional, response_tools, stand_in
@@ -238,16 +238,8 @@ async def prepare(
         sampling={"verbosity": asked.text.verbosity} if asked.text and asked.text.verbosity else {},
     )
     spec = build_spec(context, caller, options, body, spec, announces=asked.stream and not options.strict)
-    turn = await _placed(
-        context,
-        request,
-        spec,
-        options,
-        chain,
-        [*added, *history],
-        asked.truncation == "auto",
-        new=session_id is None,
-    )
+    turn = Turn(context, request, spec, options)
+    await _assign_session(turn, chain, [*added, *history], truncates=asked.truncation == "auto", new=session_id is None)
     shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
     kept = ResponseRecord(
         response_id,
@@ -325,26 +317,20 @@ async def _chain(
     return name, record, added
 
 
-async def _placed(
-    context: ServerContext,
-    request: web.Request,
-    spec: RunSpec,
-    options: RequestOptions,
-    chain: Json | None,
-    history: list[Message],
-    truncates: bool,
-    *,
-    new: bool,
-) -> Turn:
-    """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
+async def _assign_session(
+    turn: Turn, chain: Json | None, history: list[Message], *, truncates: bool, new: bool
+) -> None:
+    """Give a turn its session: the one that is named, the chain's, the one that waits for results, or a new one."""
+    context, spec, options = turn.context, turn.spec, turn.options
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
     if waiting := set(open_calls(before)):
         # A client may send the calls along that it answers; the chain holds them already.
         history = [message for message in history if not _only_calls(message, waiting)]
     if options.session_id and chain is None:
         seeds = options.seed and bool(history)
-        spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
-        return Turn(context, request, spec, options, ignored_messages=0 if seeds else len(history))
+        turn.spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
+        turn.ignored_messages = 0 if seeds else len(history)
+        return
     if chain is None and spec.results and options.tool_items == "none":
         history = await with_unseen(context, spec, history)
     whole = [*before, *history]
@@ -352,13 +338,14 @@ async def _placed(
         whole, results = again
         spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
-        return Turn(context, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), options)
+        turn.spec = spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES))
+        return
     if chain is not None and spec.persist and not history and await _is_kept(context, chain):
-        return Turn(context, request, spec, options)
+        turn.spec = spec
+        return
     if chain is not None and chain.get("run_id") and spec.persist:
         spec, new = spec.replace(session_id=new_session_id()), True
-    spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
-    return Turn(context, request, spec, options, bind=new)
+    turn.spec, turn.bind = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None), new
 
 
 def _only_calls(message: Message, call_ids: set[str]) -> bool:

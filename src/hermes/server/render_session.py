@@ -17,12 +17,11 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output
 from hermes.server.sse import Item
+from hermes.store.search import MARKS
 
 Json = dict[str, Any]
 # Events whose payload needs the message that they announce.
 ROWS = frozenset({"message.completed", "tool.finished"})
-# What marks a match inside a snippet: nothing that anybody writes.
-MARKS = ("\x02", "\x03")
 _encode = msgspec.json.Encoder().encode
 
 

@@ -27,7 +27,7 @@ from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, r
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
-from hermes.server.sse import replay
+from hermes.server.sse import inline_sink, replay, run_events_to_end
 from hermes.server.turn_spec import check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.services.models import of_session
@@ -168,9 +168,9 @@ async def _replayed(
         if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
             await kept.try_save(context, renderer.response)
 
-    return await replay(
-        context.stream(request, headers), app.engine, run.spec.run_id, renderer, rows=ROWS, on_end=ensure_kept
-    )
+    stream = context.stream(request, headers)
+    source = run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=inline_sink(renderer, stream))
+    return await replay(stream, source, renderer, on_end=ensure_kept)
 
 
 @route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat")

@@ -118,7 +118,6 @@ class GatewayRunner:
     def __init__(
         self,
         home: Home,
-        settings: config.Settings | None = None,
         *,
         host: str | None = None,
         port: int | None = None,
@@ -129,7 +128,7 @@ class GatewayRunner:
     ) -> None:
         """`afterwards` is done in a thread once the server listens. A `worker` shares port and home with others, and has
         a parent that holds them and tells how the server does."""
-        self.home, self._given, self._verbose, self._afterwards = home, settings, verbose, afterwards
+        self.home, self._verbose, self._afterwards = home, verbose, afterwards
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
         self._worker = worker
         self._supervisor = worker or Supervisor(os.environ)
@@ -181,7 +180,7 @@ class GatewayRunner:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> config.Settings:
         """Everything before the first request, in order; `stack` takes back what was done of it."""
-        settings = self._given or config.load(self.home)
+        settings = config.load(self.home)
         asyncio.get_running_loop().set_exception_handler(_unseen)
         stack.enter_context(logging_to(self.home, settings, verbose=self._verbose))
         check_settings(settings)

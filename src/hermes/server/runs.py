@@ -43,7 +43,7 @@ from hermes.server.request_options import (
 )
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, replay
+from hermes.server.sse import ClientGone, inline_sink, replay, run_events_to_end
 from hermes.server.turn_spec import Message, build_spec, check_model, open_calls
 from hermes.store.base import RunRecord
 
@@ -342,7 +342,8 @@ async def run_events(context: ServerContext, request: web.Request, query: EventQ
             async with stream:
                 pass
         return stream.response
-    return await replay(stream, engine, spec.run_id, renderer, rows=rows, after=after, over=record.state.ended)
+    source = run_events_to_end(engine, spec.run_id, rows, after, inline_sink(renderer, stream))
+    return await replay(stream, source, renderer, over=record.state.ended)
 
 
 # --- steering them ---------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from hermes.server.query_params import (
     shows_reasoning,
 )
 from hermes.server.render_session import (
-    MARKS,
     Match,
     Session,
     StoredMessage,
@@ -214,7 +213,6 @@ async def search_sessions(context: ServerContext, request: web.Request, query: S
         limit=limit + 1,
         offset=offset,
         sort=query.sort,
-        marks=MARKS,
         source=query.source,
         session_id=query.session_id,
         owner=caller_of(request).visible_owner,

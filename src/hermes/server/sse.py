@@ -265,19 +265,15 @@ async def forward(
 
 async def replay(
     stream: EventStream,
-    engine: Any,
-    run_id: str,
+    source: AsyncGenerator[list[Item], None],
     renderer: Renderer,
     *,
-    rows: frozenset[str],
-    after: int = 0,
     on_end: Callable[[], Awaitable[None]] | None = None,
     over: bool = False,
 ) -> web.StreamResponse:
-    """Stream a run's log from wherever its reader wants, then live. `over`: it ended before the stream began."""
+    """Stream the log of a run, as `run_events_to_end` gives it. `over`: it ended before the stream began."""
     with contextlib.suppress(ClientGone, EventsExpired):
         async with stream:
-            source = run_events_to_end(engine, run_id, rows, after, inline_sink(renderer, stream))
             if await forward(source, renderer, stream, on_end) or over:
                 await stream.write(renderer.closing, last=True)
     return stream.response

@@ -129,7 +129,7 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
         message = "api_server.cors_origins allows every origin ('*'), and there is no key."
         hint = "hermes gateway key, or a list of the origins that may call"
         raise ConfigError(message, where="api_server.cors_origins", hint=hint)
-    faults = {where: _weakness(key) for where, key in keys.items() if key}
+    faults = {where: key_weakness(key) for where, key in keys.items() if key}
     faults |= {where: _weakness_of_hash(digest) for where, digest in _hashes_of(settings).items()}
     for where, fault in faults.items():
         if not fault:
@@ -187,7 +187,7 @@ def _placeholder_hashes() -> frozenset[str]:
     )
 
 
-def _weakness(key: str) -> str:
+def key_weakness(key: str) -> str:
     if len(key) < _KEY_CHARS_MIN:
         return f"has fewer than {_KEY_CHARS_MIN} characters"
     letters = re.sub(r"[^a-z0-9]", "", key.lower().removeprefix("sk-"))

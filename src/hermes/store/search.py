@@ -44,6 +44,10 @@ _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.sour
 FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id IN ({{ids}})"""
 
 
+# Around a word of the query in the text of a match: characters that no text has.
+MARKS = ("\x02", "\x03")
+
+
 class Found(list[dict[str, Any]]):
     """Matches; `complete` is false when time ended the search early."""
 
@@ -69,16 +73,15 @@ class Search(Repository):
         limit: int = 20,
         offset: int = 0,
         sort: str = "relevance",
-        marks: tuple[str, str] = (">>>", "<<<"),
         **filters: Unpack[SessionsSearched],
     ) -> tuple[list[dict[str, Any]], Found, int | None]:
-        """Sessions by their titles, then messages: of both together at most `limit`. The total is None when that would
-        take too long to say."""
+        """Sessions by their titles, then messages: of both together at most `limit`. The words of the query stand between
+        `MARKS`. The total is None when that would take too long to say."""
         titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **filters)
         rest, skipped = limit - len(titled), max(0, offset - titles)
-        said = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=marks, **filters)
+        messages = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=MARKS, **filters)
         total = self.count_matches(query, role=role, **filters)
-        return titled, said, None if total is None else titles + total
+        return titled, messages, None if total is None else titles + total
 
     @reads_slowly
     def search_messages(
