@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hermes.agent.compress import (
     SUMMARY_MARK,
     Budget,
-    Message,
     Plan,
     estimate,
     extract,
@@ -24,6 +23,7 @@ from hermes.agent.compress import (
     size_of,
     transcript,
 )
+from hermes.core.json_types import Message
 
 
 def user(text: str = "ask") -> Message:

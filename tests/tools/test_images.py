@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hermes.core.json_types import Message
 from hermes.tools import images
-from hermes.tools.images import Message
 
 WEB: Message = {"type": "image_url", "image_url": {"url": "https://h.test/a.png", "detail": "high"}}
 WORDS: Message = {"type": "text", "text": "What is this?"}

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from hermes.core.home import FILE_MODE, make_private_folder
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import PEER_ANSWER_S_MAX, PEER_BACKLOG, PEER_FRAME_BYTES_MAX, PEER_IDLE_S
 from hermes.core.processes import this_process
 from hermes.core.unix_sockets import is_same_user, reachable
@@ -163,7 +164,7 @@ class Peers:
             raise PeerGone(str(value))
         return value
 
-    async def ask_all(self, operation: str, *arguments: Any) -> dict[str, Any]:
+    async def ask_all(self, operation: str, *arguments: Any) -> JsonObject:
         names = self.names()
         found = await asyncio.gather(*(self.ask(name, operation, *arguments) for name in names), return_exceptions=True)
         return {name: one for name, one in zip(names, found, strict=True) if not isinstance(one, BaseException)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.command import age, folder, number
+from hermes.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -15,9 +16,9 @@ Args = argparse.Namespace
 # action: (what is run, what it does, the names of its arguments)
 Actions = Mapping[str, tuple[Callable[[Args, "Home"], Any], str, str]]
 # An argument by its name, and under `action name` what is different about it there.
-Arguments = Mapping[str, dict[str, Any]]
+Arguments = Mapping[str, JsonObject]
 
-FLAG: dict[str, Any] = {"action": "store_true"}
+FLAG: JsonObject = {"action": "store_true"}
 YES = {"-y/--yes": FLAG | {"help": "do not ask"}}
 __all__ = ["age", "folder", "number"]
 

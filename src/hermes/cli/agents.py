@@ -8,13 +8,13 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from hermes.app import App
-from hermes.cli.output import Json, NotFound
+from hermes.cli.output import NotFound
 from hermes.core.errors import HermesError
 from hermes.core.events import FINAL
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import SERVER_BACK_S_MAX, SERVER_HEALTH_S_MAX, SERVER_POLL_S
 from hermes.core.result import Result
 from hermes.core.spec import Content, Control, ControlKind, RunSpec
@@ -43,7 +43,7 @@ class ServerLost(HermesError):
 
 
 class ServerRefusal(HermesError):
-    def __init__(self, status: int, document: Json) -> None:
+    def __init__(self, status: int, document: JsonObject) -> None:
         error = document.get("error") or {}
         self.status, code = status, str(error.get("code"))
         message = error.get("message") or f"The server answers {status}."
@@ -75,7 +75,7 @@ class LocalAgent:
         self._live[run_id] = live
         return run_id
 
-    async def events(self, run_id: str) -> AsyncIterator[Json]:
+    async def events(self, run_id: str) -> AsyncIterator[JsonObject]:
         engine, decoder, live = self.app.engine, SseDecoder(), self._live[run_id]
         renderer = RunRenderer(
             RunRecord(live.spec, live.log.state, 0.0), self.app.secrets.redact, names=False, reasoning=True
@@ -85,7 +85,7 @@ class LocalAgent:
                 for _, data in decoder.feed(renderer.feed(batch)):
                     yield json.loads(data)
 
-    async def log(self, run_id: str) -> AsyncIterator[Json]:
+    async def log(self, run_id: str) -> AsyncIterator[JsonObject]:
         async with contextlib.aclosing(self.app.engine.batches(run_id)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -122,7 +122,7 @@ class ServerAgent:
         except (TransportError, OSError):
             return False
 
-    async def call(self, method: str, path: str, body: Json | None = None, **headers: str) -> Json:
+    async def call(self, method: str, path: str, body: JsonObject | None = None, **headers: str) -> JsonObject:
         """The document that the server answers; its errors are raised."""
         try:
             async with self._send(method, path, body, headers) as answer:
@@ -138,7 +138,7 @@ class ServerAgent:
         headers |= {"X-Hermes-Timeout": str(spec.deadline_seconds)} if spec.deadline_seconds else {}
         return str((await self.call("POST", "/v1/runs", _body(spec), **headers))["run_id"])
 
-    async def events(self, run_id: str) -> AsyncIterator[Json]:
+    async def events(self, run_id: str) -> AsyncIterator[JsonObject]:
         """Over as many connections as it takes: a server that goes is waited for."""
         last, lost = 0, False
         while True:
@@ -156,7 +156,7 @@ class ServerAgent:
             await asyncio.sleep(SERVER_POLL_S)
             await self._come_back(run_id)
 
-    async def _stream(self, run_id: str, last: int) -> AsyncGenerator[Json, None]:
+    async def _stream(self, run_id: str, last: int) -> AsyncGenerator[JsonObject, None]:
         decoder, headers = SseDecoder(), {"Last-Event-ID": str(last), "X-Hermes-Reasoning": "true"}
         async with self._send("GET", f"/v1/runs/{run_id}/events", headers=headers) as answer:
             if answer.status != 200:
@@ -225,7 +225,7 @@ class ServerAgent:
         self,
         method: str,
         path: str,
-        body: Json | None = None,
+        body: JsonObject | None = None,
         headers: dict[str, str] | None = None,
         timeouts: Timeouts | None = None,
     ) -> Exchange:
@@ -246,18 +246,18 @@ class RemoteSessions:
     def __init__(self, server: ServerAgent) -> None:
         self._server = server
 
-    async def get_session(self, session_id: str) -> Json | None:
+    async def get_session(self, session_id: str) -> JsonObject | None:
         try:
-            session: Json = (await self._server.call("GET", _path(session_id)))["session"]
+            session: JsonObject = (await self._server.call("GET", _path(session_id)))["session"]
         except ServerRefusal as refusal:
             if refusal.status != 404:
                 raise
             return None
         return session
 
-    async def list_sessions(self, search: str = "") -> list[Json]:
+    async def list_sessions(self, search: str = "") -> list[JsonObject]:
         """The latest, with a part of their title or id."""
-        page: list[Json] = (await self._server.call("GET", "/api/sessions?limit=200"))["data"]
+        page: list[JsonObject] = (await self._server.call("GET", "/api/sessions?limit=200"))["data"]
         wanted = search.casefold()
         return [one for one in page if wanted in f"{one['id']} {one['title'] or ''} {one['preview'] or ''}".casefold()]
 
@@ -286,9 +286,9 @@ class RemoteSessions:
         given = {name: value for name, value in body.items() if value is not None}
         return str((await self._change("POST", _path(session_id, "fork"), given))["session"]["id"])
 
-    async def get_messages(self, session_id: str) -> list[Json]:
-        messages: list[Json] = []
-        query: dict[str, Any] = {"limit": _MESSAGES_PER_PAGE, "order": "asc"}
+    async def get_messages(self, session_id: str) -> list[JsonObject]:
+        messages: list[JsonObject] = []
+        query: JsonObject = {"limit": _MESSAGES_PER_PAGE, "order": "asc"}
         while True:
             page = await self._server.call("GET", f"{_path(session_id, 'messages')}?{urlencode(query)}")
             messages += page["data"]
@@ -296,11 +296,11 @@ class RemoteSessions:
                 return messages
             query["after"] = page["last_id"]
 
-    async def get_usage(self, session_id: str) -> list[Json]:
+    async def get_usage(self, session_id: str) -> list[JsonObject]:
         session = await self.get_session(session_id)
         return [{**session, "provider": "", "task": "", "calls": session["api_call_count"]}] if session else []
 
-    async def _change(self, method: str, path: str, body: Json | None = None) -> Json:
+    async def _change(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
         try:
             return await self._server.call(method, path, body)
         except ServerRefusal as refusal:
@@ -313,7 +313,7 @@ def _path(session_id: str, *more: str) -> str:
     return "/".join(["/api/sessions", quote(session_id, safe=""), *more])
 
 
-def _body(spec: RunSpec) -> Json:
+def _body(spec: RunSpec) -> JsonObject:
     body = {
         "input": [{"role": "user", "content": _content(spec.user_message)}],
         "session_id": spec.session_id,
@@ -328,18 +328,18 @@ def _body(spec: RunSpec) -> Json:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _content(content: Content) -> str | list[Json]:
+def _content(content: Content) -> str | list[JsonObject]:
     if isinstance(content, str):
         return content
     return [_input_file(part["file"]) if part["type"] == "file" else part for part in content]
 
 
-def _input_file(file: Json) -> Json:
+def _input_file(file: JsonObject) -> JsonObject:
     data = base64.b64encode(file["data"]).decode()
     return {"type": "input_file", "filename": file["name"], "file_data": f"data:{file['media_type']};base64,{data}"}
 
 
-def _document(body: bytes) -> Json:
+def _document(body: bytes) -> JsonObject:
     try:
         document = json.loads(body)
     except ValueError:

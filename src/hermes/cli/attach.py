@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hermes.cli.output import NotFound, Refused, UsageError
 from hermes.core import home as homes
 from hermes.core.formatting import size
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import ATTACHED_BYTES_MAX
 from hermes.core.spec import Content
 from hermes.guards.path_lists import Lists
@@ -57,7 +57,7 @@ def _found(name: str) -> Path | None:
     return next((path for path in tried if path.is_file()), None)
 
 
-def _part(name: str, data: bytes) -> dict[str, Any]:
+def _part(name: str, data: bytes) -> JsonObject:
     """A file as what it is: a picture, text, or something that only tools can read."""
     kind = next((kind for mark, kind in _PICTURES.items() if data.startswith(mark)), None)
     if kind is not None:
@@ -71,7 +71,7 @@ def _part(name: str, data: bytes) -> dict[str, Any]:
     return {"type": "file", "file": {"name": name, "media_type": kind, "data": data}}
 
 
-def _picture(path: Path) -> dict[str, Any]:
+def _picture(path: Path) -> JsonObject:
     part = _part(path.name, _read(path))
     if part["type"] != "image_url":
         raise UsageError(f"{path} is no picture of a known kind.", hint="a PNG, JPEG, GIF or WebP file")

@@ -17,10 +17,10 @@ from rich.text import Text
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
 from hermes.cli.conversation import EXIT_FAILED, Conversation, here
-from hermes.cli.output import Json
 from hermes.cli.screen import Lines, Open, Screen, choices
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.result import Result
 from hermes.core.spec import Content
@@ -144,7 +144,7 @@ class Chat:
         found = next((one for one in self.screen.questions if one.kind == "approve"), None)
         return found is not None and await self.talk.control("approve", id=found.id, choice=chosen)
 
-    def explain(self, event: Json) -> None:
+    def explain(self, event: JsonObject) -> None:
         lines = [event["description"], f"It would happen in {here()}."]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
         left = event["expires_at"] - time.time()
@@ -189,7 +189,7 @@ class Chat:
         self.screen.ended(result)
         return result
 
-    def show(self, event: Json) -> None:
+    def show(self, event: JsonObject) -> None:
         self.screen.show(event)
         self.changed()
 

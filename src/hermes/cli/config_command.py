@@ -13,6 +13,7 @@ from hermes.cli.command import Args, Argument, command
 from hermes.cli.output import note, settings_of, tell
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.settings import config
 from hermes.settings.keys import at
 
@@ -28,13 +29,13 @@ def _as_text(value: Any) -> str:
 # ---- looking
 
 
-def _rows(settings: config.Settings, section: str = "") -> Iterator[dict[str, Any]]:
+def _rows(settings: config.Settings, section: str = "") -> Iterator[JsonObject]:
     for name, _, value in settings.items():
         if not section or name.startswith(f"{section}."):
             yield {"key": name, "value": settings.shown(name), "source": value.source, "where": value.where}
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: JsonObject) -> str:
     origins = {"file": row["where"], ".env": row["where"], "environment": f"environment {row['where']}"}
     return f"{row['key']} = {_as_text(row['value'])}  ({origins.get(row['source'], row['source'])})"
 

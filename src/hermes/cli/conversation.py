@@ -15,11 +15,12 @@ from typing import Any
 from hermes import local
 from hermes.app import App
 from hermes.cli.agents import LocalAgent, RemoteSessions, ServerAgent
-from hermes.cli.output import Json, NotFound, UsageError, resolve_name
+from hermes.cli.output import NotFound, UsageError, resolve_name
 from hermes.cli.session_maintenance import find
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import words
 from hermes.core.home import Home, is_served, tighten
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import BUSY_SHOWN_AFTER_S
 from hermes.core.result import Result
 from hermes.core.spec import Content, RouteChoice, RunSpec
@@ -43,7 +44,7 @@ EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
 _UNSAFE = frozenset({"memory", "skills"})
 _OWNER = "default"
-Show = Callable[[Json], None]
+Show = Callable[[JsonObject], None]
 _BUSY = {
     "event": "warning",
     "level": "warn",
@@ -87,7 +88,7 @@ class Conversation:
         self._begun.set()
         self.result: Result | None = None
         # The messages of a conversation that is not stored.
-        self.history: list[Json] = []
+        self.history: list[JsonObject] = []
         self.refused = False
 
     @property
@@ -113,7 +114,7 @@ class Conversation:
         route = await self.route()
         return f"{route.provider}/{route.model}"
 
-    async def session(self) -> Json:
+    async def session(self) -> JsonObject:
         """The session as it is stored; nothing before its first turn."""
         return (await self.sessions.get_session(self.session_id) if self.saved else None) or {}
 
@@ -153,7 +154,7 @@ class Conversation:
         self._begun, self.refused = asyncio.Event(), False
         show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
         late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, show_busy)
-        event: Json = {}
+        event: JsonObject = {}
         try:
             spec, agent = await self._assigned(self.spec(content, **more))
             self._agent, self.run_id = agent, await agent.start(spec)
@@ -240,7 +241,7 @@ class Conversation:
 
     async def resume_newest(self, name: str) -> None:
         """Go on with the newest session of this folder, or of a name."""
-        cursor, candidates = None, list[Json]()
+        cursor, candidates = None, list[JsonObject]()
         if self.remote:
             candidates = [one for one in await self.sessions.list_sessions() if not name or _is_titled(one, name)]
         while (
@@ -259,7 +260,7 @@ class Conversation:
             raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
         await self._take(max(candidates, key=lambda one: float(one["last_active"])))
 
-    async def _take(self, session: Json) -> None:
+    async def _take(self, session: JsonObject) -> None:
         if session.get("owner", _OWNER) != _OWNER and not self.remote:
             raise NotFound(f"There is no session '{session['id']}'.", hint="hermes sessions list")
         self.session_id = session["id"]
@@ -287,7 +288,7 @@ class Conversation:
             note(str(error))
 
 
-def _is_titled(session: Json, name: str) -> bool:
+def _is_titled(session: JsonObject, name: str) -> bool:
     """A title that was taken has a number behind it."""
     return (session["title"] or "").partition(" #")[0] == name.partition(" #")[0]
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.cli import output
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
-from hermes.cli.output import Json, UsageError, note, print_redacted, service_errors
+from hermes.cli.output import UsageError, note, print_redacted, service_errors
 from hermes.cli.session_maintenance import opened
 from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
 from hermes.core.formatting import iso, local, one_line, span, with_iso, words
 from hermes.core.home import Home, is_served
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import JOBS_MAX
 from hermes.core.spec import Control, RunSpec
 from hermes.runs.jobs import begun, spec_of
@@ -34,14 +35,14 @@ EXIT_INTERRUPTED = 130
 _MORE = ("provider", "repeat", "session_id", "timezone", "schedule")
 
 
-def _find(jobs: Jobs, text: str) -> Json:
+def _find(jobs: Jobs, text: str) -> JsonObject:
     """The job that is meant, by its id, the beginning of it, or its name."""
     by_id = {job["id"]: job for job in jobs.list()}
     named = [job_id for job_id, job in by_id.items() if job["name"] == text]
     return by_id[named[0] if len(named) == 1 else output.resolve_name(text, by_id, "job", "hermes cron list")]
 
 
-def _next_time(job: Json) -> str:
+def _next_time(job: JsonObject) -> str:
     if not job["enabled"] or job["next_run_at"] is None:
         return str(job["state"])
     left = job["next_run_at"] - time.time()
@@ -111,7 +112,7 @@ def _status(args: Args, home: Home) -> None:
 # ---- changing
 
 
-def _fields(args: Args, home: Home) -> Json:
+def _fields(args: Args, home: Home) -> JsonObject:
     """The fields of a job that were given, checked as far as the record itself is not."""
     from hermes.sandbox.choose import workspace_of
     from hermes.tools.framework import toolsets
@@ -149,7 +150,7 @@ def _create(args: Args, home: Home) -> None:
     _note_unserved(home)
 
 
-def _change(args: Args, home: Home, changes: Callable[[Json, float], Json]) -> None:
+def _change(args: Args, home: Home, changes: Callable[[JsonObject, float], JsonObject]) -> None:
     with opened(home, "change") as db, service_errors("hermes cron edit ID --schedule SCHEDULE"):
         jobs = Jobs(db.engine)
         job = _find(jobs, args.id)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.cli.actions import FLAG, Args
-from hermes.cli.output import Json, mask, note, settings_of, silence_logs, tell
+from hermes.cli.output import mask, note, settings_of, silence_logs, tell
 from hermes.cli.session_maintenance import database_file, opened
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import counted, size, span
 from hermes.core.home import Home, is_served, tighten
+from hermes.core.json_types import JsonObject
 from hermes.services import sessions
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, home: Home) -> int:
     silence_logs(args)
-    began, hidden, checks, lines = time.monotonic(), mask(home), list[Json](), list[str]()
+    began, hidden, checks, lines = time.monotonic(), mask(home), list[JsonObject](), list[str]()
     for name, found in _found(args, home).items():
         state, message, remedy = map(hidden, found)
         checks.append({"name": name, "state": state, "message": message, "remedy": remedy or None})
@@ -278,7 +279,7 @@ def _servers(look: Look) -> Finding:
     return Finding(WARN, f"{len(down)} of {len(wanted)} not up. {name}: {why}", f"hermes mcp test {name}")
 
 
-async def _states(look: Look, wanted: list[str]) -> list[Json]:
+async def _states(look: Look, wanted: list[str]) -> list[JsonObject]:
     from hermes.app import App
 
     app = App(look.home, look.settings)

@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 from hermes.cli.command import Argument, command, flag
 from hermes.cli.output import note, tell
 from hermes.core.errors import HermesError
 from hermes.core.home import Home, is_served
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX, WORKERS_MAX
 from hermes.core.processes import is_alive
 from hermes.server import status
@@ -148,12 +148,12 @@ def _not_running(args: argparse.Namespace, home: Home) -> int:
     return EXIT_NOT_RUNNING
 
 
-def _told(check: dict[str, Any]) -> str:
+def _told(check: JsonObject) -> str:
     more = ", ".join(f"{name} {value}" for name, value in check.items() if name != "status" and value is not None)
     return f"{check.get('status')} ({more})" if more else str(check.get("status"))
 
 
-def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+def _health(state: JsonObject, key: str) -> tuple[JsonObject, str]:
     from http.client import HTTPConnection, HTTPException
 
     host = str(state.get("host") or "")

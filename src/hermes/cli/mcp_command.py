@@ -7,23 +7,13 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
-from hermes.cli.output import (
-    Json,
-    UsageError,
-    confirmed,
-    note,
-    print_redacted,
-    resolve_name,
-    secrets,
-    silence_logs,
-    tell,
-)
+from hermes.cli.output import UsageError, confirmed, note, print_redacted, resolve_name, secrets, silence_logs, tell
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import columns, counted
 from hermes.core.home import Home
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 from hermes.settings.schema import McpServer
 
@@ -39,7 +29,7 @@ def _name(args: Args, home: Home) -> str:
 
 
 def _list(args: Args, home: Home) -> None:
-    redact, rows = secrets(home).redact, list[Json]()
+    redact, rows = secrets(home).redact, list[JsonObject]()
     for name, server in _servers(home).items():
         target = redact(server.url or " ".join([server.command or "?", *server.args]))
         row = {"name": name, "enabled": server.enabled, "approval": server.approval, "target": target}
@@ -55,7 +45,7 @@ def _list(args: Args, home: Home) -> None:
 # ---- asking them
 
 
-def _asked(args: Args, home: Home, name: str, flags: Mapping[str, Any]) -> Json:
+def _asked(args: Args, home: Home, name: str, flags: JsonMapping) -> JsonObject:
     """Connect a server as the settings and the flags describe it, and see what it has."""
     silence_logs(args)
     settings = config.load(home, {**flags, f"mcp_servers.{name}.enabled": True})
@@ -63,7 +53,7 @@ def _asked(args: Args, home: Home, name: str, flags: Mapping[str, Any]) -> Json:
     return asyncio.run(_connected(home, settings, name))
 
 
-async def _connected(home: Home, settings: config.Settings, name: str) -> Json:
+async def _connected(home: Home, settings: config.Settings, name: str) -> JsonObject:
     from hermes.app import App
 
     app, began = App(home, settings), time.monotonic()
@@ -77,7 +67,7 @@ async def _connected(home: Home, settings: config.Settings, name: str) -> Json:
         await app.close()
 
 
-def _words(state: Json) -> str:
+def _words(state: JsonObject) -> str:
     if state["state"] != "up":
         return f"{state['name']} cannot be used: {state['error'].rstrip('.')}."
     return f"{state['name']} is up after {state['seconds']:g} s, with {counted(len(state['tools']), 'tool')}."
@@ -108,7 +98,7 @@ def _add(args: Args, home: Home) -> None:
         raise UsageError(f"There is an MCP server '{args.name}' already.", hint=f"hermes mcp remove {args.name}")
     if bool(args.url) == bool(args.command_line):
         raise UsageError("A server has either an address or a command.", hint="--url URL, or --command COMMAND")
-    given: Json = {"url": args.url, "command": args.command_line, "args": args.args or None}
+    given: JsonObject = {"url": args.url, "command": args.command_line, "args": args.args or None}
     for where, pairs in (("headers", args.header), ("env", args.env)):
         for text in pairs:
             name, sign, value = (part.strip() for part in re.match(r"([^=:]*)([=:]?)(.*)", text, re.S).groups())  # type: ignore[union-attr]

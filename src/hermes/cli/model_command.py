@@ -6,26 +6,16 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.cli.command import YES, Args, Argument, command, flag
-from hermes.cli.output import (
-    Json,
-    NotFound,
-    UsageError,
-    confirmed,
-    note,
-    print_redacted,
-    settings_of,
-    silence_logs,
-    tell,
-)
+from hermes.cli.output import NotFound, UsageError, confirmed, note, print_redacted, settings_of, silence_logs, tell
 from hermes.core.errors import HermesError
 from hermes.core.formatting import columns, one_line
 from hermes.core.home import Home, write_private
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 
 if TYPE_CHECKING:
@@ -79,7 +69,7 @@ def _choice(args: Args, model: str | None = None) -> RouteChoice:
     return RouteChoice(model=model or getattr(args, "model", None), provider=provider, base_url=args.base_url)
 
 
-def _described(home: Home, settings: Settings, route: Route) -> Json:
+def _described(home: Home, settings: Settings, route: Route) -> JsonObject:
     """A route with its window and abilities; whether there is a key, but not which."""
     from hermes.services.models import capabilities_of, problem_of
 
@@ -111,7 +101,7 @@ def _show(args: Args, home: Home) -> int:
     return EXIT_NO_MODEL if first["problem"] else 0
 
 
-def _kept(home: Home) -> dict[str, Json]:
+def _kept(home: Home) -> dict[str, JsonObject]:
     """The lists of models that were fetched, by address."""
     try:
         lists = json.loads(home.model_lists.read_text("utf-8"))
@@ -127,7 +117,7 @@ def _list(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     route = models.primary(settings, _choice(args, "any"))
     if route.api_mode == "local":
-        kept: Json = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
+        kept: JsonObject = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
     else:
         lists = _kept(home)
         kept = lists.get(route.base_url, {})
@@ -143,7 +133,7 @@ def _list(args: Args, home: Home) -> int:
     return 0
 
 
-async def fetched(home: Home, settings: Settings, route: Route) -> Json:
+async def fetched(home: Home, settings: Settings, route: Route) -> JsonObject:
     """What a provider tells of its models, as it is kept."""
     from hermes.agent.model_lists import windows
     from hermes.app import App
@@ -172,12 +162,12 @@ async def fetched(home: Home, settings: Settings, route: Route) -> Json:
 # ---- trying
 
 
-def tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float = TRIAL_S_MAX) -> Json:
+def tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float = TRIAL_S_MAX) -> JsonObject:
     """Ask a model one small question, by no other way than it is always asked."""
     return asyncio.run(_tried(home, settings, choice, seconds))
 
 
-async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float) -> Json:
+async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float) -> JsonObject:
     from hermes.app import App
 
     app, began = App(home, settings), time.monotonic()
@@ -188,7 +178,7 @@ async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: f
         await app.close()
 
 
-async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
+async def _answer(app: App, choice: RouteChoice, seconds: float) -> JsonObject:
     from hermes.core.spec import RunSpec
     from hermes.services import models
 
@@ -196,14 +186,14 @@ async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
     told = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
     if problem := models.problem_of(app.settings, route, app.home):
         return told | {"error": problem}
-    alone: Json = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
+    alone: JsonObject = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
     alone |= {"max_output_tokens": _TRIAL_TOKENS_MAX, "deadline_seconds": seconds, "max_iterations": 1}
     spec = RunSpec(_QUESTION, "trial", kind="cli", source="cli", route=choice, on_detach="cancel", **alone)
     result = await app.engine.run(spec)
     return told | {"answer": result["final_response"], "error": result["error"] if result["failed"] else None}
 
 
-def words_of(found: Json) -> str:
+def words_of(found: JsonObject) -> str:
     name = f"{found['provider']}/{found['model']}"
     if found["error"]:
         return f"{name} does not answer: {found['error']}"
@@ -226,7 +216,7 @@ def _set(args: Args, home: Home) -> int:
             db.update_session(session["id"], model=args.name)
         return _told(args, home, found, f"{args.name} is used in {session['id']} from now on.")
     moved = args.base_url is not None or provider not in (None, settings.model.provider)
-    changes: Json = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
+    changes: JsonObject = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
     changes |= {"model.provider": provider} if provider else {}
     write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))
     return _told(args, home, found, f"{args.name} is used from now on.")
@@ -242,11 +232,11 @@ def _use(args: Args, home: Home) -> int:
     return _told(args, home, found, f"{file} is used from now on.")
 
 
-def _wanted(args: Args, found: Json) -> bool:
+def _wanted(args: Args, found: JsonObject) -> bool:
     return not found["error"] or confirmed(args, "Using a model that does not answer", words_of(found))
 
 
-def _told(args: Args, home: Home, found: Json, done: str) -> int:
+def _told(args: Args, home: Home, found: JsonObject, done: str) -> int:
     print_redacted(args, home, {"model": args.path or args.name, "test": found}, [words_of(found), done])
     return 0
 
@@ -262,11 +252,11 @@ def model_file(text: str) -> Path:
     return file
 
 
-def local_model(file: Path) -> Json:
+def local_model(file: Path) -> JsonObject:
     return {**_OF_ADDRESS, "model.default": None, "model.provider": "local", "model.path": str(file)}
 
 
-def write(home: Home, changes: Mapping[str, Any]) -> None:
+def write(home: Home, changes: JsonMapping) -> None:
     """Write settings; what has no value goes, and goes first."""
     for key in sorted(changes, key=lambda key: changes[key] is not None):
         if changes[key] is None:

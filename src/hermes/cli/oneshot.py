@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from typing import Any
 from hermes.app import new_loop
 from hermes.cli import attach
 from hermes.cli.conversation import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
-from hermes.cli.output import Json, UsageError
+from hermes.cli.output import UsageError
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.result import Result
 
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
@@ -60,15 +61,15 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
     return code
 
 
-def _print_event(event: Json) -> None:
+def _print_event(event: JsonObject) -> None:
     print(as_json(event), flush=True)
 
 
-def _say_nothing(_: Json) -> None:
+def _say_nothing(_: JsonObject) -> None:
     """Nothing but the result is wanted."""
 
 
-def tell_notice(event: Json) -> None:
+def tell_notice(event: JsonObject) -> None:
     if event["event"] == "warning" and event["level"] == "warn":
         note(event["message"])
     elif event["event"] == "model.fallback":
@@ -107,7 +108,7 @@ class Usage:
     def write(self, code: int, error: str | None = None) -> None:
         if self._path is None:
             return
-        found: Mapping[str, Any] = self.result or {}
+        found: JsonMapping = self.result or {}
         told = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
         told |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
         told |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.streams import as_json
 from hermes.core.errors import ConfigError, HermesError, ServiceError
 from hermes.core.formatting import one_line
+from hermes.core.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
 
-Json = dict[str, Any]
 # Global options that stand for a setting during one call.
 _FLAGS = {"model": "model.default", "provider": "model.provider", "sandbox": "terminal.backend"}
 # What the refusal of a service means to a shell.
@@ -82,7 +82,7 @@ def mask(home: Home) -> Callable[[str], str]:
         return Secrets().redact
 
 
-def settings_of(args: argparse.Namespace, home: Home, more: Mapping[str, Any] | None = None) -> Settings:
+def settings_of(args: argparse.Namespace, home: Home, more: JsonMapping | None = None) -> Settings:
     """The settings as they are for this call; `more` comes before all others."""
     from hermes.settings import config
 

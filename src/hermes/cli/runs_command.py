@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
 from hermes.cli.actions import Actions, Args, Arguments, command, number
-from hermes.cli.output import Json, NotFound, UsageError, mask, note, print_redacted, resolve_name, tell
+from hermes.cli.output import NotFound, UsageError, mask, note, print_redacted, resolve_name, tell
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.events import Event, Status
 from hermes.core.formatting import columns, local, one_line, with_iso
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.core.spec import Control, ControlKind
 from hermes.services import sessions
 
@@ -79,7 +80,7 @@ def _list(args: Args, home: Home) -> None:
         note("There are no runs.")
 
 
-def _object(db: SessionDB, record: RunRecord) -> Json:
+def _object(db: SessionDB, record: RunRecord) -> JsonObject:
     """The run as the server shows it."""
     import msgspec
 
@@ -89,7 +90,9 @@ def _object(db: SessionDB, record: RunRecord) -> Json:
 
     row = record.state.final_row
     last = Runs(db.engine).row(record.spec.run_id, row) if row is not None else None
-    shown: Json = msgspec.to_builtins(run_object(record, text_of(last.content) if last else None, record.state.model))
+    shown: JsonObject = msgspec.to_builtins(
+        run_object(record, text_of(last.content) if last else None, record.state.model)
+    )
     return shown
 
 
@@ -185,13 +188,13 @@ def _said(text: str) -> str:
     return text
 
 
-def _answered(record: RunRecord, text: str) -> Json:
+def _answered(record: RunRecord, text: str) -> JsonObject:
     if not record.state.questions:
         raise NotActive("It has asked nothing that is not answered.", where=record.spec.run_id)
     return {"id": next(iter(record.state.questions)), "answer": _said(text)}
 
 
-def _choice(record: RunRecord, choice: str) -> Json:
+def _choice(record: RunRecord, choice: str) -> JsonObject:
     if not record.state.approvals:
         raise NotActive("It has not asked for leave.", where=record.spec.run_id)
     approval_id, request = next(iter(record.state.approvals.items()))
@@ -200,7 +203,7 @@ def _choice(record: RunRecord, choice: str) -> Json:
     return {"id": approval_id, "choice": choice}
 
 
-def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunRecord], Json]) -> None:
+def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunRecord], JsonObject]) -> None:
     """Leave a wish where whoever carries on the run finds it, and see what becomes of it."""
     from hermes.store.leases import Leases
     from hermes.store.runs import Runs

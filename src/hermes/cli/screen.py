@@ -17,8 +17,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from hermes.cli.markdown_lines import MarkdownLines
-from hermes.cli.output import Json
 from hermes.core.formatting import one_line, printable
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import TOOL_LINES_SHOWN
 from hermes.core.result import Result
 
@@ -34,7 +34,7 @@ _KINDS |= {"network": "the network", "memory": "a change of memory", "skill": "a
 _LEAVE = {"once": "Allowed once", "session": "Allowed for this session", "always": "Allowed from now on"}
 _LEAVE |= {"deny": "Denied"}
 # Events that are one note each.
-_NOTES: dict[str, Callable[[Json], str]] = {
+_NOTES: dict[str, Callable[[JsonObject], str]] = {
     "subagent.started": lambda event: f"→ {one_line(event['goal'] or '')}",
     "subagent.completed": lambda event: f"← {event['status']}",
     "steer.applied": lambda event: "Taken in with the next result of a tool.",
@@ -62,7 +62,7 @@ class Open:
     """A question that waits for an answer, in the words of the event that asked it."""
 
     id: str
-    event: Json
+    event: JsonObject
     kind: str = field(default="approve")
 
 
@@ -143,7 +143,7 @@ class Screen:
         self.busy_since = time.monotonic()
         self._markdown = MarkdownLines()
 
-    def show(self, event: Json) -> None:
+    def show(self, event: JsonObject) -> None:
         kind = event["event"]
         if (draw := self._EVENTS.get(kind)) is not None:
             draw(self, event)
@@ -177,7 +177,7 @@ class Screen:
         now = "" if self.busy_since is None else f"{time.monotonic() - self.busy_since:.0f} s"
         return [f"{self.tokens + self._used:,} tokens", *filter(None, [now or self.took])]
 
-    def _delta(self, event: Json) -> None:
+    def _delta(self, event: JsonObject) -> None:
         self._end_thought()
         self._line += event["delta"]
         *whole, self._line = self._line.split("\n")
@@ -201,11 +201,11 @@ class Screen:
         for one in self._markdown.end():
             self.put("text", one)
 
-    def _message(self, event: Json) -> None:
+    def _message(self, event: JsonObject) -> None:
         self._settle()
         self._markdown = MarkdownLines()
 
-    def _thinking(self, event: Json) -> None:
+    def _thinking(self, event: JsonObject) -> None:
         self._thought_told = True
         self._thought += event["text"]
         *whole, self._thought = self._thought.split("\n")
@@ -220,23 +220,23 @@ class Screen:
         line, self._thought = self._thought, ""
         self._think([line])
 
-    def _thoughts(self, event: Json) -> None:
+    def _thoughts(self, event: JsonObject) -> None:
         """All of the reasoning, where it did not come bit by bit."""
         if not self._thought_told:
             self._think(event["text"].split("\n"))
         self._end_thought()
         self._thought_told = False
 
-    def _tool_begins(self, event: Json) -> None:
+    def _tool_begins(self, event: JsonObject) -> None:
         self._settle()
         tool = _Tool(event["tool"], one_line(event["preview"] or ""), time.monotonic())
         self._tools[event["tool_call_id"]] = tool
 
-    def _tool_says(self, event: Json) -> None:
+    def _tool_says(self, event: JsonObject) -> None:
         if (tool := self._tools.get(event["tool_call_id"])) is not None:
             tool.output = (tool.output + event["text"])[-_OUTPUT_CHARS_KEPT:]
 
-    def _tool_ends(self, event: Json) -> None:
+    def _tool_ends(self, event: JsonObject) -> None:
         tool = self._tools.pop(event["tool_call_id"], None) or _Tool(event["tool"], "", 0.0)
         self.last_output = readable(event["result"])
         if event["result_chars"] > len(event["result"]):
@@ -253,7 +253,7 @@ class Screen:
         preview.truncate(max(0, room), overflow="ellipsis")
         return line + preview + Text(f" · {ending}", "dim")
 
-    def _asks_leave(self, event: Json) -> None:
+    def _asks_leave(self, event: JsonObject) -> None:
         self._settle()
         self.questions.append(Open(event["approval_id"], event))
         rules = f" ({', '.join(event['pattern_keys'])})" if event["pattern_keys"] else ""
@@ -266,12 +266,12 @@ class Screen:
             Padding(Text(f"{choices(event)} · Enter denies", "dim"), (0, 0, 0, 4)),
         )
 
-    def _leave_told(self, event: Json) -> None:
+    def _leave_told(self, event: JsonObject) -> None:
         self._answered(event["approval_id"])
         if event["by"] != "rule" or event["choice"] == "deny":
             self.note(f"{_LEAVE[event['choice']]}{_BY.get(event['by'], '')}.")
 
-    def _asks(self, event: Json) -> None:
+    def _asks(self, event: JsonObject) -> None:
         self._settle()
         self.questions.append(Open(event["request_id"], event, "answer"))
         offered = [Text(f"    {at}. {printable(choice)}") for at, choice in enumerate(event["choices"] or (), 1)]
@@ -283,7 +283,7 @@ class Screen:
             Text(f"    {hint}", "dim"),
         )
 
-    def _told(self, event: Json) -> None:
+    def _told(self, event: JsonObject) -> None:
         self._answered(event["request_id"])
         if not event["answered"]:
             self.note("Nobody answered.")
@@ -291,15 +291,15 @@ class Screen:
     def _answered(self, question_id: str) -> None:
         self.questions = [one for one in self.questions if one.id != question_id]
 
-    def _failed(self, event: Json) -> None:
+    def _failed(self, event: JsonObject) -> None:
         self._settle()
         self.problem(event["error"])
 
-    def _cancelled(self, event: Json) -> None:
+    def _cancelled(self, event: JsonObject) -> None:
         self._settle()
         self.note("■ Stopped." if event["reason"] == "stop" else f"■ Stopped: {event['reason']}.", "yellow")
 
-    _EVENTS: dict[str, Callable[[Screen, Json], None]] = {  # noqa: RUF012  (a table of methods)
+    _EVENTS: dict[str, Callable[[Screen, JsonObject], None]] = {  # noqa: RUF012  (a table of methods)
         "message.delta": _delta,
         "message.completed": _message,
         "reasoning.delta": _thinking,
@@ -357,7 +357,7 @@ class Lines:
     def begin(self) -> None:
         pass
 
-    def show(self, event: Json) -> None:
+    def show(self, event: JsonObject) -> None:
         kind = event["event"]
         if kind == "message.delta":
             self._write(event["delta"])
@@ -400,7 +400,7 @@ class Lines:
         self.plain(text)
 
 
-def choices(event: Json) -> str:
+def choices(event: JsonObject) -> str:
     return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[e]xplain"])
 
 

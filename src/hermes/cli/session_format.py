@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes.cli.output import Json, mask, note, print_redacted
+from hermes.cli.output import mask, note, print_redacted
 from hermes.core.formatting import columns, counted, iso, local, one_line, printable, width
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.services.session_markdown import call_lines, name_of, speaker, text_of
 
 if TYPE_CHECKING:
@@ -22,16 +23,16 @@ _CLIPPED_CHARS, _CLIPPED_LINES = 1_000, 12
 # ---- printing
 
 
-def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[Json]) -> None:
+def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[JsonObject]) -> None:
     print_redacted(args, home, document, session_lines(sessions, width()))
 
 
-def note_sessions(home: Home, sessions: Sequence[Json]) -> None:
+def note_sessions(home: Home, sessions: Sequence[JsonObject]) -> None:
     hidden = mask(home)
     note(*(f"  {hidden(line)}" for line in session_lines(sessions)))
 
 
-def shown(row: Mapping[str, Any], *, full: bool = True) -> Json:
+def shown(row: JsonMapping, *, full: bool = True) -> JsonObject:
     """A row for a JSON document; without `full`, without prompts."""
     left_out = {"cursor", "score"} if full else {"cursor", "score", *_LONG}
     kept = {name: value for name, value in row.items() if name not in left_out}
@@ -41,7 +42,7 @@ def shown(row: Mapping[str, Any], *, full: bool = True) -> Json:
 # ---- lists
 
 
-def session_lines(sessions: Sequence[Mapping[str, Any]], wide: int | None = None) -> list[str]:
+def session_lines(sessions: Sequence[JsonMapping], wide: int | None = None) -> list[str]:
     """A line for each, no wider than a terminal of this width."""
     rows = [
         [
@@ -61,7 +62,7 @@ def session_lines(sessions: Sequence[Mapping[str, Any]], wide: int | None = None
 # ---- one session
 
 
-def head_lines(session: Mapping[str, Any]) -> list[str]:
+def head_lines(session: JsonMapping) -> list[str]:
     ended = f"{local(session['ended_at'])} ({session['end_reason'] or 'no reason'})" if session["ended_at"] else ""
     tokens = f"{session['input_tokens']} in, {session['output_tokens']} out"
     told = {name: session[name] for name in ("id", "title", "source", "model")}
@@ -71,7 +72,7 @@ def head_lines(session: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {one_line(str(value))}" for name, value in told.items() if value not in (None, "")]
 
 
-def message_lines(message: Mapping[str, Any], *, full: bool) -> Iterator[str]:
+def message_lines(message: JsonMapping, *, full: bool) -> Iterator[str]:
     state = "" if message["active"] else ", compacted" if message["compacted"] else ", taken back"
     state = ", for the model only" if message["model_only"] else state
     ours = ", written by Hermes" if message["synthetic"] else ""
@@ -96,7 +97,7 @@ def _clipped(text: str) -> str:
 # ---- search
 
 
-def hit_lines(hit: Mapping[str, Any]) -> Iterator[str]:
+def hit_lines(hit: JsonMapping) -> Iterator[str]:
     title = f"  {one_line(hit['title'])}" if hit["title"] else ""
     yield f"{one_line(hit['session_id'])}{title}  [{hit['id']}] {speaker(hit)}, {local(hit['timestamp'])}"
     for one in sorted([*hit["context"], hit], key=lambda one: int(one["id"])):

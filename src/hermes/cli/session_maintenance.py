@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.cli.output import Json, NotFound, UsageError, note, tell
+from hermes.cli.output import NotFound, UsageError, note, tell
 from hermes.cli.session_format import note_sessions
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, size
 from hermes.core.home import Home, is_served
+from hermes.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB
@@ -55,7 +56,7 @@ def opened(home: Home, to: str = "look") -> Iterator[SessionDB]:
         yield db
 
 
-def find(db: SessionDB, home: Home, *texts: str) -> list[Json]:
+def find(db: SessionDB, home: Home, *texts: str) -> list[JsonObject]:
     """The sessions that are meant, each once."""
     return [session_of(db, one) for one in dict.fromkeys([_id_of(db, home, text) for text in texts])]
 
@@ -71,7 +72,7 @@ def _id_of(db: SessionDB, home: Home, text: str) -> str:
     raise UsageError(f"'{text}' may mean any of these sessions.", hint=f"hermes sessions show {candidates[0]['id']}")
 
 
-def session_of(db: SessionDB, session_id: str) -> Json:
+def session_of(db: SessionDB, session_id: str) -> JsonObject:
     session = db.get_session(session_id)
     if session is None:  # somebody else was quicker
         raise _unknown(session_id)
@@ -88,7 +89,9 @@ def _unknown(text: str) -> NotFound:
 def stats(args: argparse.Namespace, home: Home) -> None:
     from hermes.services import sessions
 
-    document: Json = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
+    document: JsonObject = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(
+        sessions.COUNTED, 0
+    )
     if database_file(home).exists():
         with opened(home) as db:
             document |= sessions.measure(db)
@@ -132,7 +135,7 @@ def repair(args: argparse.Namespace, home: Home) -> int:
     if database_file(home).exists() and is_served(home):
         raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")
     faults, notices = _faults(home, deep=args.deep)
-    document: Json = {"sound": not faults, "faults": faults, "notices": notices, "repair": None, "left": []}
+    document: JsonObject = {"sound": not faults, "faults": faults, "notices": notices, "repair": None, "left": []}
     if not faults:
         sound = f"No fault was found in {database_file(home)}; nothing was done to it."
         tell(args, document, *notices, "No other fault was found." if notices else sound)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from hermes.cli import session_format as words
 from hermes.cli import session_maintenance, sessions_transfer
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, age, command, folder, number
-from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, print_redacted, tell
+from hermes.cli.output import NotFound, UsageError, confirmed, mask, note, print_redacted, tell
 from hermes.cli.session_format import tell_sessions
 from hermes.cli.session_maintenance import find, opened, session_of
 from hermes.core.formatting import counted
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB
@@ -70,7 +71,7 @@ def _search(args: Args, home: Home) -> None:
         note("Nothing was found.")
 
 
-def _hits(args: Args, home: Home, to: str) -> tuple[list[Json], bool]:
+def _hits(args: Args, home: Home, to: str) -> tuple[list[JsonObject], bool]:
     with opened(home, to) as db:
         try:
             found = db.search_messages(args.query, limit=args.limit)
@@ -158,7 +159,7 @@ def _pruned(db: SessionDB, args: Args, before: float, *, dry_run: bool) -> list[
     return db.prune_sessions(days, cwd_prefix=args.workspace, model=args.of_model, dry_run=dry_run, **chosen)
 
 
-def _confirmed(args: Args, home: Home, going: Sequence[Json]) -> bool:
+def _confirmed(args: Args, home: Home, going: Sequence[JsonObject]) -> bool:
     count, hidden = counted(len(going), "session"), mask(home)
     listed = (f"  {hidden(line)}" for line in words.session_lines(going))
     return confirmed(

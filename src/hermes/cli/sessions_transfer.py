@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hermes.cli.output import Json, NotFound, UsageError, note, secrets, tell
+from hermes.cli.output import NotFound, UsageError, note, secrets, tell
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted
 from hermes.core.home import Home, private_opener
+from hermes.core.json_types import JsonObject
 from hermes.services.session_markdown import markdown
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ _BATCH_SESSIONS, _BATCH_MESSAGES, _BATCH_BYTES = 500, 20_000, 20 * 1024 * 1024
 Batch = list[tuple[int, Any, str]]
 
 
-def _as_json(item: Json) -> str:
+def _as_json(item: JsonObject) -> str:
     return as_json(item)
 
 
 # What stands before, between and behind sessions, and a session itself.
-_FORMS: dict[str, tuple[str, str, str, Callable[[Json], str]]] = {
+_FORMS: dict[str, tuple[str, str, str, Callable[[JsonObject], str]]] = {
     "json": ('{"sessions": [', ", ", "]}\n", _as_json),
     "jsonl": ("", "", "", lambda item: _as_json(item) + "\n"),
     "md": ("", "\n---\n\n", "", markdown),
@@ -65,7 +66,7 @@ def _chosen(db: SessionDB, home: Home, args: argparse.Namespace) -> list[str]:
     return ids if args.ids else ids[::-1]
 
 
-def _latest_first(db: SessionDB) -> Iterator[Json]:
+def _latest_first(db: SessionDB) -> Iterator[JsonObject]:
     cursor = None
     while page := db.list_sessions(
         limit=_PAGE, cursor=cursor, include_children=True, archived="all", order="started_at"
@@ -74,7 +75,7 @@ def _latest_first(db: SessionDB) -> Iterator[Json]:
         cursor = page[-1]["cursor"]
 
 
-def _is_wanted(session: Json, args: argparse.Namespace) -> bool:
+def _is_wanted(session: JsonObject, args: argparse.Namespace) -> bool:
     from hermes.store.lists import is_inside
 
     return (
@@ -88,7 +89,7 @@ def _is_wanted(session: Json, args: argparse.Namespace) -> bool:
     )
 
 
-def _write(file: TextIO, items: Iterable[Json], form: str) -> int:
+def _write(file: TextIO, items: Iterable[JsonObject], form: str) -> int:
     before, between, behind, told = _FORMS[form]
     count = 0
     file.write(before)
@@ -125,7 +126,7 @@ def _output(args: argparse.Namespace) -> Iterator[TextIO]:
 
 
 def import_(args: argparse.Namespace, home: Home) -> int:
-    report: Json = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
+    report: JsonObject = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
     with _input(args.file) as file, opened(home, "make") as db:
         for batch in _batches(file):
             done = db.import_sessions([item for _, item, _ in batch])

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from hermes.cli import model_command as models
 from hermes.cli.command import YES, Args, Argument, command, flag
 from hermes.cli.model_command import NoModel
-from hermes.cli.output import Json, UsageError, asked, note, print_redacted, silence_logs
+from hermes.cli.output import UsageError, asked, note, print_redacted, silence_logs
 from hermes.core.formatting import one_line, words
 from hermes.core.home import Home, write_private
+from hermes.core.json_types import JsonObject
 from hermes.settings import config
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def setup(args: Args, home: Home) -> None:
 class _Setup:
     def __init__(self, args: Args, home: Home) -> None:
         self.args, self.home, self._left = args, home, QUESTIONS_MAX
-        self.changes: Json = {}
-        self.test: Json | None = None
+        self.changes: JsonObject = {}
+        self.test: JsonObject | None = None
         with self.drafted() as settings:
             self.settings = settings
 
     @contextlib.contextmanager
-    def drafted(self, more: Json | None = None) -> Iterator[Settings]:
+    def drafted(self, more: JsonObject | None = None) -> Iterator[Settings]:
         """The settings as they would be, in a folder of their own."""
         with tempfile.TemporaryDirectory() as folder:
             draft = Home(Path(folder))
@@ -146,10 +147,10 @@ def _chosen(setup: _Setup) -> list[str]:
     return setup.ask(f"Which, or keep {now}" if now else "Which", default).split()
 
 
-def _route(setup: _Setup, what: str, model: str = "") -> Json:
+def _route(setup: _Setup, what: str, model: str = "") -> JsonObject:
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
-    changes: Json = {**models.local_model(Path()), "model.path": None}
+    changes: JsonObject = {**models.local_model(Path()), "model.path": None}
     if what == "local":
         return changes
     if what.endswith(".gguf") or os.path.exists(os.path.expanduser(what)):
@@ -173,7 +174,7 @@ def _has_key(setup: _Setup, provider: str) -> bool:
     return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or (entry and entry.api_key))
 
 
-def _likely_model(setup: _Setup, changes: Json) -> str:
+def _likely_model(setup: _Setup, changes: JsonObject) -> str:
     """Of the models that the provider lists, the one with the largest window that is known; else the first."""
     from hermes.core.spec import RouteChoice
     from hermes.services.models import UNKNOWN, facts_for, primary, problem_of

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.cli.command import folder
 from hermes.cli.conversation import here, near
-from hermes.cli.output import Json, UsageError
+from hermes.cli.output import UsageError
 from hermes.cli.session_format import session_lines
 from hermes.cli.slash_table import COMMANDS, GLOBAL, printed, require, run_command, slash, split_words, write_setting
 from hermes.core.formatting import columns, counted, one_line, width
+from hermes.core.json_types import JsonObject
 from hermes.core.processes import is_alive
 from hermes.core.spec import Content, RouteChoice
 from hermes.sandbox.choose import choose_backend
@@ -147,11 +148,11 @@ async def history(chat: Chat, rest: str) -> None:
             chat.screen.note(f"· {message.get('tool_name') or 'tool'}")
 
 
-async def _messages(chat: Chat) -> list[Json]:
+async def _messages(chat: Chat) -> list[JsonObject]:
     talk = chat.talk
     if not talk.saved:
         return talk.history
-    messages: list[Json] = await talk.sessions.get_messages(talk.session_id) if await talk.session() else []
+    messages: list[JsonObject] = await talk.sessions.get_messages(talk.session_id) if await talk.session() else []
     return messages
 
 
@@ -291,7 +292,7 @@ async def _mcp(chat: Chat, rest: str) -> None:
 async def _compress(chat: Chat, rest: str) -> None:
     events: list[str] = []
 
-    def show(event: Json) -> None:
+    def show(event: JsonObject) -> None:
         events.append(event["event"])
         chat.show(event)
 
@@ -403,7 +404,7 @@ async def _processes(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n".join(columns(rows, 2, width())) if rows else "No commands in the background.")
 
 
-def _object(text: str) -> Json:
+def _object(text: str) -> JsonObject:
     try:
         document = json.loads(text)
     except ValueError:

@@ -6,10 +6,11 @@ import argparse
 import time
 
 from hermes.cli.actions import Args
-from hermes.cli.output import Json, print_redacted, settings_of
+from hermes.cli.output import print_redacted, settings_of
 from hermes.core.errors import HermesError
 from hermes.core.formatting import size
 from hermes.core.home import Home, is_served
+from hermes.core.json_types import JsonObject
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def run(args: Args, home: Home) -> int:
 
     state = status.read_runtime_status(home) if is_served(home) else None
     server = f"{state['gateway_state']} at {status.server_url(state)} (pid {state['pid']})" if state else "not running"
-    facts: Json = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
+    facts: JsonObject = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
     facts |= _store(home)
     told = {**facts, "store_bytes": size(facts["store_bytes"])}
     print_redacted(
@@ -43,7 +44,7 @@ def _route(args: Args, home: Home) -> str:
     return f"none: {problem}" if problem else f"{route.provider}/{route.model}"
 
 
-def _store(home: Home) -> Json:
+def _store(home: Home) -> JsonObject:
     from hermes.cli.session_maintenance import database_file, opened
     from hermes.services import sessions
     from hermes.store.jobs import Jobs

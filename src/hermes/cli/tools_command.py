@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.actions import Actions, Args, Arguments, command
-from hermes.cli.output import Json, note, print_redacted, resolve_name, settings_of, tell
+from hermes.cli.output import note, print_redacted, resolve_name, settings_of, tell
 from hermes.core.formatting import columns
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -38,7 +39,7 @@ def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
 
 def _list(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
-    on, rows = _chosen(settings, args.platform), list[Json]()
+    on, rows = _chosen(settings, args.platform), list[JsonObject]()
     for name, tools in _toolsets(settings).items():
         reasons = {tool.name: why for tool in tools if (why := tool.available(settings))}
         offered = [tool.name for tool in tools if tool.name not in reasons]
@@ -83,7 +84,7 @@ def _show(args: Args, home: Home) -> None:
         note(f"Its tools are known when it is asked. Try: hermes mcp tools {name.removeprefix('mcp:')}")
 
 
-def _described(tool: ToolDef, settings: Settings) -> Json:
+def _described(tool: ToolDef, settings: Settings) -> JsonObject:
     return {
         "name": tool.name,
         "toolset": tool.toolset,
@@ -97,7 +98,7 @@ def _described(tool: ToolDef, settings: Settings) -> Json:
     }
 
 
-def _lines(tool: Json) -> list[str]:
+def _lines(tool: JsonObject) -> list[str]:
     told = {**tool, "platforms": ", ".join(tool["platforms"]), "parameters": ""}
     facts = [f"  {key.replace('_', ' ')}: {value}" for key, value in told.items() if value]
     required = tool["parameters"].get("required", ())
@@ -118,7 +119,7 @@ def _check(args: Args, home: Home) -> int:
     return 0 if found["verdict"] == "free" else EXIT_FLAGGED
 
 
-def verdict(settings: Settings, line: str, cwd: Path) -> Json:
+def verdict(settings: Settings, line: str, cwd: Path) -> JsonObject:
     """What would become of a command at a terminal in this folder: free, asked about, or blocked."""
     from hermes.guards.commands import Facts, check, simple_forms
     from hermes.sandbox.choose import child_env, choose_backend, workspace_of

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes.core.json_types import JsonObject
+
 
 class HermesError(Exception):
     """`message` is one sentence and never holds a secret; `exit_code` is what a command that ends by it returns."""
@@ -40,4 +42,4 @@ class ServiceError(Exception):
     def __init__(self, message: str, code: str, hint: str = "", *, field: str | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message, self.code, self.hint, self.field = message, code, hint, field
-        self.answer: dict[str, Any] = {"error": message, "code": code, **({"hint": hint} if hint else {}), **details}
+        self.answer: JsonObject = {"error": message, "code": code, **({"hint": hint} if hint else {}), **details}

@@ -12,10 +12,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes import local
 from hermes.core.home import make_private_folder
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX
 from hermes.core.unix_sockets import reachable
 from hermes.http_client.client import HttpClient
@@ -60,7 +61,7 @@ class LocalModel:
         self._turns: asyncio.Semaphore | None = None
         self._waiting = 0
         self._halved = 0
-        self._wanted: dict[str, Any] = {}
+        self._wanted: JsonObject = {}
         self._said: list[str] = []
 
     def telling(self, tell: Tell) -> _Carrier:
@@ -80,7 +81,7 @@ class LocalModel:
             assert self._http is not None
             return self._http
 
-    def _choice(self) -> dict[str, Any]:
+    def _choice(self) -> JsonObject:
         settings = self._settings()
         if problem := local.status(self._home, settings)["problem"]:
             raise LocalUnavailable(problem)

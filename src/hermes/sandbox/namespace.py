@@ -13,11 +13,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
+from hermes.core.json_types import JsonMapping
 from hermes.core.limits import SANDBOX_START_S_MAX
 from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, wait_readable
 
@@ -31,7 +31,7 @@ _OPTIONS = (
 )
 _PACKET_BYTES = 4096
 _ARGUMENT_BYTES_MAX = 128 * 1024  # the system's own bound for a single one
-Data = Mapping[str, Any]  # a JSON object for `init.py`
+Data = JsonMapping  # a JSON object for `init.py`
 
 
 def bwrap_argv(control: int, info: int) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from msgspec import UNSET
 
+from hermes.core.json_types import Message
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of
 from hermes.server.content import check_said, content, newest, result
@@ -23,7 +24,7 @@ from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.shapes import ChatAnswer, ChatCompletion, Choice
-from hermes.server.turn_spec import Message, build_spec, client_tools, with_unseen
+from hermes.server.turn_spec import build_spec, client_tools, with_unseen
 from hermes.server.turns import Turn
 from hermes.services.models import reasoning_of
 from hermes.store.sessions import new_session_id

@@ -22,6 +22,7 @@ from aiohttp import web
 from hermes import facade
 from hermes.bus.memory import Sink
 from hermes.core.events import Event
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import QUEUE_POLL_S
 from hermes.core.spec import RunSpec
 from hermes.server import runner
@@ -40,7 +41,6 @@ from hermes.server.response_record import ResponseRecord, blank, turn_messages
 from hermes.server.routes import Endpoint
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import Item
-from hermes.server.turn_spec import Message
 from hermes.server.turns import Recorder, Turn, TurnRenderer
 from hermes.store.responses import ResponseStore
 from hermes.tools.framework import toolsets
@@ -158,8 +158,8 @@ class CallbackRun:
     def done(self) -> bool:
         return self.task.done()
 
-    async def result(self) -> tuple[Message, Mapping[str, Any]]:
-        result: tuple[Message, Mapping[str, Any]] = await self.task
+    async def result(self) -> tuple[Message, JsonMapping]:
+        result: tuple[Message, JsonMapping] = await self.task
         return result
 
     async def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
@@ -193,7 +193,7 @@ class CallbackRun:
         """Stream the turn through the adapter's method for its kind, which may be replaced as well."""
         assert self._adapter is not None
         if isinstance(renderer, ChatRenderer):
-            head: dict[str, Any] = renderer.head
+            head: JsonObject = renderer.head
             names = (head["id"], head["model"], head["created"])
             return await self._adapter._write_sse_chat_completion(
                 turn.request, *names, self.queue, self.task, self.agent_ref, turn, renderer, headers
@@ -299,7 +299,7 @@ def _events_of(messages: list[Message]) -> list[Item]:
 class _Context(ServerContext):
     """A server of which an adapter may have replaced parts; they are looked up when they are used."""
 
-    def __init__(self, adapter: APIServerAdapter, extra: Mapping[str, Any], model_name: str) -> None:
+    def __init__(self, adapter: APIServerAdapter, extra: JsonMapping, model_name: str) -> None:
         super().__init__(extra, model_name)
         self.replaced_run = adapter.replaced_run
         self._sets_keepalive = extra.get("keepalive_seconds") or os.environ.get("API_SERVER_KEEPALIVE_SECONDS")

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
-Content = str | list[dict[str, Any]]
-Message = dict[str, Any]
+Content = str | list[JsonObject]
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "refusal")
 _IMAGES = ("image_url", "input_image")
 _FILES = ("file", "input_file")
@@ -41,7 +41,7 @@ def _text(value: Any, where: str, chars_max: int) -> str:
     return value
 
 
-def _part(part: Any, where: str, chars_max: int, text_only: bool) -> dict[str, Any]:
+def _part(part: Any, where: str, chars_max: int, text_only: bool) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": _text(part, where, chars_max)}
     if not isinstance(part, Mapping):
@@ -58,7 +58,7 @@ def _part(part: Any, where: str, chars_max: int, text_only: bool) -> dict[str, A
     raise invalid(f"{where}.type", f"Unsupported content in {where!r}: {message}.", "unsupported_content_type")
 
 
-def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _image(part: JsonMapping, where: str) -> JsonObject:
     given = part.get("image_url")
     url, detail = (given.get("url"), given.get("detail")) if isinstance(given, Mapping) else (given, None)
     detail = detail if detail is not None else part.get("detail")
@@ -87,9 +87,9 @@ def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": image}
 
 
-def _file(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _file(part: JsonMapping, where: str) -> JsonObject:
     inner = part.get("file")
-    given: Mapping[str, Any] = inner if isinstance(inner, Mapping) else part
+    given: JsonMapping = inner if isinstance(inner, Mapping) else part
     for name in ("file_id", "file_url"):
         if given.get(name):
             raise invalid(

@@ -18,6 +18,7 @@ from hermes import app as apps
 from hermes.bus.peers import Operation
 from hermes.core import home
 from hermes.core.events import Event
+from hermes.core.json_types import JsonMapping, Message
 from hermes.core.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _OWN_NAME = "hermes-agent"
-Message = dict[str, Any]
 
 
 def resolve_model_name(explicit: str) -> str:
@@ -80,7 +80,7 @@ def _given_key(request: web.Request) -> bytes:
 class ServerContext:
     """One server. Making it touches neither network nor disk: its responses begin in memory."""
 
-    def __init__(self, extra: Mapping[str, Any], model_name: str | None = None) -> None:
+    def __init__(self, extra: JsonMapping, model_name: str | None = None) -> None:
         self.options = options = api_server_options(extra)
         self.model_name = resolve_model_name(options.model_name) if model_name is None else model_name
         self.response_store = self._make_response_store()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
 from msgspec import Struct
 
+from hermes.core.json_types import JsonObject
 from hermes.server.errors import ApiError, answer
 from hermes.server.keys import caller_of
 from hermes.server.models import ConversationItems, ConversationRequest, ConversationUpdate
@@ -21,7 +22,6 @@ from hermes.server.shapes import ItemList
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Json = dict[str, Any]
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
@@ -151,13 +151,13 @@ def _no_item(item_id: str) -> ApiError:
     return ApiError(404, f"There is no item {item_id!r} in this conversation.", "item_not_found")
 
 
-async def _stored(context: ServerContext, request: web.Request) -> Json:
+async def _stored(context: ServerContext, request: web.Request) -> JsonObject:
     conversation_id, owner = request.match_info["conversation_id"], caller_of(request).visible_owner
-    stored: Json | None = await context.stored_responses.get_conversation_object(conversation_id, owner)
+    stored: JsonObject | None = await context.stored_responses.get_conversation_object(conversation_id, owner)
     if stored is None:
         raise ApiError(404, f"There is no conversation {conversation_id!r}.", "conversation_not_found")
     return stored
 
 
-def _shown(stored: Json) -> Conversation:
+def _shown(stored: JsonObject) -> Conversation:
     return Conversation(id=stored["id"], created_at=stored["created_at"], metadata=stored["metadata"])

@@ -14,6 +14,7 @@ from msgspec import Struct
 import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
+from hermes.core.json_types import JsonObject
 from hermes.sandbox.choose import choose_backend
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import SCOPES, caller_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 PLATFORM = "hermes-agent"
-Json = dict[str, Any]
 
 # --- health ----------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class DetailedHealth(Health, kw_only=True):
     pid: int
     uptime_seconds: float
     gateway_state: str | None
-    platforms: Json
+    platforms: JsonObject
     active_agents: int
     exit_reason: str | None
     updated_at: float | str | None
@@ -299,8 +299,8 @@ class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_ser
     platform: str = PLATFORM
     model: str
     version: str = hermes.__version__
-    auth: Json
-    runtime: Json
+    auth: JsonObject
+    runtime: JsonObject
     features: dict[str, bool | str]
     limits: dict[str, float | None]
     endpoints: dict[str, Endpoint]
@@ -359,7 +359,7 @@ def _limits(context: ServerContext, settings: Settings) -> dict[str, float | Non
     return {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in values.items()}
 
 
-def _sandbox(settings: Settings) -> Json:
+def _sandbox(settings: Settings) -> JsonObject:
     """Where commands run; a backend that is named and not there runs none."""
     try:
         chosen = choose_backend(settings)

@@ -15,13 +15,13 @@ from aiohttp import web
 from msgspec import Struct
 
 import hermes
+from hermes.core.json_types import JsonObject
 from hermes.server.errors import ApiError, answer
 from hermes.server.routes import route
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Json = dict[str, Any]
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-ancestors 'none'"
@@ -140,13 +140,13 @@ def _docs_page() -> str:
     return _whole_page(f"{info['title']} API", "\n".join(content))
 
 
-def _entry(way: str, where: str, operation: Json) -> str:
+def _entry(way: str, where: str, operation: JsonObject) -> str:
     return (
         f'<li><a href="#{escape(operation["operationId"])}"><code>{escape(way.upper())} {escape(where)}</code></a></li>'
     )
 
 
-def _operation(way: str, where: str, operation: Json, faults: Json) -> str:
+def _operation(way: str, where: str, operation: JsonObject, faults: JsonObject) -> str:
     head = f'<code class="method">{escape(way.upper())}</code> <code>{escape(where)}</code>'
     about = [operation["summary"] + ".", operation.get("description", "")]
     if not operation["security"]:
@@ -181,7 +181,7 @@ def _operation(way: str, where: str, operation: Json, faults: Json) -> str:
     )
 
 
-def _schema(name: str, schema: Json) -> str:
+def _schema(name: str, schema: JsonObject) -> str:
     needed = schema.get("required", ())
     rows = [
         (f"{field}{' *' if field in needed else ''}", _type(what), what.get("description", ""))
@@ -204,11 +204,11 @@ def _table(head: tuple[str, str, str], rows: list[tuple[str, str, str]]) -> str:
     return f"<table><tr>{''.join(f'<th>{escape(word)}</th>' for word in head)}</tr>\n{cells}</table>"
 
 
-def _told(schema: Json) -> str:
+def _told(schema: JsonObject) -> str:
     return _prose(schema["description"]) if "description" in schema else _type(schema)
 
 
-def _type(schema: Json) -> str:
+def _type(schema: JsonObject) -> str:
     """A schema in a line of HTML."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])

@@ -10,6 +10,7 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.errors import ServiceError
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
 ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
@@ -30,7 +31,7 @@ class ErrorObject(Struct, kw_only=True):
     type: ErrorType
     param: str | None
     code: str | None
-    hermes: dict[str, Any] | UnsetType = UNSET
+    hermes: JsonObject | UnsetType = UNSET
 
 
 class Error(Struct, kw_only=True):
@@ -50,7 +51,7 @@ class ApiError(Exception):
         param: str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        hermes: Mapping[str, Any] | None = None,
+        hermes: JsonMapping | None = None,
     ) -> None:
         message = shortened(message)
         super().__init__(message)
@@ -88,15 +89,15 @@ def api_error(error: ServiceError) -> ApiError:
 
 
 def error_object(
-    status: int, message: str, code: str | None, param: str | None = None, hermes: Mapping[str, Any] | None = None
+    status: int, message: str, code: str | None, param: str | None = None, hermes: JsonMapping | None = None
 ) -> ErrorObject:
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     return ErrorObject(message=message, type=kind, param=param, code=code, hermes=dict(hermes) if hermes else UNSET)
 
 
-def error_body(status: int, message: str, code: str | None) -> dict[str, Any]:
+def error_body(status: int, message: str, code: str | None) -> JsonObject:
     """The envelope of an error as a dict."""
-    body: dict[str, Any] = msgspec.to_builtins(Error(error=error_object(status, message, code)))
+    body: JsonObject = msgspec.to_builtins(Error(error=error_object(status, message, code)))
     return body
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-Json = dict[str, Any]
+from hermes.core.json_types import JsonObject
+
 _MARK = {"truncated": True}
 _MARK_BYTES = len(', "truncated": true')
 _encode = msgspec.json.Encoder().encode
 
 
-def shorten_outputs(items: list[Json], excess_bytes: int) -> list[Json]:
+def shorten_outputs(items: list[JsonObject], excess_bytes: int) -> list[JsonObject]:
     """The items with the longest outputs of server tools cut so that their JSON is `excess_bytes` shorter.
 
     Where the outputs are not as long as that together, they become empty. Nothing else is cut.
@@ -47,7 +46,7 @@ def _prefix(text: str, size: int) -> str:
     return text[:low]
 
 
-def _output(item: Json) -> str:
+def _output(item: JsonObject) -> str:
     """What a server tool gave, wherever an item has it."""
     if item["type"] == "function_call_output":
         return "".join(part["text"] for part in item["output"] if part["type"] == "input_text")
@@ -58,7 +57,7 @@ def _output(item: Json) -> str:
     return ""
 
 
-def _with_output(item: Json, text: str) -> Json:
+def _with_output(item: JsonObject, text: str) -> JsonObject:
     if item["type"] == "function_call_output":
         return {**item, "output": [{"type": "input_text", "text": text}], **_MARK}
     if item["type"] == "code_interpreter_call":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import begun, spec_of
 from hermes.sandbox.base import SandboxError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hermes.server.context import ServerContext
     from hermes.store.stores import AsyncStore
 
-Record = dict[str, Any]
+Record = JsonObject
 _JOB = "/api/jobs/{job_id}"
 _ID = re.compile(r"[0-9a-f]{12}")
 
@@ -56,7 +56,7 @@ class Job(Struct, kw_only=True):
     session_id: str | None
     last_session_id: str | None
     deliver: Literal["local"]
-    origin: dict[str, Any] | None
+    origin: JsonObject | None
     paused_at: float | None
     paused_reason: str | None
     script: str | None
@@ -68,8 +68,8 @@ class Job(Struct, kw_only=True):
     created_at: float
     next_run_at: float | None
     timezone: str
-    repeat: dict[str, Any]
-    schedule: dict[str, Any]
+    repeat: JsonObject
+    schedule: JsonObject
     schedule_display: str
     owner: str | UnsetType = UNSET
 
@@ -235,7 +235,7 @@ async def _job(context: ServerContext, request: web.Request) -> Record:
     return job
 
 
-async def _change(context: ServerContext, job: Record, fields: Mapping[str, Any]) -> Record:
+async def _change(context: ServerContext, job: Record, fields: JsonMapping) -> Record:
     if not fields:
         return job
     changed: Record | None = await (await _store(context)).jobs.update(job["id"], **fields)
@@ -254,7 +254,7 @@ def _switch_changes(job: Record, enabled: bool) -> Record:
 
 
 async def _fields(
-    context: ServerContext, request: web.Request, owner: str, given: Mapping[str, Any], job: Record | None = None
+    context: ServerContext, request: web.Request, owner: str, given: JsonMapping, job: Record | None = None
 ) -> Record:
     """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
     fields = dict(given)

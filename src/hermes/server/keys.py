@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.spec import RunKind, RunSpec
 from hermes.server.shared_counters import SharedNumbers
 
@@ -93,11 +93,11 @@ def caller_of(request: web.Request) -> Key:
     return caller
 
 
-def key_of(entry: Mapping[str, Any]) -> Key:
+def key_of(entry: JsonMapping) -> Key:
     """A key of the configuration, which was checked when it was read."""
     text = entry.get("key")
     digest = bytes.fromhex(entry["key_sha256"]) if text is None else _digest(str(text).encode())
-    bounds: dict[str, Any] = {name: int(entry.get(name) or 0) for name in COUNTS}
+    bounds: JsonObject = {name: int(entry.get(name) or 0) for name in COUNTS}
     bounds |= {name: frozenset(entry[name]) for name in CEILINGS if entry.get(name) is not None}
     return Key(entry["name"], digest, frozenset(entry.get("scopes") or ()), **bounds)
 
@@ -178,7 +178,7 @@ class Keyring:
     def __init__(
         self,
         own: str,
-        entries: Sequence[Mapping[str, Any]],
+        entries: Sequence[JsonMapping],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = [Key(digest=_digest(own.encode()))] if own else []

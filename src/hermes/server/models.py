@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hermes.core import limits
+from hermes.core.json_types import JsonObject
 from hermes.settings.schema import Effort
 
-JsonObject = dict[str, Any]
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 import msgspec
 
 import hermes
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.server.errors import Error
 from hermes.server.query_params import OFFSET_MAX
@@ -17,7 +17,6 @@ from hermes.server.render_run import Run
 from hermes.server.render_session import Session
 from hermes.server.routes import GROUPS, ROUTES, Route, header
 
-Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/{name}"
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _ABOUT = """\
@@ -59,7 +58,7 @@ _TURN_HEADERS = {
     "X-Hermes-Warning": "codes of warnings, as in `hermes.warnings`; not on streams",
 }
 # path parameter: what it is, and its schema
-PATHS: dict[str, tuple[str, Json]] = {
+PATHS: dict[str, tuple[str, JsonObject]] = {
     "model_id": ("the name of a model; it may hold slashes", {"minLength": 1}),
     "session_id": ("the id of a session", {"minLength": 1, "maxLength": SESSION_ID_CHARS_MAX}),
     "response_id": ("the id of a response", {"minLength": 1}),
@@ -70,7 +69,7 @@ PATHS: dict[str, tuple[str, Json]] = {
     "file_id": ("the id of a file", {"minLength": 1}),
 }
 _REQUEST_ID = header("X-Request-Id", "an id of the client's own for this request: up to 128 of A-Z a-z 0-9 . _ -")
-_ANYTHING: dict[str, Json] = {_JSON: {"type": "object"}, "*/*": {}}
+_ANYTHING: dict[str, JsonObject] = {_JSON: {"type": "object"}, "*/*": {}}
 
 
 def faults_of(route: Route) -> list[int]:
@@ -86,8 +85,8 @@ def faults_of(route: Route) -> list[int]:
     return sorted(statuses)
 
 
-def _answers(route: Route) -> Json:
-    answers: Json = {str(route.status): _success(route)}
+def _answers(route: Route) -> JsonObject:
+    answers: JsonObject = {str(route.status): _success(route)}
     for status in faults_of(route):
         answers[str(status)] = {"$ref": f"#/components/responses/Error{status}"}
     for status, kind in route.refusals.items():
@@ -95,17 +94,17 @@ def _answers(route: Route) -> Json:
     return answers
 
 
-def _success(route: Route) -> Json:
+def _success(route: Route) -> JsonObject:
     if route.status == 101:
         return {"description": "The connection is a WebSocket now."}
-    types: Json = {}
+    types: JsonObject = {}
     if route.answers is not None:
         types[_JSON] = {"schema": _ref(route.answers)}
     for kind in route.types:
         types[kind] = {"schema": _ANYTHING.get(kind, {"type": "string"})}
     if route.stream:
         types[_EVENTS] = {"schema": {"description": route.stream}}
-    answer: Json = {"description": route.summary, "content": types}
+    answer: JsonObject = {"description": route.summary, "content": types}
     if route.link is not None:
         name, place = route.link
         answer["links"] = {
@@ -118,14 +117,14 @@ def _success(route: Route) -> Json:
     return answer
 
 
-def _ref(kind: type[msgspec.Struct]) -> Json:
+def _ref(kind: type[msgspec.Struct]) -> JsonObject:
     return {"$ref": _SCHEMAS.format(name=kind.__name__)}
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
 
 
-def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
+def _query_parameters(kind: type[msgspec.Struct]) -> list[JsonObject]:
     struct = msgspec.json.schema_components([kind])[1][kind.__name__]
     parameters = []
     for name, field in struct["properties"].items():
@@ -142,7 +141,7 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
     return parameters
 
 
-def _operation(route: Route) -> Json:
+def _operation(route: Route) -> JsonObject:
     parameters = [
         {
             "name": name,
@@ -155,7 +154,7 @@ def _operation(route: Route) -> Json:
     ]
     if route.query is not None:
         parameters += _query_parameters(route.query)
-    operation: Json = {
+    operation: JsonObject = {
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.group],
@@ -168,14 +167,14 @@ def _operation(route: Route) -> Json:
         operation["description"] = f"Needs a key with the scope {' or '.join(ways)}."
     if route.body is not None:
         required = any(field.required for field in msgspec.structs.fields(route.body))
-        content: Json = {"schema": _ref(route.body)}
+        content: JsonObject = {"schema": _ref(route.body)}
         if route.example is not None:
             content["example"] = route.example
         operation["requestBody"] = {"required": required, "content": {_JSON: content}}
     return operation
 
 
-def _body_schemas() -> Json:
+def _body_schemas() -> JsonObject:
     """The schemas of request bodies, with fields that are always refused and fields without effect."""
     bodies = dict.fromkeys(route.body for route in ROUTES if route.body is not None)
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
@@ -188,7 +187,7 @@ def _body_schemas() -> Json:
     return schemas
 
 
-def _answer_schemas() -> Json:
+def _answer_schemas() -> JsonObject:
     """The schemas of answers. What has a default is always sent; what only the full key sees is not described."""
     answers = dict.fromkeys(route.answers for route in ROUTES if route.answers is not None)
     refusals = dict.fromkeys(kind for route in ROUTES for kind in route.refusals.values())
@@ -205,9 +204,9 @@ def _answer_schemas() -> Json:
 
 
 @functools.cache
-def document() -> Json:
+def document() -> JsonObject:
     """The whole description. It is shared: nobody changes it."""
-    paths: dict[str, Json] = {}
+    paths: dict[str, JsonObject] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     error = {_JSON: {"schema": _ref(Error)}}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hermes.core.failures import error_code
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import OUTCOME_CHARS_MAX
 from hermes.runs.engine import Refused
 from hermes.server.errors import ApiError, error_body, refused
@@ -34,8 +34,8 @@ class Outcome:
     partial: bool = False
     failed: bool = False
     interrupted: bool = False
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    messages: list[dict[str, Any]] | None = None
+    calls: list[JsonObject] = field(default_factory=list)
+    messages: list[JsonObject] | None = None
     usage: dict[str, int] = field(default_factory=dict)
     details: dict[str, int] = field(default_factory=dict)
     reasoning: str = ""
@@ -57,7 +57,7 @@ class Outcome:
         """Whether there is something to show: text, calls, or a limit that the request set itself."""
         return self.code is None or bool(self.text) or (self.own_limit and self.code == "output_truncated")
 
-    def flags(self) -> dict[str, Any] | None:
+    def flags(self) -> JsonObject | None:
         """What did not go well; None when all did."""
         warnings = {"warnings": self.warnings} if self.warnings else {}
         if self.code is None:
@@ -90,9 +90,9 @@ class Outcome:
         message = self.error or "The agent gave no answer."
         return ApiError(error_code(code).status, message, code, headers=headers, hermes=self.flags())
 
-    def error_object(self) -> dict[str, Any]:
+    def error_object(self) -> JsonObject:
         told = self.failure()
-        error: dict[str, Any] = error_body(told.status, told.message, told.code)["error"]
+        error: JsonObject = error_body(told.status, told.message, told.code)["error"]
         return error
 
     def chat_usage(self) -> ChatUsage:
@@ -108,11 +108,11 @@ class Outcome:
             completion_tokens_details={"reasoning_tokens": details("reasoning_tokens") or 0},
         )
 
-    def response_usage(self) -> dict[str, Any]:
+    def response_usage(self) -> JsonObject:
         return usage_object({**self.usage, **self.details})
 
 
-def usage_object(counts: Mapping[str, Any]) -> dict[str, Any]:
+def usage_object(counts: JsonMapping) -> JsonObject:
     """Tokens of a turn, or what is known of them."""
     return {
         **{name: counts.get(name) or 0 for name in _TOKENS},
@@ -125,7 +125,7 @@ def usage_object(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outcome_of(
-    result: Mapping[str, Any], usage: Mapping[str, Any], redact: Callable[[str], str], *, own_limit: bool = False
+    result: JsonMapping, usage: JsonMapping, redact: Callable[[str], str], *, own_limit: bool = False
 ) -> Outcome:
     """The outcome that a result tells. One without flags is a success."""
     partial, failed, interrupted = (bool(result.get(name)) for name in ("partial", "failed", "interrupted"))
@@ -169,7 +169,7 @@ def refusal(error: Refused) -> ApiError:
     return told
 
 
-def _code(result: Mapping[str, Any], error: str) -> str:
+def _code(result: JsonMapping, error: str) -> str:
     known = result.get("error_code")
     if isinstance(known, str) and known:
         return known

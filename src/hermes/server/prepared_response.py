@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import TRUNCATED_MESSAGES
 from hermes.core.spec import RunSpec
 from hermes.core.text import spaced_json
@@ -21,12 +22,12 @@ from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, R
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import parse_options
-from hermes.server.response_items import Json, Reader, cut_to
+from hermes.server.response_items import Reader, cut_to
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.sse import Writer
-from hermes.server.turn_spec import Message, answered_again, build_spec, open_calls, with_unseen
+from hermes.server.turn_spec import answered_again, build_spec, open_calls, with_unseen
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.store.sessions import new_session_id
 
@@ -49,7 +50,7 @@ class PreparedResponse:
     body: Body[ResponseRequest]
     kept: ResponseRecord
     turn: Turn
-    chain: Json | None = None
+    chain: JsonObject | None = None
 
     async def admit(self) -> None:
         """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
@@ -109,7 +110,7 @@ class PreparedResponse:
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
             turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
 
-    async def _ended(self, chain: Json, busy: ApiError | None) -> Json:
+    async def _ended(self, chain: JsonObject, busy: ApiError | None) -> JsonObject:
         """The chain's record once its run has ended: before that there is nothing to branch off from."""
         context, run_id, session_id = self.turn.context, chain["run_id"], self.turn.session_id
         app = context.app
@@ -119,7 +120,7 @@ class PreparedResponse:
         if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
             message = "The response that this one goes on from has not ended yet."
             raise busy or outcome.refusal(Refused("session_busy", message, run_id))
-        found: Json | None = await context.stored_responses.get(chain["response"]["id"], self.kept.owner)
+        found: JsonObject | None = await context.stored_responses.get(chain["response"]["id"], self.kept.owner)
         return found or chain
 
     async def stream(self) -> web.StreamResponse:
@@ -181,7 +182,7 @@ async def prepare(
     context: ServerContext,
     request: web.Request,
     body: Body[ResponseRequest],
-    memory: Mapping[str, Json] | None = None,
+    memory: Mapping[str, JsonObject] | None = None,
     *,
     generate: bool = True,
 ) -> PreparedResponse:
@@ -266,7 +267,7 @@ async def prepare(
     return PreparedResponse(body, kept, turn, chain)
 
 
-def _distinct(tools: list[Json]) -> list[Json]:
+def _distinct(tools: list[JsonObject]) -> list[JsonObject]:
     """The tools without those that come again later: clients send the same ones with every turn of a chain."""
     last = {spaced_json(tool): at for at, tool in enumerate(tools)}
     return [tools[at] for at in sorted(last.values())]
@@ -292,8 +293,8 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
 
 
 async def _chain(
-    context: ServerContext, asked: ResponseRequest, owner: str, memory: Mapping[str, Json]
-) -> tuple[str | None, Json | None, list[Message]]:
+    context: ServerContext, asked: ResponseRequest, owner: str, memory: Mapping[str, JsonObject]
+) -> tuple[str | None, JsonObject | None, list[Message]]:
     """The name of the conversation, the record that it goes on from, and what was added to it since."""
     store = context.stored_responses
     if asked.previous_response_id:
@@ -318,7 +319,7 @@ async def _chain(
 
 
 async def _assign_session(
-    turn: Turn, chain: Json | None, history: list[Message], *, truncates: bool, new: bool
+    turn: Turn, chain: JsonObject | None, history: list[Message], *, truncates: bool, new: bool
 ) -> None:
     """Give a turn its session: the one that is named, the chain's, the one that waits for results, or a new one."""
     context, spec, options = turn.context, turn.spec, turn.options
@@ -353,7 +354,7 @@ def _only_calls(message: Message, call_ids: set[str]) -> bool:
     return bool(calls) and not message.get("content") and all(str(call["id"]) in call_ids for call in calls)
 
 
-async def _is_kept(context: ServerContext, chain: Json) -> bool:
+async def _is_kept(context: ServerContext, chain: JsonObject) -> bool:
     """Whether the chain's session is in the database, to be gone on with."""
     if not chain.get("run_id") or not chain.get("session_id"):
         return False
@@ -361,8 +362,8 @@ async def _is_kept(context: ServerContext, chain: Json) -> bool:
 
 
 def reader(context: ServerContext, owner: str) -> Reader:
-    async def find(item_ids: Collection[str]) -> dict[str, Json]:
-        found: dict[str, Json] = await context.stored_responses.find_items(item_ids, owner)
+    async def find(item_ids: Collection[str]) -> dict[str, JsonObject]:
+        found: dict[str, JsonObject] = await context.stored_responses.find_items(item_ids, owner)
         return found
 
     async def seal() -> Seal:
@@ -380,12 +381,12 @@ def _schema(form: Any) -> JsonSchema | None:
 def _template(
     context: ServerContext,
     asked: ResponseRequest,
-    raw: Mapping[str, Any],
+    raw: JsonMapping,
     response_id: str,
     instructions: str | None,
     conversation: str | None,
     created_at: float,
-) -> Json:
+) -> JsonObject:
     """The object of a response that has just been asked for."""
     template = blank(response_id, asked.model or context.model_name, int(created_at))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
@@ -425,18 +426,18 @@ def _tool_choice(given: Any) -> Any:
     return "auto" if given is None else given
 
 
-def _tool(tool: ResponseTool, given: Json) -> Json:
+def _tool(tool: ResponseTool, given: JsonObject) -> JsonObject:
     if tool.type != "function":
         return dict(given)
     told = {"type": "function", "name": tool.name, "description": tool.description}
     return {**told, "parameters": tool.parameters, "strict": tool.strict}
 
 
-def _text(asked: ResponseRequest, raw: Mapping[str, Any]) -> Json:
+def _text(asked: ResponseRequest, raw: JsonMapping) -> JsonObject:
     if asked.text is None:
         return {"format": {"type": "text"}}
     given = (raw.get("text") or {}).get("format") or {"type": "text"}
-    told: Json = {"format": dict(given)}
+    told: JsonObject = {"format": dict(given)}
     if asked.text.format is not None and asked.text.format.type == "json_schema":
         form = asked.text.format
         told["format"] |= {"name": form.name, "description": form.description, "strict": bool(form.strict)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import functools
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct, inspect
 
+from hermes.core.json_types import JsonObject
 from hermes.server.errors import ApiError, invalid
 from hermes.server.request_bodies import field_error, flag_of, normalized, types_of
 
@@ -35,7 +36,7 @@ class ItemQuery(Struct, kw_only=True):
 
 def parse_query(request: web.Request, kind: type[Q]) -> Q:
     """The query of a request. An empty value counts as absent; names that the struct does not have are ignored."""
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for name, types in _types(kind).items():
         if (text := request.query.get(name, "")).strip():
             if inspect.ListType in types:
@@ -75,7 +76,7 @@ class Page(Struct, Generic[T], kw_only=True, tag_field="object", tag="list"):
     total: int | None
 
 
-def paging(next_place: str | None, total: int | None) -> dict[str, Any]:
+def paging(next_place: str | None, total: int | None) -> JsonObject:
     """What a page says of the list besides its data; `next_place` is where it goes on."""
     if next_place is None:
         return {"has_more": False, "next_cursor": None, "total": total}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.errors import ConfigError
+from hermes.core.json_types import JsonObject
 from hermes.server import status
 from hermes.services import models
 from hermes.settings import config
@@ -21,7 +22,7 @@ from hermes.store.repository import Repository
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Facts = dict[str, Any]
+Facts = JsonObject
 OK: Final = "ok"
 DEGRADED: Final = "degraded"
 CHECK_S_MAX = 2.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
 from hermes.core.events import Event
+from hermes.core.json_types import JsonObject
 from hermes.core.text import spaced_json
 from hermes.server.outcome import Outcome
 from hermes.server.sse import Item
@@ -32,7 +32,7 @@ class ChatRenderer:
         reasoning: bool = False,
     ) -> None:
         self.head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
-        self._tail: dict[str, Any] = {"usage": None} if usage else {}
+        self._tail: JsonObject = {"usage": None} if usage else {}
         self._usage, self._reasoning = usage, reasoning
         # How tools are shown, and whether the client is known to stumble over events of ours.
         self.progress, self.strict = "event", False
@@ -85,7 +85,7 @@ class ChatRenderer:
         out.append(DONE)
         return b"".join(out)
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    def _chunk(self, delta: JsonObject, finish: str | None = None) -> JsonObject:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return {**self.head, "choices": [choice], **self._tail}
 
@@ -130,7 +130,7 @@ class ChatRenderer:
     def _question(self, event: Event, out: list[bytes]) -> None:
         self._tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
 
-    def _tell(self, name: str, key: str, payload: dict[str, Any], out: list[bytes]) -> None:
+    def _tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
         if self.progress == "event":
             out.append(_frame(payload, name))
         elif self.progress == "chunk":
@@ -145,7 +145,7 @@ class ChatRenderer:
     }
 
 
-def approval_request(event: Event) -> dict[str, Any]:
+def approval_request(event: Event) -> JsonObject:
     data = event.data
     rules = list(data.get("rules") or ())
     return {
@@ -165,18 +165,18 @@ def approval_request(event: Event) -> dict[str, Any]:
     }
 
 
-def clarify_request(event: Event) -> dict[str, Any]:
+def clarify_request(event: Event) -> JsonObject:
     """A question of the agent, as every stream tells it."""
     data = event.data
     told = {name: data[name] for name in ("request_id", "question", "choices", "expires_at")}
     return {"run_id": event.run_id, "tool_call_id": data["call_id"], **told}
 
 
-def _calls(call: dict[str, Any]) -> dict[str, Any]:
+def _calls(call: JsonObject) -> JsonObject:
     return {"tool_calls": [call]}
 
 
-def _frame(payload: dict[str, Any], event: str | None = None) -> bytes:
+def _frame(payload: JsonObject, event: str | None = None) -> bytes:
     """One frame, spaced as `json.dumps` does it."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {spaced_json(payload)}\n\n".encode()

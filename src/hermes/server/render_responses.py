@@ -13,6 +13,7 @@ import msgspec
 from hermes.core.events import Event
 from hermes.core.failures import CODES, CUT_CODES, error_code
 from hermes.core.ids import random_hex
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import RESUME_SEQ_STEP
 from hermes.core.text import spaced_json
 from hermes.server.errors import error_body
@@ -22,18 +23,17 @@ from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, HostedType, object_of
 
-Json = dict[str, Any]
 # Events of the log that bring their message along.
 ROWS = frozenset({"tool.finished", "message.completed"})
 _DELTA = "response.output_text.delta"
 _encode = msgspec.json.Encoder().encode
 
 
-def sse_frame(kind: str, payload: Json) -> bytes:
+def sse_frame(kind: str, payload: JsonObject) -> bytes:
     return f"event: {kind}\ndata: {spaced_json(payload)}\n\n".encode()
 
 
-def socket_frame(_: str, payload: Json) -> bytes:
+def socket_frame(_: str, payload: JsonObject) -> bytes:
     """An event as a message of a WebSocket; messages are parted by a line break."""
     return spaced_json(payload).encode() + b"\n"
 
@@ -50,14 +50,14 @@ class VisibleItems:
     encrypted: bool = False
     extensions: bool = True
     client_tools: tuple[str, ...] = ()
-    reported: Mapping[str, Json] = field(default_factory=dict)
+    reported: Mapping[str, JsonObject] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Open:
     """An item that is still growing."""
 
-    item: Json
+    item: JsonObject
     index: int
     pieces: list[str] = field(default_factory=list)
     head: bytes = b""
@@ -68,11 +68,11 @@ class ResponseRenderer:
 
     def __init__(
         self,
-        template: Mapping[str, Any],
+        template: JsonMapping,
         shows: VisibleItems | None = None,
         *,
         after: int = -1,
-        frame: Callable[[str, Json], bytes] = sse_frame,
+        frame: Callable[[str, JsonObject], bytes] = sse_frame,
         seal: Callable[[Any], str] | None = None,
         event_bytes_max: int | None = None,
     ) -> None:
@@ -83,17 +83,17 @@ class ResponseRenderer:
         self.closing = DONE if frame is sse_frame else b""
         self._seq = -1
         self._out: list[bytes] = []
-        self._items: list[Json] = []
+        self._items: list[JsonObject] = []
         self._text: _Open | None = None
         self._thought: _Open | None = None
         self._calls: dict[str, _Open] = {}
         self._message: str | None = None
-        self._warnings: list[Json] = []
+        self._warnings: list[JsonObject] = []
         self._background = template["status"] == "queued"
         self.status: str = template["status"]
         self.ended = False
         self.handed_on = False
-        self.response: Json = dict(template)
+        self.response: JsonObject = dict(template)
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class ResponseRenderer:
             self._message = message_id
             item_id = message_id or f"msg_{random_hex(12)}"
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item: Json = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
+            item: JsonObject = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
             self._text = opened = self._add({**item, "content": []})
             where = {"item_id": item_id, "output_index": opened.index, "content_index": 0}
             self._emit("response.content_part.added", **where, part=part)
@@ -168,7 +168,7 @@ class ResponseRenderer:
                 self._out.append(self._frame(_DELTA, told))
 
     @staticmethod
-    def _delta_head(where: Json) -> bytes:
+    def _delta_head(where: JsonObject) -> bytes:
         """What stands before the text of a delta; a zero is in the place of its number."""
         fixed = spaced_json(where)[1:-1]
         return f'event: {_DELTA}\ndata: {{"type": "{_DELTA}", "sequence_number": \0, {fixed}, "delta": '.encode()
@@ -250,7 +250,12 @@ class ResponseRenderer:
         if (hosted := self._hosted(name)) is not None:
             opened = self._hosted_call(hosted, call_id, name, arguments)
         elif self._shows.tool_items == "mcp":
-            item: Json = {"type": "mcp_call", "id": self._id("mcp", call_id), "server_label": "hermes", "name": name}
+            item: JsonObject = {
+                "type": "mcp_call",
+                "id": self._id("mcp", call_id),
+                "server_label": "hermes",
+                "name": name,
+            }
             item |= {
                 "arguments": "",
                 "output": None,
@@ -274,14 +279,14 @@ class ResponseRenderer:
         return None if known is None else HOSTED_TYPES.get(known["type"])
 
     def _hosted_call(self, hosted: HostedType, call_id: str, name: str, arguments: str) -> _Open:
-        item: Json = {"type": hosted.call, "id": self._id(hosted.prefix, call_id), "status": "in_progress"}
+        item: JsonObject = {"type": hosted.call, "id": self._id(hosted.prefix, call_id), "status": "in_progress"}
         opened = self._add({**item, **hosted.fields[name](object_of(arguments))})
         where = {"item_id": item["id"], "output_index": opened.index}
         for stage in ("in_progress", hosted.working):
             self._emit(f"response.{hosted.call}.{stage}", **where)
         return opened
 
-    def _client_call(self, call: Mapping[str, Any]) -> None:
+    def _client_call(self, call: JsonMapping) -> None:
         self._close_text("commentary")
         function = call["function"]
         self._call(call["id"], function["name"], function["arguments"])
@@ -355,7 +360,7 @@ class ResponseRenderer:
     def _question(self, event: Event) -> None:
         self._extend("hermes:clarify_request", clarify_request(event))
 
-    def _extend(self, kind: str, payload: Json) -> None:
+    def _extend(self, kind: str, payload: JsonObject) -> None:
         if self._shows.extensions:
             self._emit(kind, **payload)
 
@@ -391,7 +396,7 @@ class ResponseRenderer:
     def _interrupted(self, _: Event) -> None:
         self.handed_on = True
 
-    def _end_as(self, ended: Outcome, usage: Mapping[str, Any] | None = None) -> None:
+    def _end_as(self, ended: Outcome, usage: JsonMapping | None = None) -> None:
         counts = {**ended.usage, **ended.details} if usage is None else usage
         if ended.code is None:
             self._close_all("completed")
@@ -413,11 +418,11 @@ class ResponseRenderer:
         *,
         reason: str | None = None,
         ended: Outcome | None = None,
-        usage: Mapping[str, Any] | None = None,
+        usage: JsonMapping | None = None,
         at: float | None = None,
     ) -> None:
         self.status, self.ended = status, True
-        told: Json = {"status": status, "usage": usage_object(usage or {})}
+        told: JsonObject = {"status": status, "usage": usage_object(usage or {})}
         if reason is not None:
             told["incomplete_details"] = {"reason": reason}
         if at is not None:
@@ -449,12 +454,12 @@ class ResponseRenderer:
                 self._done(opened, status="incomplete")
         self._calls.clear()
 
-    def snapshot(self) -> Json:
+    def snapshot(self) -> JsonObject:
         return {**self._template, "status": self.status, "output": [dict(item) for item in self._items]}
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
-    def _add(self, item: Json) -> _Open:
+    def _add(self, item: JsonObject) -> _Open:
         opened = _Open(item, len(self._items))
         self._items.append(item)
         self._emit("response.output_item.added", output_index=opened.index, item=_streamed(item))
@@ -505,7 +510,7 @@ class ResponseRenderer:
     }
 
 
-def _streamed(item: Json) -> Json:
+def _streamed(item: JsonObject) -> JsonObject:
     """An item as streams show it: there the output of a call is a list of parts."""
     if item["type"] == "function_call_output" and isinstance(item["output"], str):
         return {**item, "output": [{"type": "input_text", "text": item["output"]}]}

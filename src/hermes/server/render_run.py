@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.failures import CUT_CODES
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.core.spec import RunKind
 from hermes.core.text import spaced_json, text_of
@@ -20,7 +21,6 @@ from hermes.server.shapes import Usage
 from hermes.server.sse import Item
 from hermes.store.base import RunRecord
 
-Json = dict[str, Any]
 Redact = Callable[[str], str]
 RunStatus = Literal[
     "queued",
@@ -66,10 +66,10 @@ class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
     interrupted: bool
     error: str | None
     error_code: str | None
-    pending_approvals: list[Json]
-    pending_question: Json | None
+    pending_approvals: list[JsonObject]
+    pending_question: JsonObject | None
     usage: Usage
-    metadata: Json
+    metadata: JsonObject
     owner: str | UnsetType = UNSET
 
 
@@ -114,12 +114,12 @@ def is_partial(status: str, output: str | None, code: str | None) -> bool:
     return status in ("failed", "cancelled") and (bool(output) or code in CUT_CODES)
 
 
-def result_of(data: Json) -> str:
+def result_of(data: JsonObject) -> str:
     """The result of a tool as it is shown; secrets were taken out of it before it was stored."""
     return text_of(data.get("content"))[:RESULT_SHOWN_CHARS_MAX]
 
 
-def tool_output(event: Event) -> Json:
+def tool_output(event: Event) -> JsonObject:
     data = event.data
     return {
         "tool_call_id": data["call_id"],
@@ -129,12 +129,12 @@ def tool_output(event: Event) -> Json:
     }
 
 
-def approval_responded(event: Event) -> Json:
+def approval_responded(event: Event) -> JsonObject:
     data = event.data
     return {"approval_id": data["approval_id"], "choice": data["choice"], "resolved": 1, "by": data["by"]}
 
 
-def clarify_responded(event: Event) -> Json:
+def clarify_responded(event: Event) -> JsonObject:
     return {name: event.data[name] for name in ("request_id", "answered", "by")}
 
 
@@ -189,7 +189,7 @@ class RunRenderer:
         )
         return head.encode(), _encode(data["text"]), b"}\n\n"
 
-    def _frame(self, event: Event, name: str, payload: Json) -> bytes:
+    def _frame(self, event: Event, name: str, payload: JsonObject) -> bytes:
         head = {"event": name, "run_id": self._run_id, "seq": event.seq, "timestamp": event.ts}
         named = f"event: {name}\n" if self._names else ""
         data = spaced_json({**head, **payload})
@@ -197,23 +197,23 @@ class RunRenderer:
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
-    def _message(self, event: Event) -> Json:
+    def _message(self, event: Event) -> JsonObject:
         data = event.data
         names = {call["name"] for call in data["tool_calls"]}
         # Calls that the client is to answer end the turn; after any others it goes on.
         phase = "commentary" if names and not names & self._client_tools else "final_answer"
         return {"message_id": data["message_id"], "content": text_of(data.get("content")), "phase": phase}
 
-    def _thought(self, event: Event) -> Json | None:
+    def _thought(self, event: Event) -> JsonObject | None:
         text = event.data.get("reasoning")
         return {"message_id": event.data["message_id"], "text": text} if self._reasoning and text else None
 
-    def _tool_started(self, event: Event) -> Json:
+    def _tool_started(self, event: Event) -> JsonObject:
         data = event.data
         payload = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
         return {**payload, "arguments": data["args"], "iteration": event.step}
 
-    def _tool_completed(self, event: Event) -> Json:
+    def _tool_completed(self, event: Event) -> JsonObject:
         data = event.data
         return {
             "tool": data["name"],
@@ -225,18 +225,18 @@ class RunRenderer:
             "result_chars": data["chars"],
         }
 
-    def _steered(self, event: Event) -> Json | None:
+    def _steered(self, event: Event) -> JsonObject | None:
         data = event.data
         return {"steer_id": data["control_id"], "text": data["data"]["text"]} if data["control"] == "steer" else None
 
-    def _usage(self, event: Event) -> Json | None:
+    def _usage(self, event: Event) -> JsonObject | None:
         if event.data.get("task"):
             return None  # what is done beside the turn is counted elsewhere
         for name in COUNTS:
             self._used[name] += event.data.get(name) or 0
         return {"usage": usage_object(self._used)}
 
-    def _completed(self, event: Event) -> Json:
+    def _completed(self, event: Event) -> JsonObject:
         data = event.data
         return {
             "output": text_of(data.get("content")) or None,
@@ -248,28 +248,28 @@ class RunRenderer:
             "pending_steer": data.get("pending_steer"),
         }
 
-    def _failed(self, event: Event) -> Json:
+    def _failed(self, event: Event) -> JsonObject:
         data, output = event.data, text_of(event.data.get("content")) or None
         code = code_of(data.get("code") or "")
         payload = {"error": self._redact(data["error"]), "error_code": code, "output": output}
         return {**payload, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
 
-    def _cancelled(self, event: Event) -> Json:
+    def _cancelled(self, event: Event) -> JsonObject:
         output = text_of(event.data.get("content")) or None
         return {"reason": event.data["reason"], "output": output, "usage": usage_object(event.data["usage"])}
 
 
-def _same(*names: str) -> Callable[[RunRenderer, Event], Json]:
+def _same(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
     """A payload that is told as the log has it."""
     return lambda _, event: {name: event.data.get(name) for name in names}
 
 
-def _warning(code: str, text: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
+def _warning(code: str, text: Callable[[JsonObject], str]) -> Callable[[RunRenderer, Event], JsonObject]:
     return lambda _, event: {"level": "warn", "code": code, "message": text(event.data)}
 
 
-def _subagent(*names: str) -> Callable[[RunRenderer, Event], Json]:
-    def payload(_: RunRenderer, event: Event) -> Json:
+def _subagent(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
+    def payload(_: RunRenderer, event: Event) -> JsonObject:
         data = event.data
         fields = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
         fields |= {name: data.get(name) for name in names}
@@ -282,13 +282,13 @@ _RESUMED = "The server was restarted; the turn goes on where its log ends."
 _LOST = "The machine was restarted; of each open message the text up to the offset in `cut` is on record."
 
 
-def _resumed(_: RunRenderer, event: Event) -> Json:
+def _resumed(_: RunRenderer, event: Event) -> JsonObject:
     warning = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
     return {**warning, "cut": event.data["cut"]} if event.data.get("lost") else warning
 
 
 # event of the log: its name, and its payload; deltas of text are told apart
-_EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], Json | None]]] = {
+_EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], JsonObject | None]]] = {
     "run.queued": ("run.queued", _same("session_id", "position")),
     "run.started": ("run.started", _same("kind", "session_id", "model")),
     "run.resumed": ("warning", _resumed),

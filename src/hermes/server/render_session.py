@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.core.events import Event
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import HIT_SHOWN_CHARS_MAX
 from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import Outcome
@@ -19,7 +20,6 @@ from hermes.server.render_run import approval_responded, clarify_responded, resu
 from hermes.server.sse import Item
 from hermes.store.search import MARKS
 
-Json = dict[str, Any]
 # Events whose payload needs the message that they announce.
 ROWS = frozenset({"message.completed", "tool.finished"})
 _encode = msgspec.json.Encoder().encode
@@ -70,7 +70,7 @@ class Session(Struct, kw_only=True):
 _SESSION_COLUMNS = tuple(field.name for field in msgspec.structs.fields(Session) if field.required)
 
 
-def session_object(row: Mapping[str, Any], around: Mapping[str, Any], owner: str | UnsetType) -> Session:
+def session_object(row: JsonMapping, around: JsonMapping, owner: str | UnsetType) -> Session:
     """A session; `around` is what its own row does not say."""
     session = Session(**{name: row[name] for name in _SESSION_COLUMNS}, owner=owner)
     session.parent_session_id = around.get("parent_session_id")
@@ -103,7 +103,7 @@ class StoredMessage(Struct, kw_only=True):
 _MESSAGE_COLUMNS = tuple(field.name for field in msgspec.structs.fields(StoredMessage) if field.required)
 
 
-def message_object(row: Mapping[str, Any], *, reasoning: bool, state: bool) -> StoredMessage:
+def message_object(row: JsonMapping, *, reasoning: bool, state: bool) -> StoredMessage:
     """A message of a session; `state` says whether it is still part of the conversation."""
     message = StoredMessage(**{name: row[name] for name in _MESSAGE_COLUMNS})
     if state:
@@ -127,13 +127,13 @@ class Match(Struct, kw_only=True, tag_field="object", tag="hermes.session.match"
     score: float | None
 
 
-def message_match(hit: Mapping[str, Any]) -> Match:
+def message_match(hit: JsonMapping) -> Match:
     snippet, highlights = _cut(*_parted(hit["snippet"]))
     same = {name: hit[name] for name in ("session_id", "title", "source", "role", "timestamp", "score")}
     return Match(**same, message_id=hit["id"], snippet=snippet, highlights=highlights)
 
 
-def title_match(session: Mapping[str, Any], words: Sequence[str]) -> Match:
+def title_match(session: JsonMapping, words: Sequence[str]) -> Match:
     title = session["title"]
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True) if word)
     places = [[m.start(), m.end()] for m in re.finditer(pattern, title, re.IGNORECASE)] if pattern else []
@@ -199,7 +199,7 @@ class SessionRenderer:
         self._speaking: str | None = None
         self._tools: dict[str, tuple[str, Any]] = {}
         self._hidden: set[str] = set()
-        self._messages: list[Json] = []
+        self._messages: list[JsonObject] = []
         self._logged = self._handed_over = False
         self._reason = ""
 
@@ -248,7 +248,7 @@ class SessionRenderer:
         out.append(self._frame("done", {}))
         return b"".join(out)
 
-    def _frame(self, name: str, payload: Json, ts: float | None = None) -> bytes:
+    def _frame(self, name: str, payload: JsonObject, ts: float | None = None) -> bytes:
         self._seq += 1
         head = {"session_id": self._session_id, "run_id": self._run_id, "seq": self._seq, "ts": ts or time.time()}
         data = spaced_json({**head, **payload})
@@ -269,7 +269,7 @@ class SessionRenderer:
 
     def _completed(self, event: Event, out: list[bytes]) -> None:
         data = event.data
-        message: Json = {"role": "assistant", "content": text_of(data.get("content"))}
+        message: JsonObject = {"role": "assistant", "content": text_of(data.get("content"))}
         if data["tool_calls"]:
             message["tool_calls"] = [
                 {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
@@ -308,7 +308,7 @@ class SessionRenderer:
         }
         out.append(self._frame("tool.completed", {**self._tool(data, preview, args), **how}, event.ts))
 
-    def _tool(self, data: Json, preview: str, args: Any) -> Json:
+    def _tool(self, data: JsonObject, preview: str, args: Any) -> JsonObject:
         who = {"message_id": self._message_id, "tool_name": data["name"], "tool_call_id": data["call_id"]}
         return {**who, "preview": preview, "args": args}
 
@@ -349,9 +349,9 @@ class SessionRenderer:
     }
 
 
-def turn_messages(messages: Sequence[Mapping[str, Any]] | None) -> list[Json]:
+def turn_messages(messages: Sequence[JsonMapping] | None) -> list[JsonObject]:
     """What the agent and its tools have said in a turn: all behind the last words of the user."""
-    said: list[Json] = []
+    said: list[JsonObject] = []
     for message in messages or ():
         if message.get("role") == "user":
             said = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,6 +16,7 @@ from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
 from hermes.core import limits
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.text import FLAG_WORDS
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 from hermes.server.body_memory import Spool
@@ -43,7 +44,7 @@ class Body(Generic[M]):
     """A body that was read: its model, the object it was made of, and the fields that change nothing."""
 
     model: M
-    raw: dict[str, Any]
+    raw: JsonObject
     ignored: list[str] = field(default_factory=list)
 
     def headers(self) -> dict[str, str]:
@@ -66,7 +67,7 @@ async def read(context: ServerContext, request: web.Request, kind: type[M]) -> B
     return body
 
 
-async def read_object(context: ServerContext, request: web.Request) -> dict[str, Any]:
+async def read_object(context: ServerContext, request: web.Request) -> JsonObject:
     """The JSON object that a request brings. It may be read again."""
     limit = context.options.max_body_bytes
     try:
@@ -78,7 +79,7 @@ async def read_object(context: ServerContext, request: web.Request) -> dict[str,
         data = spool.at_once or await spool.whole()
         if spool.size <= limits.BODY_AT_ONCE_BYTES_MAX:
             return as_object(data)
-        value: dict[str, Any] = await context.app.services.files.call(functools.partial(as_object, data))
+        value: JsonObject = await context.app.services.files.call(functools.partial(as_object, data))
         return value
     except OSError as error:
         message = f"The body cannot be kept on disk while it is read: {error.strerror}."
@@ -163,7 +164,7 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, "body_too_large", headers={"Connection": "close"})
 
 
-def as_object(data: bytes | str) -> dict[str, Any]:
+def as_object(data: bytes | str) -> JsonObject:
     """The JSON object in these bytes; nothing at all counts as an empty one."""
     raw = data.encode() if isinstance(data, str) else data
     openings = raw.count(b"[") + raw.count(b"{")
@@ -210,7 +211,7 @@ def _too_many_values() -> ApiError:
 
 def _check_size(value: Any) -> None:
     """Refuse what has too many levels, fields in an object, or values in all."""
-    level: list[dict[str, Any] | list[Any]] = [value] if isinstance(value, dict | list) else []
+    level: list[JsonObject | list[Any]] = [value] if isinstance(value, dict | list) else []
     values = 0
     for _ in range(limits.JSON_DEPTH_MAX):
         for outer in level:
@@ -253,7 +254,7 @@ def _place(value: Any, wanted: Any) -> str:
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def parse(raw: Mapping[str, Any], kind: type[M], *, strict: bool = False) -> Body[M]:
+def parse(raw: JsonMapping, kind: type[M], *, strict: bool = False) -> Body[M]:
     """The model of an object. Fields that it does not know are ignored and named, or, when strict, refused."""
     shape = _shape(kind)
     ignored = [] if raw.keys() <= shape.keys() else [name for name in raw if name not in shape]
@@ -296,9 +297,9 @@ def types_of(kind: kinds.Type) -> list[kinds.Type]:
     return [member.type if isinstance(member, kinds.Metadata) else member for member in members]
 
 
-def normalized(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str = "") -> dict[str, Any]:
+def normalized(raw: JsonMapping, kind: type[msgspec.Struct], where: str = "") -> JsonObject:
     """The object with null taken for absent, and with flags in whatever form a client may send them."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     shape = _shape(kind)
     for name, value in raw.items():
         if name not in shape:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.core.ids import random_hex
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
 from hermes.core.text import spaced_json, text_of
 from hermes.server.content import check_said, content, newest, result
@@ -16,8 +17,7 @@ from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
 from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OUTPUT_ITEMS, flat_name
 
-Json = dict[str, Any]
-Find = Callable[[Collection[str]], Awaitable[dict[str, Json]]]
+Find = Callable[[Collection[str]], Awaitable[dict[str, JsonObject]]]
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIX = {"message": "msg", "mcp_call": "mcp", "reasoning": "rs", "compaction": "cmp", "additional_tools": "at"}
 _PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
@@ -28,7 +28,7 @@ _PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
 _WITH_CONTENT = tuple(name for name, kind in OUTPUT_ITEMS.items() if kind.takes_parts)
 _WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
 # What clients expect of a part that is listed, also where it was not sent.
-_ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
+_ADDED: dict[Any, JsonObject] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 SUMMARY = "Summary of the conversation so far:"
 
 
@@ -38,16 +38,16 @@ class Given:
     has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
 
     system: list[str] = field(default_factory=list)
-    messages: list[Json] = field(default_factory=list)
-    items: list[Json] = field(default_factory=list)
-    tools: list[Json] = field(default_factory=list)
+    messages: list[JsonObject] = field(default_factory=list)
+    items: list[JsonObject] = field(default_factory=list)
+    tools: list[JsonObject] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    _referenced: dict[str, Json] = field(default_factory=dict)
+    _referenced: dict[str, JsonObject] = field(default_factory=dict)
     _opaque: Any = None
     _asked_at: str = ""
     _speaks: bool = False
 
-    def split_messages(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
+    def split_messages(self) -> tuple[list[JsonObject], Any, tuple[JsonObject, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
         if not outputs and not (asked and self._speaks):
@@ -111,7 +111,7 @@ class Reader:
             kept["status"] = "completed"
         out.items.append(kept)
 
-    async def _message(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _message(self, item: JsonMapping, where: str, out: Given) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid(f"{where}.role", f"A role is one of {', '.join(_ROLES)}.")
@@ -120,7 +120,7 @@ class Reader:
         if system:
             out.system.append(text_of(said))
             return
-        message: Json = {"role": role, "content": said}
+        message: JsonObject = {"role": role, "content": said}
         if role == "assistant":
             message |= _opaque_of(out)
             out._speaks = False
@@ -128,7 +128,7 @@ class Reader:
             out._asked_at, out._speaks = f"{where}.content", True
         out.messages.append(message)
 
-    async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _call(self, item: JsonMapping, where: str, out: Given) -> None:
         kind = CALL_ITEMS[item["type"]]
         call_id, payload = _text(item, "call_id", where), item.get(kind.payload)
         if not isinstance(payload, kind.payload_type):
@@ -148,7 +148,7 @@ class Reader:
         else:
             out.messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_opaque_of(out)})
 
-    async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _output(self, item: JsonMapping, where: str, out: Given) -> None:
         said = content(OUTPUT_ITEMS[item["type"]].content(item), f"{where}.output", self.text_chars_max)
         # The outputs of local_shell name their call by `id`.
         named = "id" if item["type"] == "local_shell_call_output" and not item.get("call_id") else "call_id"
@@ -156,7 +156,7 @@ class Reader:
         if item.get("tools") is not None:
             await self._tools(item, where, out)
 
-    async def _tools(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _tools(self, item: JsonMapping, where: str, out: Given) -> None:
         """Tools that can be called from here on."""
         tools = item.get("tools")
         if not isinstance(tools, list):
@@ -166,17 +166,17 @@ class Reader:
         additional(tools, where)
         out.tools += tools
 
-    async def _hosted(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _hosted(self, item: JsonMapping, where: str, out: Given) -> None:
         """A call of a hosted tool, with as much of its result as the item holds."""
         call_id = _text(item, "id", where)
         name, arguments, result = HOSTED_ITEMS[item["type"]].given(item)
         self._add_call(call_id, name, spaced_json(arguments), out)
         out.messages.append({"role": "tool", "content": result, "tool_call_id": call_id})
 
-    async def _ignored(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _ignored(self, item: JsonMapping, where: str, out: Given) -> None:
         out.ignored.append(f"input.{item['type']}")
 
-    async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _mcp(self, item: JsonMapping, where: str, out: Given) -> None:
         call_id, arguments = _text(item, "id", where), item.get("arguments")
         if not isinstance(arguments, str):
             place = f"{where}.arguments"
@@ -192,7 +192,7 @@ class Reader:
         told = told if isinstance(told, str) else str(told)
         out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
 
-    async def _reasoning(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _reasoning(self, item: JsonMapping, where: str, out: Given) -> None:
         """Reasoning is given back to the model as its provider sealed it; the words of a summary are not."""
         sealed = item.get("encrypted_content")
         if not isinstance(sealed, str) or not sealed:
@@ -207,7 +207,7 @@ class Reader:
         else:
             out._opaque = opaque
 
-    async def _compaction(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+    async def _compaction(self, item: JsonMapping, where: str, out: Given) -> None:
         try:
             told = (await self.seal()).open("compaction", self.owner, _text(item, "encrypted_content", where))
         except Broken as error:
@@ -234,12 +234,12 @@ def _is_reference(item: Any) -> bool:
     return item.get("type") == "item_reference" or (not item.get("type") and set(item) == {"id"})
 
 
-def _opaque_of(out: Given) -> Json:
+def _opaque_of(out: Given) -> JsonObject:
     opaque, out._opaque = out._opaque, None
     return {"opaque": opaque} if opaque else {}
 
 
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
+def _text(item: JsonMapping, name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str) or not value:
         raise invalid(f"{where}.{name}", f"{where + '.' + name!r} must be text.", "invalid_type")
@@ -255,7 +255,7 @@ def _kept_content(given: Any, role: Any) -> Any:
     return [_ADDED.get(p.get("type"), {}) | {name: v for name, v in p.items() if v is not None} for p in parts]
 
 
-def cut_to(messages: list[Json], count: int) -> list[Json]:
+def cut_to(messages: list[JsonObject], count: int) -> list[JsonObject]:
     """The last so many messages, none of them a result without its call."""
     kept = messages[-count:] if len(messages) > count else messages
     start = 0

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import strip_rendered_media
+from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEASE_TTL_S
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
-from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
 from hermes.server.sse import run_events
-from hermes.server.turn_spec import Message
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class ResponseRecord:
     """
 
     response_id: str
-    template: Json
+    template: JsonObject
     shows: VisibleItems = field(default_factory=VisibleItems)
     history: list[Message] = field(default_factory=list)
     user_message: Any = ""
@@ -48,18 +46,18 @@ class ResponseRecord:
     session_id: str | None = None
     owner: str = "default"
     run_id: str | None = None
-    input_items: list[Json] = field(default_factory=list)
+    input_items: list[JsonObject] = field(default_factory=list)
     system: list[str] = field(default_factory=list)
-    added_tools: list[Json] = field(default_factory=list)
+    added_tools: list[JsonObject] = field(default_factory=list)
     known: bool = False
 
-    def record(self, response: Json, history: list[Message]) -> Json:
+    def record(self, response: JsonObject, history: list[Message]) -> JsonObject:
         told = {name: getattr(self, name) for name in _STORED}
         told |= {"template": dict(self.template), "shows": {name: getattr(self.shows, name) for name in _SHOWN}}
         return {**told, "response": response, "conversation_history": history}
 
     @classmethod
-    def of(cls, response_id: str, record: Mapping[str, Any]) -> ResponseRecord:
+    def of(cls, response_id: str, record: JsonMapping) -> ResponseRecord:
         shows = record.get("shows") or {}
         known = {
             name: record[name] for name in ("instructions", "conversation", "session_id", "run_id") if name in record
@@ -82,7 +80,7 @@ class ResponseRecord:
         limit = context.options.max_event_bytes
         return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
-    async def begin(self, context: ServerContext, response: Json) -> None:
+    async def begin(self, context: ServerContext, response: JsonObject) -> None:
         """Store the response for the first time, or raise; one that is stored already is further on than this."""
         if not self.known:
             await self.keep(context, response)
@@ -92,7 +90,7 @@ class ResponseRecord:
         if not self.known and not await self.try_save(context, renderer.snapshot()):
             renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
-    async def keep(self, context: ServerContext, response: Json, ended: Outcome | None = None) -> None:
+    async def keep(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
         if not self.store:
             return
@@ -108,7 +106,7 @@ class ResponseRecord:
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
 
-    async def try_save(self, context: ServerContext, response: Json, ended: Outcome | None = None) -> bool:
+    async def try_save(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> bool:
         """Store it if that can be done; a record that is behind then follows its run."""
         try:
             await self.keep(context, response, ended)
@@ -119,7 +117,7 @@ class ResponseRecord:
             return False
         return True
 
-    async def _transcript(self, context: ServerContext, response: Json, ended: Outcome | None) -> list[Message]:
+    async def _transcript(self, context: ServerContext, response: JsonObject, ended: Outcome | None) -> list[Message]:
         if (
             ended is None
             and self.run_id
@@ -151,12 +149,12 @@ def turn_messages(history: list[Message], told: list[Message]) -> list[Message]:
     return rest[users[-1] + 1 :] if users else rest
 
 
-def text_of_output(output: list[Json]) -> str:
+def text_of_output(output: list[JsonObject]) -> str:
     found = [item for item in output if item.get("type") == "message"]
     return "".join(part.get("text", "") for part in found[-1].get("content", ())) if found else ""
 
 
-def blank(response_id: str, model: str, created_at: int) -> Json:
+def blank(response_id: str, model: str, created_at: int) -> JsonObject:
     """A response's object with every key that it always has."""
     return {
         "id": response_id,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hermes.core.json_types import Message
 from hermes.core.limits import CLIENT_TOOLS_MAX
 from hermes.server.errors import ApiError, invalid
 from hermes.server.keys import Key
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
 from hermes.server.request_bodies import parse
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_TYPES, flat_name, is_hosted
-from hermes.server.turn_spec import Message, Tools, choice_of
+from hermes.server.turn_spec import Tools, choice_of
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

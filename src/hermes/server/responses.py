@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Control, RunSpec
 from hermes.runs.engine import Refused
@@ -21,7 +22,6 @@ from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
-from hermes.server.response_items import Json
 from hermes.server.response_record import ResponseRecord, follow, follow_until_kept
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
@@ -116,9 +116,9 @@ async def _submit(context: ServerContext, work: PreparedResponse, renderer: Resp
 # --- stored responses ------------------------------------------------------------------------------------------------
 
 
-async def _stored(context: ServerContext, request: web.Request) -> tuple[str, Json]:
+async def _stored(context: ServerContext, request: web.Request) -> tuple[str, JsonObject]:
     response_id = request.match_info["response_id"]
-    record: Json | None = await context.stored_responses.get(response_id, caller_of(request).visible_owner)
+    record: JsonObject | None = await context.stored_responses.get(response_id, caller_of(request).visible_owner)
     if record is None:
         raise ApiError(404, f"There is no response {response_id!r}.", "response_not_found")
     return response_id, record
@@ -225,7 +225,7 @@ async def response_input_items(context: ServerContext, request: web.Request, que
     return page(list(record.get("input_items") or ()), query)
 
 
-def page(items: list[Json], query: ItemQuery) -> ItemList:
+def page(items: list[JsonObject], query: ItemQuery) -> ItemList:
     ordered = items if query.order == "asc" else items[::-1]
     if query.after:
         index = next((i for i, item in enumerate(ordered) if item.get("id") == query.after), None)
@@ -235,7 +235,7 @@ def page(items: list[Json], query: ItemQuery) -> ItemList:
     return item_list(ordered[: query.limit], has_more=len(ordered) > query.limit)
 
 
-def item_list(items: list[Json], *, has_more: bool) -> ItemList:
+def item_list(items: list[JsonObject], *, has_more: bool) -> ItemList:
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return ItemList(data=items, first_id=first_id, last_id=last_id, has_more=has_more)
 
@@ -314,7 +314,7 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
 async def compact(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, CompactRequest)
     asked, owner = body.model, caller_of(request).owner
-    before: list[Json] = []
+    before: list[JsonObject] = []
     if asked.previous_response_id:
         found = await context.stored_responses.get(asked.previous_response_id, owner)
         if found is None:

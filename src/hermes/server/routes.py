@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from hermes.core.errors import ServiceError
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.errors import ApiError, answer, api_error
 from hermes.server.headers import request_id
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
-Json = dict[str, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]])
 Endpoint = Callable[["ServerContext", web.Request], Awaitable[web.StreamResponse]]
 # The context whose gate has let the request in.
@@ -60,9 +60,9 @@ class Route:
     _: KW_ONLY
     scope: str | None
     query: type[msgspec.Struct] | None = None
-    headers: tuple[Json, ...] = ()
+    headers: tuple[JsonObject, ...] = ()
     body: type[msgspec.Struct] | None = None
-    example: Json | None = None
+    example: JsonObject | None = None
     status: int = 200
     answers: type[msgspec.Struct] | None = None
     # Media types of answers that are no struct, and what a stream of events is.
@@ -173,7 +173,7 @@ def route_at(request: web.Request) -> Route | None:
 TURN_FAULTS = (404, 409, 429, 502, 503, 504)
 
 
-def header(name: str, description: str, **schema: Any) -> Json:
+def header(name: str, description: str, **schema: Any) -> JsonObject:
     """A request header, as the API's description has it."""
     return {"name": name, "in": "header", "description": description, "schema": {"type": "string", **schema}}
 

@@ -18,6 +18,7 @@ import hermes
 from hermes.core import home as homes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.logs import logging_to
 from hermes.server.settings import Platform, load_gateway_config
@@ -53,7 +54,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
 # What a profile served below its name has of its own, if it has it at all.
-_NOT_OF_OTHERS: dict[str, Any] = {"key": "", "cors_origins": []}
+_NOT_OF_OTHERS: JsonObject = {"key": "", "cors_origins": []}
 
 
 # --- what is configured, for those who build agents -------------------------------------------------------------------
@@ -69,7 +70,7 @@ def _settings() -> config.Settings:
     return settings
 
 
-def _resolve_runtime_agent_kwargs() -> dict[str, Any]:
+def _resolve_runtime_agent_kwargs() -> JsonObject:
     """Provider, address and protocol, as far as they are configured; never a key."""
     model = _settings().model
     found = {"provider": model.provider, "base_url": model.base_url, "api_mode": model.api_mode}
@@ -81,7 +82,7 @@ def _resolve_gateway_model() -> str:
     return _settings().model.default or ""
 
 
-def _load_gateway_config() -> dict[str, Any]:
+def _load_gateway_config() -> JsonObject:
     """All settings as nested mappings, without secrets."""
     return pickle.loads(_plain(_settings()))  # type: ignore[no-any-return]  # noqa: S301  (our own, a moment ago)
 
@@ -92,8 +93,8 @@ def _plain(settings: config.Settings) -> bytes:
     return pickle.dumps(_without_secrets(settings.as_dict(), ()))
 
 
-def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+def _without_secrets(section: JsonObject, path: KeyPath) -> JsonObject:
+    kept: JsonObject = {}
     for name, value in section.items():
         key = at((*path, name))
         if not isinstance(key, Key):
@@ -103,7 +104,7 @@ def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
     return kept
 
 
-def _unseen(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _unseen(loop: asyncio.AbstractEventLoop, context: JsonObject) -> None:
     """An exception that nobody waited for: a client that went away is none of ours."""
     if not isinstance(context.get("exception"), ConnectionError):
         loop.default_exception_handler(context)
@@ -137,7 +138,7 @@ class GatewayRunner:
         self._profiles: dict[str, tuple[App, ServerContext]] = {}
 
     @staticmethod
-    def _load_reasoning_config() -> dict[str, Any] | None:
+    def _load_reasoning_config() -> JsonObject | None:
         """How hard the configured model is to think; None leaves that to the model."""
         settings = _settings()
         effort = settings.agent.reasoning_overrides.get(settings.model.default or "") or settings.agent.reasoning_effort
@@ -227,7 +228,7 @@ class GatewayRunner:
         stack: contextlib.AsyncExitStack,
         served: dict[str, config.Settings],
         sockets: list[socket.socket],
-        told: dict[str, Any],
+        told: JsonObject,
     ) -> None:
         """Take up what was cut off, and answer on these sockets."""
         from aiohttp import web
@@ -267,7 +268,7 @@ class GatewayRunner:
         return [self._app, *(app for app, _ in self._profiles.values())]
 
     async def _open_profile(
-        self, stack: contextlib.AsyncExitStack, name: str, settings: config.Settings, told: dict[str, Any]
+        self, stack: contextlib.AsyncExitStack, name: str, settings: config.Settings, told: JsonObject
     ) -> None:
         """Another profile of this user, served below its name: with its own settings, keys and store."""
         from hermes.app import current

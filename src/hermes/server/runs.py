@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from hermes.core.json_types import JsonObject, Message
 from hermes.core.spec import Control, ControlKind, RunKind, RunSpec
 from hermes.core.text import text_of
 from hermes.runs.engine import Refused
@@ -44,13 +45,12 @@ from hermes.server.request_options import (
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, inline_sink, replay, run_events_to_end
-from hermes.server.turn_spec import Message, build_spec, check_model, open_calls
+from hermes.server.turn_spec import build_spec, check_model, open_calls
 from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Json = dict[str, Any]
 # Subagents' runs are listed when they are asked for.
 _LISTED: tuple[RunKind, ...] = tuple(kind for kind in get_args(RunKind) if kind != "subagent")
 _CHOICES = ("once", "session", "always", "deny")
@@ -155,17 +155,17 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
 
 
-async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> Json | None:
+async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> JsonObject | None:
     if not asked.previous_response_id:
         return None
-    response: Json | None = await context.stored_responses.get(asked.previous_response_id, owner)
+    response: JsonObject | None = await context.stored_responses.get(asked.previous_response_id, owner)
     if response is None:
         message = f"There is no response {asked.previous_response_id!r}."
         raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
     return response
 
 
-def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json | None) -> str | None:
+def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonObject | None) -> str | None:
     """The session that is named, by whatever names it."""
     named = session_id_of(asked.session_id, "session_id") if asked.session_id else None
     if named and request_options.session_id and named != request_options.session_id:
@@ -178,7 +178,7 @@ def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json 
     return named
 
 
-def _history(context: ServerContext, asked: RunRequest, chain: Json | None) -> tuple[list[Message], list[str]]:
+def _history(context: ServerContext, asked: RunRequest, chain: JsonObject | None) -> tuple[list[Message], list[str]]:
     """What was said before, as the response or the request knows it, and system texts in it."""
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
@@ -467,7 +467,7 @@ async def clarify_run(context: ServerContext, request: web.Request, body: Clarif
 
 
 async def _tell(
-    context: ServerContext, request: web.Request, record: RunRecord, kind: ControlKind, data: Json
+    context: ServerContext, request: web.Request, record: RunRecord, kind: ControlKind, data: JsonObject
 ) -> Control | None:
     """Tell a run something. None: it does not concern it any more."""
     control = Control(kind, data, surface="api", credential=caller_of(request).credential)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import QUERY_CHARS_MAX
 from hermes.server.errors import ApiError, invalid, refused
 from hermes.server.headers import common_headers
@@ -49,7 +50,6 @@ from hermes.store.search import words_of
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Json = dict[str, Any]
 _SESSION = "/api/sessions/{session_id}"
 _READ_BYTES = 256 * 1024
 # form of an export: its media type, and how its file ends
@@ -156,7 +156,7 @@ class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.imp
     imported: int
     skipped: int
     detached: int
-    errors: list[Json]
+    errors: list[JsonObject]
 
 
 @route(
@@ -226,10 +226,10 @@ async def search_sessions(context: ServerContext, request: web.Request, query: S
 # --- one session -----------------------------------------------------------------------------------------------------
 
 
-async def session_of(context: ServerContext, request: web.Request) -> Json:
+async def session_of(context: ServerContext, request: web.Request) -> JsonObject:
     """The session that a path names; one of somebody else's is as good as none."""
     session_id = request.match_info["session_id"]
-    row: Json | None = await context.database().get_session(session_id)
+    row: JsonObject | None = await context.database().get_session(session_id)
     if row is None or not caller_of(request).may_see(row["owner"]):
         raise unknown_session(session_id)
     return row
@@ -434,7 +434,7 @@ async def export_session(context: ServerContext, request: web.Request, query: Ex
     return web.Response(body=data, content_type=media_type, charset="utf-8", headers=headers)
 
 
-def _written(session: Json, form: str) -> bytes:
+def _written(session: JsonObject, form: str) -> bytes:
     if form == "markdown":
         from hermes.services.session_markdown import markdown
 
@@ -526,7 +526,7 @@ async def _shown(context: ServerContext, request: web.Request, session_id: str) 
     return await _answer_with(context, request, row)
 
 
-async def _answer_with(context: ServerContext, request: web.Request, row: Json) -> SessionAnswer:
+async def _answer_with(context: ServerContext, request: web.Request, row: JsonObject) -> SessionAnswer:
     around = (await context.database().around_sessions([row["id"]])).get(row["id"], {})
     return SessionAnswer(session=session_object(row, around, caller_of(request).shown_owner(row["owner"])))
 
@@ -548,7 +548,7 @@ def _title(given: Any) -> str | None:
         raise invalid("title", str(error), "invalid_title") from None
 
 
-async def _turn_settings(context: ServerContext, request: web.Request, given: Mapping[str, Any]) -> Json:
+async def _turn_settings(context: ServerContext, request: web.Request, given: JsonMapping) -> JsonObject:
     """What a session keeps for its turns, as far as the request says; checked like that of a run."""
     named = ("workdir", "toolsets", "max_iterations")
     fields = {name: given[name] for name in named if given[name] is not msgspec.UNSET}

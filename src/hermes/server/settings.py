@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hermes.core import home
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 from hermes.settings.check import coerce
 from hermes.settings.keys import KEYS, Key
@@ -29,7 +30,7 @@ class PlatformConfig:
 
     enabled: bool = False
     token: str | None = field(default=None, repr=False)
-    extra: dict[str, Any] = field(default_factory=dict, repr=False)
+    extra: JsonObject = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -45,7 +46,7 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     """The gateway of the present home, or of given settings."""
     if settings is None:
         settings = config.load(home.resolve())
-    extra: dict[str, Any] = {}
+    extra: JsonObject = {}
     for key in _plain_keys():
         if key.name != "api_server.enabled" and settings.source(key.name) != "default":
             _nest(extra, key.name.removeprefix(_PREFIX), settings.origin(key.name).value)
@@ -59,17 +60,17 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=wanted, extra=extra)})
 
 
-def _with_key(entry: Mapping[str, Any], settings: config.Settings) -> dict[str, Any]:
+def _with_key(entry: JsonMapping, settings: config.Settings) -> JsonObject:
     """A key's entry with the key itself, where a variable holds it."""
     name = entry.get("key_env")
     return {**entry, "key": settings.variable(str(name)) or ""} if name else dict(entry)
 
 
-def api_server_options(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ApiServer:
+def api_server_options(extra: JsonMapping, environ: Mapping[str, str] | None = None) -> ApiServer:
     """The options of the API server: each from `extra`, else its variable, else the default. A value that does not fit
     gives the default."""
     env = os.environ if environ is None else environ
-    options: dict[str, Any] = {"model_routes": dict(extra.get("model_routes") or {})}
+    options: JsonObject = {"model_routes": dict(extra.get("model_routes") or {})}
     for key in _plain_keys():
         name = key.name.removeprefix(_PREFIX)
         given = _reach(extra, name)
@@ -93,14 +94,14 @@ def _fitting(key: Key, given: Any) -> Any:
         return default
 
 
-def _nest(extra: dict[str, Any], name: str, value: Any) -> None:
+def _nest(extra: JsonObject, name: str, value: Any) -> None:
     *sections, last = name.split(".")
     for section in sections:
         extra = extra.setdefault(section, {})
     extra[last] = value
 
 
-def _reach(extra: Mapping[str, Any], name: str) -> Any:
+def _reach(extra: JsonMapping, name: str) -> Any:
     found: Any = extra
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from hermes.server.models import JsonObject
+from hermes.core.json_types import JsonObject
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "error"]
 

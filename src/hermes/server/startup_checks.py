@@ -16,6 +16,7 @@ from typing import Any
 from hermes.core import home as homes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonMapping
 from hermes.server.keys import CEILINGS, COUNTS, ENTRY_FIELDS, SCOPES
 from hermes.server.status import read_runtime_status, server_url
 from hermes.settings import config
@@ -74,7 +75,7 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _fault_of(entry: Mapping[str, Any], names: set[str], settings: config.Settings) -> str:
+def _fault_of(entry: JsonMapping, names: set[str], settings: config.Settings) -> str:
     name, scopes = entry.get("name"), entry.get("scopes", [])
     if not isinstance(name, str) or not _OWNER.fullmatch(name) or name == "default":
         return "the name must be 1 to 64 small letters, digits, '_' and '-', and not 'default'"
@@ -94,7 +95,7 @@ def _fault_of(entry: Mapping[str, Any], names: set[str], settings: config.Settin
     return _fault_of_bounds(name, entry)
 
 
-def _fault_of_bounds(name: str, entry: Mapping[str, Any]) -> str:
+def _fault_of_bounds(name: str, entry: JsonMapping) -> str:
     """A bound that is not understood would be none at all."""
     if unknown := [str(field) for field in entry if field not in ENTRY_FIELDS]:
         return f"{name!r} has the unknown field {unknown[0]!r}; there are {', '.join(ENTRY_FIELDS)}"
@@ -162,7 +163,7 @@ def _hashes_of(settings: config.Settings) -> dict[str, str]:
     return {_place(entry): str(entry["key_sha256"]).lower() for entry in entries}
 
 
-def _place(entry: Mapping[str, Any]) -> str:
+def _place(entry: JsonMapping) -> str:
     return f"the key {entry['name']!r} of api_server.keys"
 
 

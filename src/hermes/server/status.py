@@ -13,6 +13,7 @@ from typing import Any
 from hermes.core import home as homes
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.core.processes import is_alive, process_start
 from hermes.guards.secrets import MARK, Secrets, redact_tree
 
@@ -89,7 +90,7 @@ def hold(home: Home) -> ServerLock:
     return lock
 
 
-def read_runtime_status(home: Home | None = None) -> dict[str, Any] | None:
+def read_runtime_status(home: Home | None = None) -> JsonObject | None:
     """What the server of this home last wrote about itself; None when there is nothing to read or its process is gone.
 
     `start_time` is that of `hermes.core.processes`: seconds since the machine's start, the same whatever the clock does.
@@ -159,7 +160,7 @@ def _served(home: Home) -> HomeServed:
     )
 
 
-def server_url(state: dict[str, Any]) -> str:
+def server_url(state: JsonObject) -> str:
     host, port = state.get("host"), state.get("port")
     if not host or not port:
         return ""
@@ -181,7 +182,7 @@ def read_pid(home: Home) -> int | None:
     return pid if is_alive(pid, None) else None
 
 
-def read_state(home: Home) -> dict[str, Any]:
+def read_state(home: Home) -> JsonObject:
     try:
         state = json.loads(home.state_file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -189,14 +190,14 @@ def read_state(home: Home) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _is_live(state: dict[str, Any]) -> bool:
+def _is_live(state: JsonObject) -> bool:
     pid, start = state.get("pid"), state.get("start_time")
     if type(pid) is not int or not isinstance(start, int | float | None):
         return False
     return is_alive(pid, start)
 
 
-def _blank(pid: int, start: float | None) -> dict[str, Any]:
+def _blank(pid: int, start: float | None) -> JsonObject:
     """A state in which only the process is known."""
     return {
         **dict.fromkeys(FIELDS),
@@ -208,7 +209,7 @@ def _blank(pid: int, start: float | None) -> dict[str, Any]:
     }
 
 
-def _check(fields: dict[str, Any]) -> None:
+def _check(fields: JsonObject) -> None:
     if unknown := sorted(set(fields) - set(FIELDS)):
         raise ValueError(f"The state of a server has no field {', '.join(unknown)}; it has {', '.join(FIELDS)}.")
     state = fields.get("gateway_state", STATES[0])

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import STORE_POLL_S
 from hermes.core.result import Result
 from hermes.runs.engine import RunEngine
@@ -15,9 +16,9 @@ from hermes.store.base import StoreError
 _UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
 
 
-async def said_until(sessions: Any, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:
+async def said_until(sessions: Any, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
     """The conversation as it stood before a run, or behind it."""
-    found: list[dict[str, Any]] = await sessions.conversation_until(session_id, run_id, with_it=with_it)
+    found: list[JsonObject] = await sessions.conversation_until(session_id, run_id, with_it=with_it)
     return found
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import FUNCTION_NAME_CHARS_MAX
 from hermes.core.text import spaced_json
 from hermes.server.models import NamespacedTool
 
-Json = dict[str, Any]
 _NO_RESULT = "[The client kept no result of this call.]"
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NONE: JsonMapping = MappingProxyType({})
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -31,7 +31,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{flat[: FUNCTION_NAME_CHARS_MAX - 9]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
 
 
-def object_of(arguments: str) -> Json:
+def object_of(arguments: str) -> JsonObject:
     """The arguments as an object; the agent passes on only what parses."""
     try:
         value = json.loads(arguments or "{}")
@@ -40,7 +40,7 @@ def object_of(arguments: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _parameters(required: tuple[str, ...], **properties: Json) -> Json:
+def _parameters(required: tuple[str, ...], **properties: JsonObject) -> JsonObject:
     return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
 
 
@@ -67,15 +67,15 @@ class ClientType:
     event: str | None = None
     function: str | None = None
     description: str = ""
-    parameters: Json | None = None
-    constant: Mapping[str, Any] = field(default_factory=dict)
-    content: Callable[[Mapping[str, Any]], Any] = lambda item: item.get("output")
+    parameters: JsonObject | None = None
+    constant: JsonMapping = field(default_factory=dict)
+    content: Callable[[JsonMapping], Any] = lambda item: item.get("output")
     takes_parts: bool = True
 
-    def schema(self, tool: NamespacedTool, name: str) -> Json:
+    def schema(self, tool: NamespacedTool, name: str) -> JsonObject:
         """The function that stands for a tool of this type."""
         parameters = self.parameters or tool.parameters or {"type": "object", "properties": {}}
-        schema: Json = {
+        schema: JsonObject = {
             "name": name,
             "description": tool.description or self.description,
             "parameters": parameters,
@@ -84,7 +84,7 @@ class ClientType:
             schema["format"] = tool.format or {"type": "text"}
         return {"type": "function", "function": schema}
 
-    def item(self, called: Mapping[str, Any], item_id: str, call_id: str) -> Json:
+    def item(self, called: JsonMapping, item_id: str, call_id: str) -> JsonObject:
         """The item of a call of the tool that `called` describes, before its payload is known."""
         named = {} if self.function else {key: called[key] for key in ("name", "namespace") if called.get(key)}
         return {"type": self.call, "id": item_id, "call_id": call_id, **named, **self.constant}
@@ -96,16 +96,16 @@ def _custom_input(arguments: str) -> str:
     return given if isinstance(given, str) else arguments
 
 
-def _shell_content(item: Mapping[str, Any]) -> Any:
+def _shell_content(item: JsonMapping) -> Any:
     output = item.get("output")
     return spaced_json(output) if isinstance(output, list) else output
 
 
-def _patch_content(item: Mapping[str, Any]) -> Any:
+def _patch_content(item: JsonMapping) -> Any:
     return item.get("output") or f"The patch was {'not applied' if item.get('status') == 'failed' else 'applied'}."
 
 
-def _loaded(item: Mapping[str, Any]) -> Any:
+def _loaded(item: JsonMapping) -> Any:
     tools = item.get("tools")
     listed = tools if isinstance(tools, list) else ()
     names = [str(tool.get("name")) for tool in listed if isinstance(tool, Mapping)]
@@ -225,10 +225,10 @@ class HostedType:
     needs: str
     call: str
     prefix: str
-    fields: Mapping[str, Callable[[Json], Json]]
+    fields: Mapping[str, Callable[[JsonObject], JsonObject]]
     working: str
-    given: Callable[[Mapping[str, Any]], tuple[str, Json, str]]
-    result: Callable[[str], Json] = lambda _: {}
+    given: Callable[[JsonMapping], tuple[str, JsonObject, str]]
+    result: Callable[[str], JsonObject] = lambda _: {}
 
 
 def _first(value: Any) -> str:
@@ -236,7 +236,7 @@ def _first(value: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _searched(item: Mapping[str, Any]) -> tuple[str, Json, str]:
+def _searched(item: JsonMapping) -> tuple[str, JsonObject, str]:
     action = item.get("action")
     action = action if isinstance(action, Mapping) else _NONE
     if url := _first(action.get("url")):
@@ -244,7 +244,7 @@ def _searched(item: Mapping[str, Any]) -> tuple[str, Json, str]:
     return "web_search", {"query": _first(action.get("query")) or _first(action.get("queries"))}, _NO_RESULT
 
 
-def _interpreted(item: Mapping[str, Any]) -> tuple[str, Json, str]:
+def _interpreted(item: JsonMapping) -> tuple[str, JsonObject, str]:
     outputs = item.get("outputs")
     found = [output for output in outputs if isinstance(output, Mapping)] if isinstance(outputs, list) else []
     logs = "\n".join(_first(output.get("logs")) for output in found if output.get("type") == "logs")
@@ -305,7 +305,7 @@ IGNORED_ITEMS = frozenset(
 )
 
 
-def is_hosted(kind: str, environment: Mapping[str, Any] | None, execution: str | None) -> bool:
+def is_hosted(kind: str, environment: JsonMapping | None, execution: str | None) -> bool:
     """Whether a tool of a client type is to be executed by the server after all."""
     if kind == "shell":
         return environment is not None and environment.get("type") not in (None, "local")

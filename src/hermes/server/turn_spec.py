@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.ids import scope_name
+from hermes.core.json_types import JsonMapping, Message
 from hermes.core.spec import RouteChoice, RunSpec
 from hermes.server.errors import ApiError, invalid
 from hermes.server.keys import Key
@@ -21,7 +22,6 @@ from hermes.store.rows import row_of_message
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-Message = dict[str, Any]
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -164,7 +164,7 @@ def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Messa
         return given, None
     if given.get("type") == "allowed_tools":
         inner = given.get("allowed_tools")
-        told: Mapping[str, Any] = inner if isinstance(inner, Mapping) else given
+        told: JsonMapping = inner if isinstance(inner, Mapping) else given
         listed = told.get("tools")
         if not isinstance(listed, list) or told.get("mode", "auto") not in ("auto", "required"):
             raise invalid("tool_choice", "allowed_tools has a mode (auto or required) and a list of tools.")
@@ -199,7 +199,7 @@ async def with_unseen(context: ServerContext, spec: RunSpec, history: list[Messa
     return same[0].with_unseen() if len(same) == 1 else history
 
 
-def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+def open_calls(messages: Sequence[JsonMapping]) -> list[str]:
     """Ids of the calls of the last message that have no results."""
     answered: set[Any] = set()
     for message in reversed(messages):
@@ -210,13 +210,13 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def answered_calls(messages: Sequence[Mapping[str, Any]]) -> set[Any]:
+def answered_calls(messages: Sequence[JsonMapping]) -> set[Any]:
     return {message.get("tool_call_id") for message in messages if message.get("role") == "tool"}
 
 
 def answered_again(
-    messages: Sequence[Message], results: Sequence[Mapping[str, Any]]
-) -> tuple[list[Message], tuple[Mapping[str, Any], ...]] | None:
+    messages: Sequence[Message], results: Sequence[JsonMapping]
+) -> tuple[list[Message], tuple[JsonMapping, ...]] | None:
     """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
     now, else as they were then. None: the results are of other calls, or the user has spoken since."""
     given = {str(result["tool_call_id"]): result for result in results}

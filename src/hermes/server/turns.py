@@ -14,6 +14,7 @@ from aiohttp import web
 
 from hermes.bus.memory import Sink
 from hermes.core.ids import scope_name
+from hermes.core.json_types import JsonMapping, Message
 from hermes.core.spec import RunSpec
 from hermes.runs.engine import Admission, Refused, Result
 from hermes.server import outcome
@@ -25,7 +26,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.sse import ClientGone, Item, Renderer, Writer, forward, inline_sink, run_events
 from hermes.server.start_gate import START
 from hermes.server.stored_result import result_at_end
-from hermes.server.turn_spec import Message, answered_again, answered_calls, check_model, open_calls
+from hermes.server.turn_spec import answered_again, answered_calls, check_model, open_calls
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Run(Protocol):
         """All that it tells; events of the types in `rows` bring along the message that they announce."""
         ...
 
-    async def result(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    async def result(self) -> tuple[JsonMapping, JsonMapping]:
         """Its result, waited for, and its tokens."""
         ...
 

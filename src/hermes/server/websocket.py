@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.errors import ApiError
 from hermes.server.headers import common_headers
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
-Json = dict[str, Any]
 
 
 @route(
@@ -89,8 +89,8 @@ class _Connection:
 
     def __init__(self, context: ServerContext, request: web.Request, socket: web.WebSocketResponse) -> None:
         self._context, self._request, self._socket = context, request, socket
-        self._waiting: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
-        self._memory: dict[str, Json] = {}
+        self._waiting: asyncio.Queue[tuple[JsonObject, int]] = asyncio.Queue()
+        self._memory: dict[str, JsonObject] = {}
         self._open = 0
 
     async def serve(self) -> None:
@@ -167,7 +167,7 @@ class _Connection:
                 self._open -= 1
                 self._context.body_memory.give_back(size)
 
-    async def _respond(self, given: Json) -> None:
+    async def _respond(self, given: JsonObject) -> None:
         kind = given.pop("type", None)
         if kind != "response.create":
             raise ApiError(400, "The type of a message is response.create.", "invalid_value", "type")
@@ -222,7 +222,7 @@ class _Connection:
             await self._context.stored_responses.put(kept.response_id, record)
         await write.write(data)
 
-    def _remember(self, work: PreparedResponse, response: Json, ended: Any) -> None:
+    def _remember(self, work: PreparedResponse, response: JsonObject, ended: Any) -> None:
         kept = work.kept
         said = transcript(kept.history, kept.user_message, ended.messages, ended.text)
         record = kept.record(response, said)

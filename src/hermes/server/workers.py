@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
 import hermes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
 from hermes.server import shared_counters
@@ -56,7 +56,7 @@ class _Child:
         self.began = time.monotonic()
         self.listening: asyncio.Task[None]
         self.is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.failed: dict[str, Any] = {}
+        self.failed: JsonObject = {}
         self.running = 0
         self.shows_life = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import UNRECORDED_KEPT_S
 from hermes.core.processes import this_process
 
@@ -22,7 +23,7 @@ _OWN_DAYS = 30.0
 _LOG_HOURS = {"chat": 1.0, "session": 1.0, "job": 24.0, "cli": 24.0}
 
 
-def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_S) -> dict[str, Any] | None:
+def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_S) -> JsonObject | None:
     """Let go of what was kept long enough, unless that was done a short time ago or another process is at it."""
     last = float(store.sessions.get_meta("swept_at") or 0)
     if 0 <= time.time() - last < every_s:
@@ -36,11 +37,11 @@ def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_
         store.leases.release("maintenance", token)
 
 
-def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
+def _sweep(store: Store, settings: Settings) -> JsonObject:
     server = settings.api_server
     days = {"": server.runs.max_age_days, "job": _OWN_DAYS, "cli": _OWN_DAYS}
     days["response"] = server.responses.max_age_days
-    done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, server.runs.max_stored)
+    done: JsonObject = store.runs.sweep(days, _LOG_HOURS, server.runs.max_stored)
     done["idempotency"] = store.idempotency.sweep()
     done["leases"] = store.leases.release_gone()
     done["responses"] = store.responses.sweep() if _has_responses(store) else 0

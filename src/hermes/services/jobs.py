@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.errors import ServiceError
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.runs import schedule as schedules
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
     from hermes.store.runs import Runs
 
-Job = dict[str, Any]
+Job = JsonObject
 GIVEN = (
     *("name", "prompt", "skills", "model", "enabled_toolsets", "workdir"),
     *("script", "effort", "continuity"),
@@ -38,7 +38,7 @@ CEILINGS = ("tool_policy", "allowed_models")
 _HIDDEN = ("owner", "session_key", *CEILINGS)
 
 
-def new_job(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secrets) -> Job:
+def new_job(fields: JsonMapping, now: float, timezone: str, secrets: Secrets) -> Job:
     """A new job's record. Raises ServiceError: bad_schedule, contains_secret, injection_suspected, invalid_arguments."""
     prompt = str(fields.get("prompt") or "").strip()
     if not prompt and not fields.get("skills"):
@@ -49,7 +49,7 @@ def new_job(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secre
     return {**job, **job_changes(job, {"schedule": "", **fields}, now, secrets)}
 
 
-def job_changes(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, secrets: Secrets) -> Job:
+def job_changes(job: JsonMapping, fields: JsonMapping, now: float, secrets: Secrets) -> Job:
     """The fields of a job's record that change. Raises as `new_job`."""
     changes: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
     for name, most in _TEXT_LIMITS.items():
@@ -77,11 +77,11 @@ def job_changes(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, s
     return changes
 
 
-def pause_changes(job: Mapping[str, Any], now: float) -> Job:
+def pause_changes(job: JsonMapping, now: float) -> Job:
     return {"enabled": False, "state": "paused", "paused_at": now} if job["enabled"] else {}
 
 
-def resume_changes(job: Mapping[str, Any], now: float) -> Job:
+def resume_changes(job: JsonMapping, now: float) -> Job:
     if job["enabled"]:
         return {}
     following = schedules.next_time(job["schedule"], now, schedules.zone_named(job["timezone"]))
@@ -91,7 +91,7 @@ def resume_changes(job: Mapping[str, Any], now: float) -> Job:
     return {"enabled": True, "state": "scheduled", "paused_at": None, "paused_reason": None, "next_run_at": following}
 
 
-def public_fields(job: Mapping[str, Any]) -> Job:
+def public_fields(job: JsonMapping) -> Job:
     """The record as it is told, also one that was kept before all of its fields were known."""
     return {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
 
@@ -111,7 +111,7 @@ def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
 # --- runs of a job ---------------------------------------------------------------------------------------------------
 
 
-def job_history(runs: Runs, job: Mapping[str, Any], limit: int) -> list[Job]:
+def job_history(runs: Runs, job: JsonMapping, limit: int) -> list[Job]:
     """The latest runs of a job, each with the status that the job's record had after it."""
     records, texts, _ = runs.page(owner=job["owner"], limit=limit, job_id=job["id"])
     return [

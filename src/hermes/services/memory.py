@@ -6,11 +6,12 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hermes.core.errors import ServiceError
 from hermes.core.home import locked, make_private_folder, write_private
 from hermes.core.ids import scope_name
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import PROMPT_FILE_BYTES_MAX
 from hermes.guards.injection import suspicious
 from hermes.guards.paths import PathRefused, read_inside
@@ -66,7 +67,7 @@ class MemoryFile:
         text = data.decode("utf-8", "replace")
         return [entry for part in re.split(r"^§[ \t]*$", text, flags=re.M) if (entry := part.strip())]
 
-    def change(self, operations: list[dict[str, Any]], secrets: Secrets) -> list[str]:
+    def change(self, operations: list[JsonObject], secrets: Secrets) -> list[str]:
         """Apply a batch, alone with the file among all processes."""
         make_private_folder(self.path.parent)
         with locked(self.path.parent):
@@ -82,11 +83,11 @@ class MemoryFile:
         with locked(self.path.parent):
             self.path.unlink(missing_ok=True)
 
-    def describe(self, entries: list[str]) -> dict[str, Any]:
+    def describe(self, entries: list[str]) -> JsonObject:
         return {"entries": entries, "chars": len(SEPARATOR.join(entries)), "limit": self.chars_max}
 
 
-def apply(entries: list[str], operations: list[dict[str, Any]], file: MemoryFile, secrets: Secrets) -> list[str]:
+def apply(entries: list[str], operations: list[JsonObject], file: MemoryFile, secrets: Secrets) -> list[str]:
     """The entries after all operations, or a refusal: a batch is all or nothing. Pure."""
     entries = list(entries)
     for operation in operations:

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hermes.core.formatting import local, one_line, printable
+from hermes.core.json_types import JsonMapping
 
 
-def name_of(session: Mapping[str, Any]) -> str:
+def name_of(session: JsonMapping) -> str:
     """Its title, or how it began."""
     return one_line(session["title"] or session["preview"] or "(nothing said)")
 
 
-def speaker(message: Mapping[str, Any]) -> str:
+def speaker(message: JsonMapping) -> str:
     name = message.get("tool_name")
     return one_line(f"{message['role']} {name}" if name else message["role"])
 
@@ -28,7 +29,7 @@ def text_of(content: Any) -> str:
     return "\n".join(str(part) for part in parts)
 
 
-def call_lines(message: Mapping[str, Any]) -> Iterator[str]:
+def call_lines(message: JsonMapping) -> Iterator[str]:
     for call in message.get("tool_calls") or []:
         made = call.get("function") if isinstance(call.get("function"), Mapping) else call
         arguments = made.get("arguments", "")
@@ -36,7 +37,7 @@ def call_lines(message: Mapping[str, Any]) -> Iterator[str]:
         yield f"-> {made.get('name', '?')} {words}"
 
 
-def markdown(session: Mapping[str, Any]) -> str:
+def markdown(session: JsonMapping) -> str:
     """An exported session as people saw it: without what was taken back."""
     named = {"Session": "id", "Source": "source", "Model": "model", "Folder": "cwd"}
     told = {name: session[column] for name, column in named.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hermes.core.json_types import JsonObject
 from hermes.store.connections import TimeUp
 from hermes.store.leases import Leases
 
@@ -29,10 +30,10 @@ COUNTED = {
 }
 
 
-def measure(db: SessionDB) -> dict[str, Any]:
+def measure(db: SessionDB) -> JsonObject:
     """How many rows there are of what, the bytes of the file, and the bytes of its parts where SQLite tells them."""
 
-    def read(tx: Tx) -> dict[str, Any]:
+    def read(tx: Tx) -> JsonObject:
         page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
         counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in COUNTED.items()}  # noqa: S608
         parts = _part_sizes(tx, free * page)

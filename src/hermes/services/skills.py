@@ -7,15 +7,15 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.core import limits
 from hermes.core.errors import ServiceError
 from hermes.core.home import locked, write_private
 from hermes.core.ids import scope_name
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.guards.injection import suspicious
 from hermes.guards.paths import PathRefused, read_inside
 
@@ -99,7 +99,7 @@ def front_matter(text: str) -> tuple[str, str]:
     return name, description
 
 
-def _fields(head: str) -> dict[str, Any]:
+def _fields(head: str) -> JsonObject:
     import yaml
 
     try:
@@ -201,7 +201,7 @@ class Skills:
             raise ServiceError(f"The skill {skill.name} lies elsewhere and is read-only.", "path_refused", hint)
         return folder
 
-    def change(self, args: Mapping[str, Any]) -> Path:
+    def change(self, args: JsonMapping) -> Path:
         """Carry out an action of the tool `skill_manage`. The path that was written or removed, below the root."""
         with locked(self.root):
             change = self.plan(args)
@@ -221,7 +221,7 @@ class Skills:
                         folder = folder.parent
         return change.path.relative_to(self.root)
 
-    def plan(self, args: Mapping[str, Any]) -> Change:
+    def plan(self, args: JsonMapping) -> Change:
         """What an action changes, checked whole; nothing is written."""
         action, name = args["action"], args["name"]
         if not _NAME.fullmatch(name) or name == SCOPES:
@@ -325,14 +325,14 @@ class Skills:
         return target
 
 
-def _required(args: Mapping[str, Any], field: str) -> str:
+def _required(args: JsonMapping, field: str) -> str:
     value = args.get(field)
     if value is None:
         raise ServiceError(f"`{field}` is needed to {args['action']}.", "invalid_arguments", "Call again with it.")
     return str(value)
 
 
-def _patch(before: str, args: Mapping[str, Any]) -> str:
+def _patch(before: str, args: JsonMapping) -> str:
     old, new = _required(args, "old_string"), _required(args, "new_string")
     count = before.count(old) if old else 0
     if not count:

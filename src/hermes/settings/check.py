@@ -10,6 +10,7 @@ from typing import Any, Literal, get_origin
 
 import msgspec
 
+from hermes.core.json_types import JsonMapping
 from hermes.core.text import FLAG_WORDS
 from hermes.settings.files import Document
 from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
@@ -223,7 +224,7 @@ class Survey:
         self.problems: list[Problem] = []
         self._section(document.data, ())
 
-    def _section(self, data: Mapping[str, Any], above: KeyPath) -> None:
+    def _section(self, data: JsonMapping, above: KeyPath) -> None:
         for name, value in data.items():
             self._one((*above, name), value)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings.check import (
     Problem,
     UnknownVariable,
@@ -67,7 +68,7 @@ class Value:
 class Inputs:
     """What the settings were made from, so that they can be made again."""
 
-    flags: Mapping[str, Any]
+    flags: JsonMapping
     environ: Mapping[str, str]
     env_file: EnvFile
     safe_mode: bool
@@ -97,7 +98,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
     def source(self, name: str) -> Source:
         return self.origin(name).source
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """All settings as nested mappings that are the caller's own."""
         fields = {name: getattr(self, name) for name in Root.__struct_fields__}
         return msgspec.to_builtins(fields, builtin_types=(bytes, datetime.date))  # type: ignore[no-any-return]
@@ -150,7 +151,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
 
 def load(
     home: Home,
-    flags: Mapping[str, Any] | None = None,
+    flags: JsonMapping | None = None,
     environ: Mapping[str, str] | None = None,
     *,
     safe_mode: bool = False,
@@ -176,8 +177,8 @@ def load(
     )
 
 
-def _nested(values: Mapping[KeyPath, Value]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _nested(values: Mapping[KeyPath, Value]) -> JsonObject:
+    tree: JsonObject = {}
     for path, value in values.items():
         node = tree
         for part in path[:-1]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.errors import ConfigError
+from hermes.core.json_types import JsonObject
 from hermes.settings.keys import KeyPath
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Document:
     """config.yaml as plain data. `lines` says where an entry stands, `twice` which entries are there more than once."""
 
     name: str
-    data: dict[str, Any] = field(default_factory=dict, repr=False)
+    data: JsonObject = field(default_factory=dict, repr=False)
     lines: dict[KeyPath, int] = field(default_factory=dict)
     twice: list[tuple[KeyPath, int]] = field(default_factory=list)
 
@@ -140,11 +141,11 @@ class _Builder:
             # It looks like a date or a number and is none: then it is text.
             return node.value
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> JsonObject:
         own = sum(key.tag != _MERGE_TAG for key, _ in node.value)
         self._loader.flatten_mapping(node)
         merged = len(node.value) - own
-        found: dict[str, Any] = {}
+        found: JsonObject = {}
         own_names: set[str] = set()
         for i, (key, below) in enumerate(node.value):
             name = key.value if isinstance(key.value, str) else "?"

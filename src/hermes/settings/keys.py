@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings.schema import Mark, Root, Section
 
 KeyPath = tuple[str, ...]
@@ -26,7 +27,7 @@ _EXPECTED: Mapping[Any, str] = {
     str: "text, in quotes where it looks like a number or a word of YAML",
     Sequence[str]: "a list of texts",
     Sequence[Any]: "a list",
-    Sequence[Mapping[str, Any]]: "a list of mappings",
+    Sequence[JsonMapping]: "a list of mappings",
     Any: "any value",
 }
 
@@ -97,7 +98,7 @@ def _key(path: KeyPath, hint: Any, default: Any) -> Key:
         meta = Meta(ge=meta.ge, le=_INT_MAX)
     has_limits = (meta.ge, meta.le, meta.pattern) != (None, None, None)
     # All of the server's settings that fit into one line of text can come from the environment.
-    of_server = path[0] == "api_server" and ANY not in path and base != Sequence[Mapping[str, Any]]
+    of_server = path[0] == "api_server" and ANY not in path and base != Sequence[JsonMapping]
     return Key(
         path=path,
         default=None if mark.follows else list(default) if isinstance(default, tuple) else default,
@@ -129,7 +130,7 @@ def _keys(hint: Any, path: KeyPath, default: Any) -> Iterator[Key]:
         yield _key(path, hint, default)
 
 
-def build(values: Mapping[str, Any], section: type[Section] = Root) -> dict[str, Any]:
+def build(values: JsonMapping, section: type[Section] = Root) -> JsonObject:
     """The fields of a section: its values with everything below them in the schema's types, which are not checked."""
     types = section.__annotations__
     return {name: _built(types[name], value) for name, value in values.items()}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, Struct
 
 from hermes.core import limits
+from hermes.core.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Provider(Section, frozen=True):
     headers: Mapping[str, Secret] = {}
     request_timeout_seconds: Amount | None = None
     stale_timeout_seconds: Amount | None = None
-    extra_body: Mapping[str, Any] = {}
+    extra_body: JsonMapping = {}
 
 
 class Local(Section, frozen=True):
@@ -273,7 +274,7 @@ class ApiServer(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8642
     key: Secret = ""
-    keys: Sequence[Mapping[str, Any]] = []
+    keys: Sequence[JsonMapping] = []
     cors_origins: Sequence[str] = []
     allowed_hosts: Sequence[str] = []
     trusted_proxies: Sequence[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from hermes.core.json_types import JsonObject
 from hermes.settings.files import make_loader
 from hermes.settings.keys import KeyPath
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     Pair = tuple[yaml.Node, yaml.Node]
 
 
-def respliced(text: str, path: KeyPath, wanted: dict[str, Any], *, gone: bool) -> str:
+def respliced(text: str, path: KeyPath, wanted: JsonObject, *, gone: bool) -> str:
     """The text with new lines for the innermost entry in block form that holds the change.
 
     `wanted` is the whole data as it should be; with `gone` the entry at `path` is to be taken out.

@@ -13,6 +13,7 @@ from typing import Any, get_origin
 
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, locked, write_private
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings.check import (
     Entry,
     Survey,
@@ -158,7 +159,7 @@ def _one_line(key: Key, name: str, secret: Any) -> str:
 def _parsed(key: Key, name: str, text: str) -> Any:
     """A text from a command line, as YAML where the setting takes more than a text."""
     looks_nested = get_origin(key.base) is Sequence and text.lstrip().startswith("[")
-    if not looks_nested and key.base not in (Any, Sequence[Mapping[str, Any]]):
+    if not looks_nested and key.base not in (Any, Sequence[JsonMapping]):
         return text
     import yaml
 
@@ -259,7 +260,7 @@ class _File:
         self._data, self.text = wanted, text
 
 
-def _changed(data: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
+def _changed(data: JsonObject, path: KeyPath, value: Any) -> JsonObject:
     """A copy of the data with one entry set or gone; a short form on the way becomes its long form."""
     wanted = copy.deepcopy(data)
     node = wanted

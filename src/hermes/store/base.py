@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hermes.core.errors import HermesError
 from hermes.core.events import Event, RunState
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.spec import RunSpec
 
 
@@ -80,15 +81,15 @@ class Row:
 
     session_id: str
     role: str
-    content: str | list[dict[str, Any]] | None
+    content: str | list[JsonObject] | None
     run_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[JsonObject] | None = None
     tool_call_id: str | None = None
     tool_name: str | None = None
     finish_reason: str | None = None
     reasoning: str | None = None
-    opaque: dict[str, Any] | None = None
-    api_content: str | list[dict[str, Any]] | None = None
+    opaque: JsonObject | None = None
+    api_content: str | list[JsonObject] | None = None
     synthetic: bool = False
     active: bool = True
     compacted: bool = False
@@ -102,17 +103,17 @@ class Row:
     announced_in: tuple[tuple[Event, str], ...] = ()
     continues: bool = False
 
-    def as_message(self) -> dict[str, Any]:
+    def as_message(self) -> JsonObject:
         """The canonical message that goes to a model."""
         content = self.content if self.api_content is None else self.api_content
         return self._message(content, "tool_calls", "tool_call_id", "tool_name", "opaque", "name")
 
-    def as_given(self) -> dict[str, Any]:
+    def as_given(self) -> JsonObject:
         """The message as whoever said it would send it again."""
         return self._message(self.content, "tool_calls", "tool_call_id", "name")
 
-    def _message(self, content: Any, *names: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": content}
+    def _message(self, content: Any, *names: str) -> JsonObject:
+        message: JsonObject = {"role": self.role, "content": content}
         for name in names:
             if value := getattr(self, name):
                 message[name] = value
@@ -168,5 +169,5 @@ class OpenedSession:
     session_id: str
     token: int
     left: Sequence[RunRecord]
-    session: Mapping[str, Any] | None
-    said: list[dict[str, Any]] | None = None
+    session: JsonMapping | None
+    said: list[JsonObject] | None = None

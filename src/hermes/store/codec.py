@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import (
     DATA_URL_CHARS_MAX,
     END_REASON_CHARS_MAX,
@@ -88,7 +89,7 @@ def cleaned(value: Any) -> Any:
 # --- content ---------------------------------------------------------------------------------------------------------
 
 Blobs = dict[str, tuple[str, bytes]]
-Content = str | list[dict[str, Any]] | None
+Content = str | list[JsonObject] | None
 
 
 def text_of(content: Any) -> str | None:

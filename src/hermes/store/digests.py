@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonMapping
 from hermes.store.codec import clean, cleaned, pack, text_of
 
 # Hashes without it were made of the user's texts alone.
@@ -15,7 +15,7 @@ VERSION = "2:"
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def digest_of(message: Mapping[str, Any]) -> str:
+def digest_of(message: JsonMapping) -> str:
     """The hash over the complete content of a message: two that differ in anything that was said differ in it."""
     said = _said(message.get("content"))
     more: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
@@ -40,7 +40,7 @@ def _said(content: Any) -> Any:
     return text_of(content) or ""
 
 
-def _call(call: Mapping[str, Any]) -> list[Any]:
+def _call(call: JsonMapping) -> list[Any]:
     function = call.get("function") or {}
     arguments: Any = function.get("arguments") or "{}"
     try:  # the same arguments may be spaced otherwise

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
@@ -19,7 +20,7 @@ from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.leases import held_by
 from hermes.store.repository import Repository, reads
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 
 
 class Binding(Repository):
@@ -46,7 +47,7 @@ class Bound:
 
     session_id: str
     new: bool
-    history: list[dict[str, Any]] | None = None
+    history: list[JsonObject] | None = None
 
 
 def bound(
@@ -129,7 +130,7 @@ class Match:
     pairs: list[tuple[Message | None, list[Row]]] = field(default_factory=list)
     left: int = 0
 
-    def with_unseen(self) -> list[dict[str, Any]]:
+    def with_unseen(self) -> list[JsonObject]:
         return [told for given, held in self.pairs for told in _with_unseen(given, held)]
 
 
@@ -219,14 +220,14 @@ def _skip_unseen(left: deque[Row], out: Match) -> None:
         out.pairs.append((None, [left.popleft() for _ in range(1 + len(results))]))
 
 
-def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
+def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[JsonObject]]:
     """The server's results of a message's calls, and the calls that are the client's: its results name no tool."""
     own = [result for result in results if result.tool_name]
     answered = {result.tool_call_id for result in own}
     return own, [call for call in row.tool_calls or () if call.get("id") not in answered]
 
 
-def _with_unseen(given: Message | None, held: list[Row]) -> list[dict[str, Any]]:
+def _with_unseen(given: Message | None, held: list[Row]) -> list[JsonObject]:
     if given is None:
         return [row.as_message() for row in held]
     if given.get("role") != "assistant":

@@ -6,9 +6,9 @@ import builtins
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping
 from typing import Any
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.store.codec import clean, pack, unpack
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, writes
@@ -20,7 +20,7 @@ class Jobs(Repository):
     """Jobs by id. One that is due is given to one caller at a time."""
 
     @writes
-    def create(self, tx: Tx, job: Mapping[str, Any]) -> dict[str, Any]:
+    def create(self, tx: Tx, job: JsonMapping) -> JsonObject:
         made = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
         made.setdefault("id", secrets.token_hex(6))
         made.setdefault("created_at", time.time())
@@ -34,12 +34,12 @@ class Jobs(Repository):
         return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (made["id"],)))
 
     @reads
-    def get(self, tx: Tx, job_id: str) -> dict[str, Any] | None:
+    def get(self, tx: Tx, job_id: str) -> JsonObject | None:
         found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
         return _job_of(found) if found else None
 
     @reads
-    def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[dict[str, Any]]:
+    def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[JsonObject]:
         where, params = "1", []
         if owner is not None:
             where, params = "owner = ?", [owner]
@@ -49,7 +49,7 @@ class Jobs(Repository):
         return [_job_of(row) for row in tx.rows(sql, params)]
 
     @writes
-    def update(self, tx: Tx, /, job_id: str, **fields: Any) -> dict[str, Any] | None:
+    def update(self, tx: Tx, /, job_id: str, **fields: Any) -> JsonObject | None:
         return _update(tx, job_id, fields)
 
     @writes
@@ -57,14 +57,14 @@ class Jobs(Repository):
         return tx.execute("DELETE FROM jobs WHERE id = ?", (job_id,)) > 0
 
     @reads
-    def due(self, tx: Tx, now: float) -> builtins.list[dict[str, Any]]:
+    def due(self, tx: Tx, now: float) -> builtins.list[JsonObject]:
         """Jobs whose time has come and that nobody has taken, the longest overdue first."""
         return _due(tx, now, -1)
 
     @writes
     def claim_due(
         self, tx: Tx, now: float, holder: str, ttl: float = 300, limit: int = 10
-    ) -> builtins.list[dict[str, Any]]:
+    ) -> builtins.list[JsonObject]:
         """Take jobs that are due. Nobody else is given them until they are finished, or `ttl` has passed."""
         taken = _due(tx, now, limit)
         for job in taken:
@@ -72,7 +72,7 @@ class Jobs(Repository):
         return taken
 
     @writes
-    def finish(self, tx: Tx, /, job_id: str, holder: str | None = None, **fields: Any) -> dict[str, Any] | None:
+    def finish(self, tx: Tx, /, job_id: str, holder: str | None = None, **fields: Any) -> JsonObject | None:
         """Give a job back, with what has changed. With a holder, only if it is still that one's."""
         if holder is not None and tx.value("SELECT claimed_by FROM jobs WHERE id = ?", (job_id,)) != holder:
             return None
@@ -80,7 +80,7 @@ class Jobs(Repository):
         return _update(tx, job_id, fields)
 
 
-def _update(tx: Tx, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def _update(tx: Tx, job_id: str, fields: JsonMapping) -> JsonObject | None:
     found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
     if found is None:
         return None
@@ -93,7 +93,7 @@ def _update(tx: Tx, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | 
     return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,)))
 
 
-def _due(tx: Tx, now: float, limit: int) -> list[dict[str, Any]]:
+def _due(tx: Tx, now: float, limit: int) -> list[JsonObject]:
     sql = (
         "SELECT * FROM jobs WHERE enabled AND next_run_at IS NOT NULL AND next_run_at <= ? AND claimed_until <= ? "
         "ORDER BY next_run_at, id LIMIT ?"
@@ -101,7 +101,7 @@ def _due(tx: Tx, now: float, limit: int) -> list[dict[str, Any]]:
     return [_job_of(row) for row in tx.rows(sql, (now, now, limit))]
 
 
-def _values(job: Mapping[str, Any]) -> tuple[Any, ...]:
+def _values(job: JsonMapping) -> tuple[Any, ...]:
     return (
         str(job["id"]),
         str(job["owner"]),
@@ -113,11 +113,11 @@ def _values(job: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _rest(job: Mapping[str, Any]) -> str:
+def _rest(job: JsonMapping) -> str:
     return pack({name: value for name, value in job.items() if name not in _COLUMNS})
 
 
-def _job_of(found: sqlite3.Row | None) -> dict[str, Any]:
+def _job_of(found: sqlite3.Row | None) -> JsonObject:
     assert found is not None
     named = {name: found[name] for name in _COLUMNS}
     return {**unpack(found["data"]), **named, "enabled": bool(found["enabled"])}

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, reads_slowly_with
@@ -55,7 +56,7 @@ class Lists(Repository):
         search: str | None = None,
         pinned: bool | None = None,
         order: str = "last_active",
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
         filters = SessionFilters(source=source, cwd_prefix=cwd_prefix, owner=owner, session_key=session_key)
         filters |= SessionFilters(include_children=include_children, archived=archived, search=search, pinned=pinned)
@@ -94,14 +95,14 @@ class Lists(Repository):
         cursor: str | None,
         order: str,
         **filters: Unpack[SessionFilters],
-    ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], int]:
+    ) -> tuple[list[JsonObject], dict[str, JsonObject], int]:
         """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
         found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
         around = self.around_sessions([session["id"] for session in found])
         return found, around, self.count_sessions(**filters)
 
     @reads
-    def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, JsonObject]:
         """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
         if not session_ids:
             return {}
@@ -168,7 +169,7 @@ def _behind(tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searc
     return f"WHERE rank > ? OR (rank = ? AND {later})", [place, place, value, last]
 
 
-def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
+def _listed(row: sqlite3.Row, order: str) -> JsonObject:
     told = shown(row)
     rank = told.pop("rank")
     return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}

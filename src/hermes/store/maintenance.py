@@ -8,9 +8,10 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hermes.core.home import make_private_folder, private_opener
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.connections import Schema, TimeUp, Tx
@@ -126,12 +127,12 @@ def _index_fault(db: sqlite3.Connection) -> list[str]:
 # --- repair ----------------------------------------------------------------------------------------------------------
 
 
-def repair(path: str | Path) -> dict[str, Any]:
+def repair(path: str | Path) -> JsonObject:
     """Save what can be saved of a damaged database that nobody uses: a copy first, then its index, then row by row."""
     path = Path(path)
     if in_use(path):
         raise StoreBusy("The database is in use.", where=str(path), hint="stop the server and try again")
-    report: dict[str, Any] = {"repaired": False, "strategy": None, "backup_path": None, "rows": 0, "error": None}
+    report: JsonObject = {"repaired": False, "strategy": None, "backup_path": None, "rows": 0, "error": None}
     report |= {"sessions": 0, "damaged": []}
     backup = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}")
     try:
@@ -170,7 +171,7 @@ def _copy_private(source: Path, target: Path) -> None:
         os.fsync(new.fileno())
 
 
-def _rebuild(path: Path) -> dict[str, Any]:
+def _rebuild(path: Path) -> JsonObject:
     """Enough when all but the index is sound."""
     engine = Engine(path, STATE)
     try:
@@ -187,7 +188,7 @@ def _rebuild(path: Path) -> dict[str, Any]:
         engine._close()
 
 
-def _salvage(path: Path) -> dict[str, Any]:
+def _salvage(path: Path) -> JsonObject:
     """Every row that can be read, in a new file that takes the old one's place."""
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     whole = path.with_name(f"{fresh.name}-whole")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from hermes.core.json_types import JsonMapping
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 
@@ -66,7 +67,7 @@ def reads(
     """A method that looks at one consistent view of the database, and finds what it wants by an index."""
     names = list(inspect.signature(method).parameters)[2:]
 
-    def is_slow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def is_slow(args: Sequence[Any], kwargs: JsonMapping) -> bool:
         if not slow_with:
             return slow
         given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hermes.core.ids import random_hex
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.codec import pack
 from hermes.store.connections import Schema, Tx
@@ -89,7 +90,7 @@ class ResponseStore(Repository):
             self._engine.release()
 
     @writes
-    def put(self, tx: Tx, response_id: str, data: Mapping[str, Any], only_known: bool = False) -> None:
+    def put(self, tx: Tx, response_id: str, data: JsonMapping, only_known: bool = False) -> None:
         """Keep a record, in the place of one with the same id; `only_known`: and only there."""
         owner = data.get("owner") or "default"
         response = data.get("response")
@@ -111,7 +112,7 @@ class ResponseStore(Repository):
         self._evict(tx, owner, response_id)
 
     @blocks
-    def get(self, response_id: str, owner: str | None = None) -> dict[str, Any] | None:
+    def get(self, response_id: str, owner: str | None = None) -> JsonObject | None:
         """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
         found, fault = self._get(response_id, owner)
         if fault:
@@ -121,7 +122,7 @@ class ResponseStore(Repository):
         return found
 
     @writes
-    def _get(self, tx: Tx, response_id: str, owner: str | None) -> tuple[dict[str, Any] | None, bool]:
+    def _get(self, tx: Tx, response_id: str, owner: str | None) -> tuple[JsonObject | None, bool]:
         found = tx.row("SELECT owner, body, items FROM responses WHERE id = ?", (response_id,))
         if found is None or (owner is not None and found["owner"] != owner):
             return None, False
@@ -169,13 +170,13 @@ class ResponseStore(Repository):
         return found
 
     @reads_slowly
-    def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, dict[str, Any]]:
+    def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, JsonObject]:
         """Items of the owner's stored responses and conversations, asked or answered, by their ids; of two with one id
         that of the response used last. Each record is read once, however many items are wanted."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JsonObject] = {}
         wanted = set(item_ids)
 
-        def take(items: Iterable[dict[str, Any]]) -> None:
+        def take(items: Iterable[JsonObject]) -> None:
             found.update({item["id"]: item for item in reversed(list(items)) if item.get("id") in wanted})
             wanted.difference_update(found)
 
@@ -206,7 +207,7 @@ class ResponseStore(Repository):
         )
 
     @reads
-    def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str | None = None) -> dict[str, Any] | None:
+    def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str | None = None) -> JsonObject | None:
         found = tx.row("SELECT * FROM conversation_objects WHERE id = ?", (conversation_id,))
         if found is None or owner not in (None, found["owner"]):
             return None
@@ -225,9 +226,9 @@ class ResponseStore(Repository):
         tx: Tx,
         conversation_id: str,
         owner: str,
-        items: Sequence[Mapping[str, Any]],
+        items: Sequence[JsonMapping],
         response_id: str | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Put items behind those of a conversation; those of a response are put there once. Returns them as they are
         kept: an id that another item of the conversation has is replaced."""
         of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
@@ -258,22 +259,20 @@ class ResponseStore(Repository):
         return True
 
     @reads
-    def conversation_items(self, tx: Tx, conversation_id: str, owner: str) -> list[dict[str, Any]]:
+    def conversation_items(self, tx: Tx, conversation_id: str, owner: str) -> list[JsonObject]:
         return _items(tx, conversation_id, owner, "1 = 1", ())
 
     @reads
     def conversation_items_since(
         self, tx: Tx, conversation_id: str, owner: str, response_id: str | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Items that were put there by hand since a response; all of those without one."""
         last = "SELECT max(position) FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
         where = f"i.response_id IS NULL AND position > coalesce(({last}), 0)"
         return _items(tx, conversation_id, owner, where, (conversation_id, response_id))
 
     @writes
-    def suspend(
-        self, tx: Tx, call_ids: Sequence[str], scope: str, run_id: str, history: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def suspend(self, tx: Tx, call_ids: Sequence[str], scope: str, run_id: str, history: Sequence[JsonMapping]) -> None:
         """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls. Providers that
         number their calls give several turns the same ids: each keeps its own."""
         now = time.time()
@@ -283,7 +282,7 @@ class ResponseStore(Repository):
             tx.execute(sql, (scope, f"{call_id}\n{run_id}", now + PENDING_CALLS_KEPT_S, pack(list(history))))
 
     @reads
-    def suspended(self, tx: Tx, call_id: str, scope: str) -> list[list[dict[str, Any]]]:
+    def suspended(self, tx: Tx, call_id: str, scope: str) -> list[list[JsonObject]]:
         """The newest transcripts in which this call waits."""
         sql = (
             "SELECT history FROM suspended WHERE owner = ? AND call_id > ? AND call_id < ? AND expires_at > ? "
@@ -318,7 +317,7 @@ def _item_position(tx: Tx, conversation_id: str, item_id: str) -> int | None:
     return found
 
 
-def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequence[Any]) -> list[dict[str, Any]]:
+def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequence[Any]) -> list[JsonObject]:
     sql = (
         "SELECT i.json FROM conversation_items i JOIN conversation_objects c ON c.id = i.conversation_id "
         f"WHERE c.id = ? AND c.owner = ? AND {where} ORDER BY i.position"
@@ -352,8 +351,8 @@ def _drop_items(tx: Tx, items: str | None) -> None:
         tx.execute("DELETE FROM response_items WHERE sha256 = ? AND refs <= 0", (digest,))
 
 
-def _record(tx: Tx, body: str, items: str | None) -> dict[str, Any]:
-    record = msgspec.json.decode(body, type=dict[str, Any])
+def _record(tx: Tx, body: str, items: str | None) -> JsonObject:
+    record = msgspec.json.decode(body, type=JsonObject)
     if items is not None:
         history = []
         for digest in msgspec.json.decode(items, type=list[str]):

@@ -10,6 +10,7 @@ from itertools import takewhile
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
+from hermes.core.json_types import JsonObject
 from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import (
     Blobs,
@@ -128,7 +129,7 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
         recount(tx, session_id)
 
 
-def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
+def tally(rows: Sequence[Row], digest: str | None = None) -> JsonObject:
     """What rows add to their session: its counters, its preview, and the hash over the user's messages after them."""
     asked = [row for row in rows if row.role == "user" and not row.synthetic]
     for row in asked:
@@ -181,15 +182,15 @@ def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     return list(in_call_order(sorted(found, key=model_place)))
 
 
-def conversation(tx: Tx, session_id: str) -> list[dict[str, Any]]:
+def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
     """What the model sees, as `Row.as_message` has it: only the columns of that are read, of very many rows perhaps."""
     blob = functools.partial(_blob, tx)
     sql = f"SELECT {MODEL_ORDER}, {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY id"
-    messages: list[tuple[int, dict[str, Any]]] = []
+    messages: list[tuple[int, JsonObject]] = []
     for place, role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
         sql, (session_id,)
     ):
-        message: dict[str, Any] = {"role": role, "content": content}
+        message: JsonObject = {"role": role, "content": content}
         if parts is not None or api_content is not None:
             message["content"] = unpack_content(parts if api_content is None else api_content, blob)
         if tool_calls is not None and (calls := unpack(tool_calls)):
@@ -281,7 +282,7 @@ class _Outline(NamedTuple):
 
     id: int
     role: str
-    tool_calls: list[dict[str, Any]] | None
+    tool_calls: list[JsonObject] | None
     tool_call_id: str | None
     position: int | None
 
@@ -359,7 +360,7 @@ def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -
         at = end
 
 
-def row_of_message(session_id: str, message: dict[str, Any]) -> Row:
+def row_of_message(session_id: str, message: JsonObject) -> Row:
     row = Row(session_id, message["role"], message.get("content"), timestamp=time.time())
     for name in ("tool_calls", "tool_call_id", "tool_name", "opaque", "name"):
         setattr(row, name, message.get(name) or None)

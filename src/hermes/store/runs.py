@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, TypedDict, Unpack
 
 from hermes.core.events import Cuts, Event, RunState
+from hermes.core.json_types import JsonMapping
 from hermes.core.limits import SWEEP_BATCH_ROWS
 from hermes.core.processes import this_process
 from hermes.core.spec import Control, RunSpec
@@ -79,7 +80,7 @@ class AppendOptions(TypedDict, total=False):
     `sync` makes the commit wait for the disk.
     """
 
-    session: Mapping[str, Any] | None
+    session: JsonMapping | None
     partials: Sequence[Partial]
     closes: Sequence[str]
     replaces: Sequence[int | None]
@@ -511,7 +512,7 @@ def _check_held(run_id: str, token: int | None, held: int | None) -> None:
         raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
-def _open_session(tx: Tx, session: Mapping[str, Any], rows: Sequence[Row]) -> bool:
+def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row]) -> bool:
     """The session of a turn; True: it was made, and begins with these rows."""
     fields = {name: value for name, value in session.items() if name not in ("id", "source")}
     parent = fields.get("parent_session_id")

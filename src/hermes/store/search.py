@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import (
     CHOSEN_ROWS_MAX,
     CHOSEN_SESSIONS_MAX,
@@ -48,7 +49,7 @@ FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id IN ({{ids}})""
 MARKS = ("\x02", "\x03")
 
 
-class Found(list[dict[str, Any]]):
+class Found(list[JsonObject]):
     """Matches; `complete` is false when time ended the search early."""
 
     complete = True
@@ -74,7 +75,7 @@ class Search(Repository):
         offset: int = 0,
         sort: str = "relevance",
         **filters: Unpack[SessionsSearched],
-    ) -> tuple[list[dict[str, Any]], Found, int | None]:
+    ) -> tuple[list[JsonObject], Found, int | None]:
         """Sessions by their titles, then messages: of both together at most `limit`. The words of the query stand between
         `MARKS`. The total is None when that would take too long to say."""
         titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **filters)
@@ -136,7 +137,7 @@ class Search(Repository):
         limit: int = 20,
         offset: int = 0,
         **filters: Unpack[SessionsSearched],
-    ) -> tuple[list[dict[str, Any]], int]:
+    ) -> tuple[list[JsonObject], int]:
         """Sessions with these words in their titles, the latest first, and how many there are."""
         where, params = title_condition(query)
         if not where:
@@ -185,7 +186,7 @@ def _asked(query: str, ask: Callable[[str], R], nothing: R) -> R:
         return ask(plain_query(query))
 
 
-def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
+def _is_small(tx: Tx, condition: str, values: JsonMapping) -> bool:
     """Whether the chosen sessions hold so little that it is quicker to begin with them."""
     some = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
     count, held = tx.rows(f"SELECT count(*), sum(held) FROM ({some})", list(values.values()))[0]
@@ -255,7 +256,7 @@ class _Matches:
         return found, True
 
 
-def _context(tx: Tx, session_id: str, message_id: int) -> list[dict[str, Any]]:
+def _context(tx: Tx, session_id: str, message_id: int) -> list[JsonObject]:
     sql = (
         "SELECT id, role, substr(content, 1, ?) AS content FROM messages WHERE session_id = ? AND id {sign} ? "
         f"AND {SAID} ORDER BY id {{order}} LIMIT 1"

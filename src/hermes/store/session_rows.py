@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.store.base import LeaseLost, SessionNotFound
 from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
@@ -125,10 +125,10 @@ def open_session(
     tx: Tx,
     session_id: str,
     source: str,
-    fields: Mapping[str, Any],
+    fields: JsonMapping,
     *,
     reopen: bool = False,
-    counted: Mapping[str, Any] | None = None,
+    counted: JsonMapping | None = None,
 ) -> bool:
     """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
     where it has no other, and `counted` what it begins with."""
@@ -168,7 +168,7 @@ def keep(tx: Tx, session_id: str) -> None:
     tx.execute("UPDATE sessions SET stateless = 0 WHERE id = ? AND stateless", (session_id,))
 
 
-def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str) -> None:
+def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str) -> None:
     """Add one call to the counters; a session that is not there has none."""
     row = tx.row("SELECT usage FROM sessions WHERE id = ?", (session_id,))
     if row is None:
@@ -176,7 +176,7 @@ def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, p
     numbers = {name: int(usage.get(name) or 0) for name in _TOKENS}
     cost = usage.get("actual_cost_usd", usage.get("cost_usd"))
     key = {"model": model or "", "provider": provider or "", "task": task or ""}
-    entries: list[dict[str, Any]] = unpack(row[0]) or []
+    entries: list[JsonObject] = unpack(row[0]) or []
     entry = next((entry for entry in entries if entry | key == entry), None)
     if entry is None:
         entries.append(key | {"calls": 1, **numbers, "actual_cost_usd": cost})
@@ -192,7 +192,7 @@ def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, p
         tx.execute(_CALL_USED, (pack(entries), *numbers.values(), cost, cost, session_id))
 
 
-def usage_of(packed: str | None) -> list[dict[str, Any]]:
+def usage_of(packed: str | None) -> list[JsonObject]:
     return sorted(unpack(packed) or (), key=itemgetter(*USAGE_FIELDS[:3]))
 
 
@@ -233,7 +233,7 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
         raise ValueError(f"The title '{title}' belongs to the session '{holder}'.")
 
 
-def shown(found: sqlite3.Row) -> dict[str, Any]:
+def shown(found: sqlite3.Row) -> JsonObject:
     shown = dict(found)
     shown.pop("prompt_sha256", None)
     shown.pop("usage", None)

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from hermes.core.home import resolve
 from hermes.core.ids import UNRECORDED, folder_name, random_hex
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
@@ -133,7 +134,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         return made_id
 
     @reads
-    def get_session(self, tx: Tx, session_id: str) -> dict[str, Any] | None:
+    def get_session(self, tx: Tx, session_id: str) -> JsonObject | None:
         found = tx.row(SESSION, (session_id,))
         return shown(found) if found else None
 
@@ -375,14 +376,12 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     # --- accounting ---------------------------------------------------------------------------------------------
 
     @writes
-    def add_usage(
-        self, tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str = ""
-    ) -> None:
+    def add_usage(self, tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str = "") -> None:
         """Count one call of a model; of auxiliary tasks only under their own name."""
         count_usage(tx, session_id, usage, model, provider, task)
 
     @reads
-    def get_usage(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+    def get_usage(self, tx: Tx, session_id: str) -> list[JsonObject]:
         return usage_of(tx.value("SELECT usage FROM sessions WHERE id = ?", (session_id,)))
 
     # --- files, calls that wait for a client, small things --------------------------------------------------------
@@ -398,12 +397,12 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         return file_id
 
     @reads
-    def list_files(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+    def list_files(self, tx: Tx, session_id: str) -> list[JsonObject]:
         sql = "SELECT * FROM session_files WHERE session_id = ? ORDER BY created_at, id"
         return [dict(row) for row in tx.rows(sql, (session_id,))]
 
     @reads
-    def get_file(self, tx: Tx, session_id: str, file_id: str) -> dict[str, Any] | None:
+    def get_file(self, tx: Tx, session_id: str, file_id: str) -> JsonObject | None:
         found = tx.row("SELECT * FROM session_files WHERE session_id = ? AND id = ?", (session_id, file_id))
         return dict(found) if found else None
 
@@ -430,7 +429,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             )
 
     @reads
-    def pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
+    def pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[JsonObject]:
         sql = "SELECT * FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ?"
         return [dict(row) for call_id in call_ids for row in tx.rows(sql, (owner, call_id, time.time()))]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import COMPACTIONS_KEPT_S
 from hermes.store import rows
 from hermes.store.base import MESSAGE_COLUMNS, Row
@@ -27,17 +28,17 @@ class Transcripts(Repository):
         tx: Tx,
         session_id: str,
         role: str,
-        content: str | list[dict[str, Any]] | None = None,
+        content: str | list[JsonObject] | None = None,
         *,
         tool_name: str | None = None,
-        tool_calls: list[dict[str, Any]] | None = None,
+        tool_calls: list[JsonObject] | None = None,
         tool_call_id: str | None = None,
         token_count: int | None = None,
         finish_reason: str | None = None,
         reasoning: str | None = None,
-        opaque: dict[str, Any] | None = None,
+        opaque: JsonObject | None = None,
         timestamp: float | None = None,
-        api_content: str | list[dict[str, Any]] | None = None,
+        api_content: str | list[JsonObject] | None = None,
         run_id: str | None = None,
         synthetic: bool = False,
         lease_token: int | None = None,
@@ -77,7 +78,7 @@ class Transcripts(Repository):
         before_id: int | None = None,
         after_id: int | None = None,
         order: str = "asc",
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """What was said, each message once under its first id, whatever was compacted since; with `include_inactive` also
         what was taken back and what only the model sees."""
         if order not in ("asc", "desc"):
@@ -95,7 +96,7 @@ class Transcripts(Repository):
     @reads
     def message_page(
         self, tx: Tx, /, session_id: str, include_inactive: bool = False, **window: Any
-    ) -> tuple[list[dict[str, Any]], int]:
+    ) -> tuple[list[JsonObject], int]:
         """What `get_messages` finds in this window, and how many there are in all."""
         found = self.get_messages(session_id, include_inactive, **window)
         return found, self.count_messages(session_id, include_inactive)
@@ -109,7 +110,7 @@ class Transcripts(Repository):
         return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
 
     @reads
-    def get_messages_around(self, tx: Tx, session_id: str, message_id: int, window: int = 5) -> list[dict[str, Any]]:
+    def get_messages_around(self, tx: Tx, session_id: str, message_id: int, window: int = 5) -> list[JsonObject]:
         """A message and those around it; nothing when it is not of this session."""
         if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
             return []
@@ -121,12 +122,12 @@ class Transcripts(Repository):
         return [_shown(row) for row in [*reversed(before), *after]]
 
     @reads
-    def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+    def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[JsonObject]:
         """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
         return rows.conversation(tx, session_id)
 
     @reads
-    def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:
+    def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
         """What the model sees of the conversation before a run, or up to the run's end; all where it has no rows there."""
         found = rows.live(tx, session_id)
         of_run = [at for at, row in enumerate(found) if row.run_id == run_id]
@@ -134,14 +135,14 @@ class Transcripts(Repository):
         return [row.as_message() for row in found[:end]]
 
     @writes
-    def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[Mapping[str, Any]]) -> int:
+    def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[JsonMapping]) -> int:
         """Have the model see these instead of the live rows, which stay in the transcript. How many were archived."""
         require(tx, session_id)
         return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
 
     @writes
     def put_compaction(
-        self, tx: Tx, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[Mapping[str, Any]]
+        self, tx: Tx, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[JsonMapping]
     ) -> None:
         """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
         now = time.time()
@@ -150,9 +151,7 @@ class Transcripts(Repository):
         tx.execute(sql, (owner, digest, now, first_kept, pack(list(messages)), session_id))
 
     @reads
-    def find_compaction(
-        self, tx: Tx, owner: str, digests: Sequence[str]
-    ) -> tuple[str, int, list[dict[str, Any]]] | None:
+    def find_compaction(self, tx: Tx, owner: str, digests: Sequence[str]) -> tuple[str, int, list[JsonObject]] | None:
         """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
         for digest in reversed(digests):
             sql = "SELECT first_kept, messages FROM compactions WHERE owner = ? AND digest = ?"
@@ -161,7 +160,7 @@ class Transcripts(Repository):
         return None
 
     @writes
-    def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:
+    def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> JsonObject:
         """Take back a message of the user and all that followed it."""
         require(tx, session_id)
         said, rest = _said_before(tx, session_id, message_id)
@@ -246,5 +245,5 @@ def _objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: Row) -> JsonObject:
     return {name: getattr(row, name) for name in _SHOWN}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.base import MESSAGE_COLUMNS, Row
@@ -51,7 +52,7 @@ _NOT_IMPORTED = frozenset(
 
 class Transfer(Repository):
     @reads_slowly
-    def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
+    def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> JsonObject | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
         apart. `redact` is applied to every text of it."""
         found = tx.row(SESSION, (session_id,))
@@ -59,7 +60,7 @@ class Transfer(Repository):
             return None
         session = shown(found)
         held = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
-        out: dict[str, Any] = {"format": FORMAT, "id": session_id}
+        out: JsonObject = {"format": FORMAT, "id": session_id}
         out |= {name: session[name] for name in _OF_SESSION}
         out["messages"] = [_told(row) for row in held if not row.model_only]
         out["model_messages"] = [_told(row) for row in held if row.model_only]
@@ -69,7 +70,7 @@ class Transfer(Repository):
     @blocks
     def export_all(
         self, source: str | None = None, session_key: str | None = None, redact: Redact | None = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[JsonObject]:
         """Every session, parents before what came of them, one at a time."""
         for session_id in self._ids(source, session_key):
             if (item := self.export_session(session_id, redact)) is not None:
@@ -88,12 +89,12 @@ class Transfer(Repository):
     @blocks
     def import_sessions(
         self,
-        items: Iterable[Mapping[str, Any]],
+        items: Iterable[JsonMapping],
         on_conflict: str = "skip",
         *,
         owner: str = "default",
         hide_others: bool = False,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Take sessions in, as this owner's. One that is not sound keeps all of them out; one that is there already is
         skipped. With `hide_others` an id of another owner is refused like one that cannot be used."""
         if on_conflict != "skip":
@@ -105,7 +106,7 @@ class Transfer(Repository):
         return self._take_in(batch, owner, hide_others)
 
     @writes
-    def _take_in(self, tx: Tx, batch: list[Mapping[str, Any]], owner: str, hide_others: bool) -> dict[str, Any]:
+    def _take_in(self, tx: Tx, batch: list[JsonMapping], owner: str, hide_others: bool) -> JsonObject:
         errors = []
         for index, item in enumerate(batch if hide_others else ()):
             try:
@@ -114,7 +115,7 @@ class Transfer(Repository):
                 errors.append({"index": index, "message": str(error)})
         if errors:
             return {"ok": False, "imported": 0, "skipped": 0, "detached": 0, "errors": errors}
-        imported: list[Mapping[str, Any]] = []
+        imported: list[JsonMapping] = []
         skipped = detached = 0
         for item in batch:
             if exists(tx, item["id"]):
@@ -133,7 +134,7 @@ class Transfer(Repository):
         return {"ok": True, "imported": len(imported), "skipped": skipped, "detached": detached, "errors": []}
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _told(row: Row) -> JsonObject:
     told = {name: getattr(row, name) for name in ("id", *_OF_MESSAGE)}
     told["position"] = row.position if row.active else None
     return {name: value for name, value in told.items() if value is not None or name == "content"}
@@ -147,11 +148,11 @@ def _redacted(value: Any, redact: Redact) -> Any:
     return [_redacted(item, redact) for item in value] if isinstance(value, list) else value
 
 
-def _faults(batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _faults(batch: list[JsonMapping]) -> list[JsonObject]:
     """What is wrong, each with the place of its session in the list."""
     if len(batch) > IMPORT_SESSIONS_MAX:
         return [{"index": IMPORT_SESSIONS_MAX, "message": f"At most {IMPORT_SESSIONS_MAX} sessions are taken at once."}]
-    errors: list[dict[str, Any]] = []
+    errors: list[JsonObject] = []
     seen: set[str] = set()
     size = held = 0
     for index, item in enumerate(batch):
@@ -215,7 +216,7 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` is not a number that can be kept.")
 
 
-def _messages(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _messages(item: JsonMapping) -> list[JsonMapping]:
     return [*item.get("messages", []), *item.get("model_messages", [])]
 
 
@@ -245,7 +246,7 @@ def _check_message(where: str, message: Any) -> None:
             raise ValueError(f"`{where}.{name}` is a list of objects.")
 
 
-def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
+def _insert(tx: Tx, item: JsonMapping, owner: str) -> None:
     fields = {name: item[name] for name in _OF_SESSION if item.get(name) is not None and name not in _NOT_IMPORTED}
     for name in ("parent_session_id", "title"):
         fields.pop(name, None)
@@ -259,7 +260,7 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     times = [message["timestamp"] for message in _messages(item) if message.get("timestamp")]
     fields.setdefault("started_at", min(times, default=0.0))
     fields.setdefault("last_active", max(times, default=fields["started_at"]))
-    usage: dict[tuple[str, ...], dict[str, Any]] = {}
+    usage: dict[tuple[str, ...], JsonObject] = {}
     for entry in item.get("usage", []):
         key = tuple(entry.get(name) or "" for name in USAGE_FIELDS[:3])
         numbers = {name: entry.get(name) or 0 for name in USAGE_FIELDS[3:-1]}
@@ -280,9 +281,9 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     rows.recount(tx, item["id"])
 
 
-def _rows_of(item: Mapping[str, Any]) -> list[Row]:
+def _rows_of(item: JsonMapping) -> list[Row]:
     """The rows of a session, those that only the model sees at the end."""
-    said: list[Mapping[str, Any]] = item.get("messages", [])
+    said: list[JsonMapping] = item.get("messages", [])
     made = [_row_of(item["id"], message) for message in said]
     for message in item.get("model_messages", []):
         made.append(row := _row_of(item["id"], message))
@@ -313,7 +314,7 @@ def _one_row_each(made: list[Row], origins: list[int | None]) -> list[Row]:
     return kept
 
 
-def _row_of(session_id: str, message: Mapping[str, Any]) -> Row:
+def _row_of(session_id: str, message: JsonMapping) -> Row:
     # A system message would be a system prompt: it is kept, and no model sees it.
     active = bool(message.get("active", True)) and message["role"] != "system"
     row = Row(session_id, message["role"], message.get("content"), active=active)

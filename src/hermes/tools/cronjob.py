@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from hermes.core import limits
+from hermes.core.json_types import JsonMapping
 from hermes.core.spec import narrowed
 from hermes.providers.routes import is_allowed
 from hermes.runs import schedule as schedules
@@ -42,7 +42,7 @@ class _Jobs:
     async def all(self) -> list[Job]:
         return [job for job in await self._store.list(owner=self._ctx.owner) if self._is_own(job)]
 
-    def _is_own(self, job: Mapping[str, Any]) -> bool:
+    def _is_own(self, job: JsonMapping) -> bool:
         return job["owner"] == self._ctx.owner and job.get("session_key") == self._ctx.session_key
 
     async def one(self, args: Args) -> Job:
@@ -116,7 +116,7 @@ def _answer(job: Job, now: float) -> Answer:
     return {"job": public_fields(job), "next_times": times, **({"note": "It is due now."} if soon else {})}
 
 
-def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
+def _ceilings(ctx: ToolContext, job: JsonMapping) -> Job:
     """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
     spec = ctx.resources.spec
     if spec.disabled_toolsets:

@@ -12,22 +12,14 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from hermes.core.events import Event
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
 from hermes.core.spec import Control, RunSpec
 from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.framework.registry import (
-    Answer,
-    Data,
-    Json,
-    Reconciled,
-    ToolArguments,
-    ToolContext,
-    ToolDef,
-    ToolError,
-)
+from hermes.tools.framework.registry import Answer, Data, Reconciled, ToolArguments, ToolContext, ToolDef, ToolError
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +57,7 @@ class Child:
         self.run_id = f"run_{self._id}"
         self._begun = False
         self._seen = 0
-        self._asked: dict[str, Json] = {}
+        self._asked: dict[str, JsonObject] = {}
         self._open: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:

@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Callable
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import DIAGNOSED_BYTES_MAX
-from hermes.tools.framework.registry import Json
 
 
 class _Fault(ValueError):
@@ -18,7 +18,7 @@ class _Fault(ValueError):
         self.lineno, self.colno, self.msg = lineno, colno, msg
 
 
-def diagnostics(path: str, data: bytes) -> list[Json] | None:
+def diagnostics(path: str, data: bytes) -> list[JsonObject] | None:
     """Where and why content does not parse; None where it is too much to be looked at."""
     parse = _PARSERS.get(os.path.splitext(path)[1].lower())
     if parse is None:

@@ -6,11 +6,9 @@ import base64
 import io
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
 
+from hermes.core.json_types import Message
 from hermes.core.limits import SHRUNK_PIXELS_MAX
-
-Message = dict[str, Any]
 
 
 def has_images(messages: Sequence[Message]) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.core import limits
 from hermes.core.ids import folder_name
+from hermes.core.json_types import JsonObject
 from hermes.core.tokens import estimate
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
@@ -28,7 +29,7 @@ from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
-from hermes.tools.framework.registry import Answer, Args, Json, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Servers:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def test(self, name: str, settings: Settings) -> Json | None:
+    async def test(self, name: str, settings: Settings) -> JsonObject | None:
         """Connect a server anew, whatever has become of it, and say how it stands; None: there is none."""
         if name in self._servers:
             self._retire(name)
@@ -120,7 +121,7 @@ class Servers:
     def tools_of(self, name: str) -> list[ToolDef]:
         return list(self._servers[name].tools.values())
 
-    def states(self) -> list[Json]:
+    def states(self) -> list[JsonObject]:
         return [
             {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}
             for s in self._servers.values()
@@ -325,7 +326,7 @@ class Server:
             text = f"It has ended, or refuses. {self._said}"
         return " ".join(text.split())[:_WORDS_CHARS_MAX]
 
-    async def _take(self, listing: list[Json]) -> None:
+    async def _take(self, listing: list[JsonObject]) -> None:
         chosen, taken = self.wanted.tools, self._servers.taken
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
@@ -377,7 +378,7 @@ class Server:
         result = await self._asked(lambda client: client.read_resource(uri))
         return await _store_blobs(ctx, *names.answer(result["contents"]))
 
-    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Json:
+    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> JsonObject:
         """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
         client = await self._ready()
         link = await self._servers.blocking(_load_client)
@@ -403,7 +404,7 @@ class Server:
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None
         self._served = True
-        dumped: Json = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        dumped: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         return dumped
 
     async def _ready(self) -> Client:
@@ -420,9 +421,9 @@ class Server:
         return ToolError(f"The MCP server {self.name!r} {problem}.", "mcp_unavailable", hint, foreign=True)
 
 
-async def _store_blobs(ctx: ToolContext, answer: Json, blobs: list[names.Blob]) -> Answer:
+async def _store_blobs(ctx: ToolContext, answer: JsonObject, blobs: list[names.Blob]) -> Answer:
     """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
-    files: list[Json] = []
+    files: list[JsonObject] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
         call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]

@@ -30,13 +30,13 @@ from mcp_types import (
 )
 
 from hermes import __version__
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
 from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.http_client.exchange import Timeouts
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.piped import Program, Throttle, piped_process, sandboxed_process
-from hermes.tools.framework.registry import Json
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -76,8 +76,8 @@ async def connected(streams: Streams, changed: Callable[[], None], gone: Callabl
         yield client
 
 
-async def tools(client: Client) -> list[Json]:
-    listed: list[Json] = []
+async def tools(client: Client) -> list[JsonObject]:
+    listed: list[JsonObject] = []
     cursor: str | None = None
     for _ in range(MCP_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)
@@ -137,7 +137,7 @@ def _declined(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
 
 
-def _without_output_schemas(result: Json) -> None:
+def _without_output_schemas(result: JsonObject) -> None:
     """The SDK would hold answers against them on our loop, with patterns that the server has chosen."""
     listed = result.get("tools")
     for tool in listed if isinstance(listed, list) else ():

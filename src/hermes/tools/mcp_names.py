@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hermes.core import limits
+from hermes.core.json_types import JsonObject
 from hermes.guards.injection import fenced, suspicious
 from hermes.tools.framework.arguments import schema_problem
-from hermes.tools.framework.registry import Effect, Json
+from hermes.tools.framework.registry import Effect
 
 # At the top of a schema some providers refuse these; the server checks what it is sent in any case.
 _NOT_ON_TOP = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref"})
@@ -37,11 +38,11 @@ def toolname(server: str, tool: str, taken: dict[str, str], kind: str = "tool") 
 class Fit(NamedTuple):
     name: str
     description: str
-    parameters: Json
-    hints: Json
+    parameters: JsonObject
+    hints: JsonObject
 
 
-def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
+def fit(server: str, listing: Iterable[JsonObject]) -> tuple[list[Fit], dict[str, str]]:
     fitting: dict[str, Fit] = {}
     unfit: dict[str, str] = {}
     for tool in listing:
@@ -63,7 +64,7 @@ def description(server: str, tool: str, text: object) -> str:
     return f"{begin}, which says of it: {fenced(quote, 'that server')}" if quote else f"{begin}."
 
 
-def schema(given: object) -> Json:
+def schema(given: object) -> JsonObject:
     """A schema of arguments that is one, refers to nothing outside, gives no orders, and is small. Raises Unfit."""
     if not isinstance(given, dict) or given.get("type", "object") not in ("object", ["object"]):
         raise Unfit("its arguments are no object")
@@ -86,7 +87,7 @@ def _clean(value: Any, deep: int) -> Any:
         return [_clean(item, deep + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    made: Json = {}
+    made: JsonObject = {}
     for name, item in value.items():
         if name in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(item, str) and not item.startswith("#"):
             raise Unfit("its schema refers to another document")
@@ -98,13 +99,13 @@ def _clean(value: Any, deep: int) -> Any:
     return made
 
 
-def effect(hints: Json) -> Effect:
+def effect(hints: JsonObject) -> Effect:
     if hints.get("readOnlyHint") is True:
         return "read"
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
-def needs_approval(mode: str, hints: Json) -> bool:
+def needs_approval(mode: str, hints: JsonObject) -> bool:
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
@@ -127,10 +128,10 @@ class Blob(NamedTuple):
     data: bytes
 
 
-def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, list[Blob]]:
+def answer(content: Iterable[JsonObject], structured: object = None) -> tuple[JsonObject, list[Blob]]:
     """What a tool or a resource has given: its texts, its structured part, and what is to be kept as files."""
     texts: list[str] = []
-    links: list[Json] = []
+    links: list[JsonObject] = []
     blobs: list[Blob] = []
     for part in content:
         inner = part.get("resource") if part.get("type") == "resource" else part
@@ -143,7 +144,7 @@ def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, li
         elif inner.get("uri"):
             links.append({name: inner[name] for name in ("uri", "name", "description", "mimeType") if name in inner})
     text = "\n".join(texts)
-    made: Json = {}
+    made: JsonObject = {}
     if structured is not None:
         made["structured"] = structured
     if text and not (structured is not None and _repeats(text, structured)):

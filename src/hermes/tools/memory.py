@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from hermes.core.json_types import JsonObject
 from hermes.services.memory import FILES, memory_file
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef
 
 
-def _operations(args: Args) -> list[dict[str, Any]]:
+def _operations(args: Args) -> list[JsonObject]:
     return args.get("operations") or ([] if args.get("action", "list") == "list" else [args])
 
 
@@ -21,7 +20,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     return Prepared()
 
 
-def _describe(operation: dict[str, Any]) -> str:
+def _describe(operation: JsonObject) -> str:
     """A change as it is approved: what goes, and what comes in its place."""
     old, new = operation.get("old_text") or "", operation.get("content") or ""
     return f"{operation.get('action', 'add')}: {f'{old} -> {new}' if old and new else old or new}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import (
     QUERY_CHARS_MAX,
     RECALL_BATCH,
@@ -55,9 +56,9 @@ class _Past:
         self.sessions: Any = ctx.resources.engine.store.sessions
         self.owner, self.key = ctx.owner, ctx.session_key
         self._present = {ctx.session_id, ctx.resources.spec.parent_session_id}
-        self._known: dict[str, dict[str, Any] | None] = {}
+        self._known: dict[str, JsonObject | None] = {}
 
-    def holds(self, session: dict[str, Any] | None) -> bool:
+    def holds(self, session: JsonObject | None) -> bool:
         """Whether a session is of this scope, and past."""
         return (
             session is not None
@@ -98,7 +99,7 @@ async def _hits(past: _Past, args: Args, roles: set[str], limit: int) -> Answer:
     return {"hits": found[:limit], "complete": complete, "hint": hint}
 
 
-def _hit(hit: dict[str, Any]) -> Answer:
+def _hit(hit: JsonObject) -> Answer:
     return {
         "session_id": hit["session_id"],
         "title": hit["title"],
@@ -126,7 +127,7 @@ async def _window(past: _Past, session_id: str, message_id: int | None, window: 
     return {"session_id": session_id, "title": session.get("title"), "messages": messages}
 
 
-def _message(row: dict[str, Any]) -> Answer:
+def _message(row: JsonObject) -> Answer:
     text = text_of(row["content"])
     if len(text) > RECALLED_CHARS_MAX:
         text = f"{text[:RECALLED_CHARS_MAX]} [… {len(text) - RECALLED_CHARS_MAX} more characters]"
@@ -147,7 +148,7 @@ async def _recent(past: _Past, limit: int) -> Answer:
     return {"sessions": found[:limit], "hint": "Search them with a query, or read the end of one by its session_id."}
 
 
-def _session(row: dict[str, Any]) -> Answer:
+def _session(row: JsonObject) -> Answer:
     told = {"session_id": row["id"], "title": row["title"], "source": row["source"], "preview": row["preview"]}
     return told | {"messages": row["message_count"], "last_active": _when(row["last_active"])}
 

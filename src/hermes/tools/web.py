@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlencode
 
 from msgspec import Meta
 
 from hermes.core import limits
+from hermes.core.json_types import JsonMapping
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.settings.config import Settings
@@ -41,7 +42,7 @@ class SearchRequest(NamedTuple):
 
     url: str
     headers: Mapping[str, str] = {}
-    body: Mapping[str, Any] | None = None
+    body: JsonMapping | None = None
 
 
 class Backend(NamedTuple):

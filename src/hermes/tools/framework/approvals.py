@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from hermes.core.errors import HermesError
+from hermes.core.json_types import JsonObject
 from hermes.core.limits import REVIEW_TOKENS_MAX
 from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
@@ -26,7 +27,7 @@ from hermes.sandbox.base import Sandbox
 from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.framework.questions import ApprovalRequest
-from hermes.tools.framework.registry import Json, ToolContext, ToolError
+from hermes.tools.framework.registry import ToolContext, ToolError
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
         ctx.resources.granted_reserved(entry, session=choice == "session")
 
 
-async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> Json:
+async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> JsonObject:
     """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
     allows them, they are put back and there is nothing to add."""
     watching = sandbox.watching

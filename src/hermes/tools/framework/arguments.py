@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 from hermes.core import limits
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.text import whole_text
-from hermes.tools.framework.registry import Json
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
-Schema = Mapping[str, Any]
+Schema = JsonMapping
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
@@ -34,7 +34,7 @@ class Parsed:
     """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
 
     state: Literal["ok", "cut", "broken"]
-    value: Json | None = None
+    value: JsonObject | None = None
     fault: str = ""
 
 
@@ -136,7 +136,7 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
-def check(args: Json, schema: Schema) -> tuple[Json, str]:
+def check(args: JsonObject, schema: Schema) -> tuple[JsonObject, str]:
     """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)

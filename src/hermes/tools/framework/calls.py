@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hermes.core.json_types import JsonObject
 from hermes.core.spec import Content
 from hermes.core.stream_parts import ToolCall
-from hermes.tools.framework.registry import Answer, Args, Json, Reconciled, ToolDef
+from hermes.tools.framework.registry import Answer, Args, Reconciled, ToolDef
 
 Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
 
@@ -29,7 +30,7 @@ class Outcome:
 class PendingCall:
     call: ToolCall
     tool: ToolDef | None = None
-    args: Json = field(default_factory=dict)
+    args: JsonObject = field(default_factory=dict)
     decoded: Args = None  # the arguments as the tool is given them
     refusal: Answer | None = None
     same_as: PendingCall | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_
 import msgspec
 
 from hermes.core.errors import ServiceError
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]
-Json = dict[str, Any]
-Data = Mapping[str, Any]  # a JSON object that is only read
-Answer = Json
+Data = JsonMapping  # a JSON object that is only read
+Answer = JsonObject
 # What a tool is called with: an instance of its `ToolDef.arguments`, or a JSON object where it has none.
 Args: TypeAlias = Any
 
@@ -92,19 +92,19 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 
 
-def object_schema(properties: Json, *required: str) -> Json:
+def object_schema(properties: JsonObject, *required: str) -> JsonObject:
     """The JSON Schema of an object with these properties and no others."""
-    schema: Json = {"type": "object", "properties": properties}
+    schema: JsonObject = {"type": "object", "properties": properties}
     return {**schema, **({"required": list(required)} if required else {}), "additionalProperties": False}
 
 
-def struct_schema(struct: type[msgspec.Struct]) -> Json:
+def struct_schema(struct: type[msgspec.Struct]) -> JsonObject:
     hints = get_type_hints(struct, include_extras=True)
     required = [field.name for field in msgspec.structs.fields(struct) if field.required]
     return object_schema({name: _type_schema(hint) for name, hint in hints.items()}, *required)
 
 
-def _type_schema(hint: Any) -> Json:
+def _type_schema(hint: Any) -> JsonObject:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"type": "string", "enum": list(inner)}
@@ -136,7 +136,7 @@ class ToolDef:
     description: str
     toolset: str
     arguments: type[ToolArguments] | None = None
-    parameters: Json = field(default_factory=dict)
+    parameters: JsonObject = field(default_factory=dict)
     run: Callable[[ToolContext, Args], Answer | Awaitable[Answer]]
     effect: Effect | Callable[[Args], Effect] = "effect"
     scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
@@ -153,7 +153,7 @@ class ToolDef:
         if self.arguments is not None:
             object.__setattr__(self, "parameters", struct_schema(self.arguments))
 
-    def decode(self, args: Json) -> Args:
+    def decode(self, args: JsonObject) -> Args:
         """Arguments that fit the schema, as the functions of the tool are given them."""
         return args if self.arguments is None else msgspec.convert(args, self.arguments)
 

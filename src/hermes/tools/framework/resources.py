@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core.home import Home
+from hermes.core.json_types import JsonObject
 from hermes.core.spec import RunSpec
 from hermes.core.threads import RunBlocking
 from hermes.guards.network import Network
@@ -24,7 +25,6 @@ from hermes.sandbox.choose import Sandboxes, workspace_of
 from hermes.sandbox.local import NoSandbox
 from hermes.sandbox.proxy import EgressProxy
 from hermes.settings.config import Settings
-from hermes.tools.framework.registry import Json
 from hermes.tools.framework.session_state import SessionState
 from hermes.tools.process import Processes
 
@@ -63,7 +63,7 @@ class RunResources:
     window_tokens: int
     ask_model: Callable[..., Awaitable[Any]]
     toolsets: frozenset[str] = frozenset()
-    spend: Callable[[Json], None] = lambda _: None
+    spend: Callable[[JsonObject], None] = lambda _: None
     has_foreign: Callable[[], bool] = lambda: False
     named_hosts: Callable[[], frozenset[str]] = frozenset
     hosts: set[str] = field(default_factory=set)

@@ -17,6 +17,7 @@ import msgspec
 
 from hermes.core import limits
 from hermes.core.errors import ServiceError
+from hermes.core.json_types import JsonObject
 from hermes.core.message_marks import without_steer
 from hermes.core.stream_parts import ToolCall
 from hermes.core.text import text_of
@@ -33,7 +34,6 @@ from hermes.tools.framework.registry import (
     Args,
     Data,
     Effect,
-    Json,
     Prepared,
     Reconciled,
     ToolContext,
@@ -55,7 +55,7 @@ class LoopGuard:
         self._failed_tools: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def hint(self, name: str, args: Json, status: Status, effect: str, content: str) -> str:
+    def hint(self, name: str, args: JsonObject, status: Status, effect: str, content: str) -> str:
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
@@ -408,7 +408,7 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def last_answer(messages: Sequence[Json], name: str, field: str) -> Json | None:
+def last_answer(messages: Sequence[JsonObject], name: str, field: str) -> JsonObject | None:
     """The last answer of a tool in a conversation that has this field: one that was not an error."""
     for message in reversed(messages):
         content = message.get("content")

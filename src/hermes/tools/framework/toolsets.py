@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 import msgspec
 
 import hermes.tools
+from hermes.core.json_types import JsonMapping
 from hermes.settings.schema import Root
 from hermes.tools.framework.registry import Registry, ToolDef
 
@@ -44,7 +43,7 @@ def enabled_toolsets(settings: Root, platform: str) -> set[str]:
     return set(chosen) - set(settings.agent.disabled_toolsets)
 
 
-def _get_platform_tools(config: Mapping[str, Any], platform: str) -> set[str]:
+def _get_platform_tools(config: JsonMapping, platform: str) -> set[str]:
     """The same for settings that are given as mappings."""
     sections = {name: config.get(name) or {} for name in ("platform_toolsets", "agent", "mcp_servers")}
     return enabled_toolsets(msgspec.convert(sections, Root), platform)
