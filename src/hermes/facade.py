@@ -71,7 +71,7 @@ class AIAgent(SingleCalls):
         disabled_toolsets: Sequence[str] | None = None,
         client_tools: Sequence[JsonMapping] | None = None,
         session_id: str | None = None,
-        session_db: Any = None,
+        session_db: object = None,
         parent_session_id: str | None = None,
         platform: str | None = None,
         gateway_session_key: str | None = None,

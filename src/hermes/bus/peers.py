@@ -42,7 +42,7 @@ def name_of(holder: str) -> str:
     return f"{_PREFIX}{hashlib.sha256(holder.encode()).hexdigest()[:24]}{_SUFFIX}"
 
 
-def _frame(value: Any) -> bytes:
+def _frame(value: object) -> bytes:
     try:
         data = _MSGPACK + msgspec.msgpack.encode(value)
     except (UnicodeEncodeError, OverflowError, TypeError):
@@ -187,7 +187,7 @@ class Peers:
                         return
 
     @contextlib.asynccontextmanager
-    async def _connected(self, name: str, what: str, arguments: Any) -> AsyncGenerator[asyncio.StreamReader, None]:
+    async def _connected(self, name: str, what: str, arguments: object) -> AsyncGenerator[asyncio.StreamReader, None]:
         if self._folder is None:
             raise PeerGone("there are no others")
         path = self._folder / name

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hermes.cli.command import Args, Argument, command
 from hermes.cli.output import note, settings_of, tell
@@ -20,7 +19,7 @@ from hermes.settings.keys import at
 _NEW_FILE = b"# Settings of Hermes. All of them, with their values: hermes config show\n"
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

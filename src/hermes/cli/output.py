@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.cli.streams import as_json
 from hermes.core.errors import ConfigError, HermesError, ServiceError
@@ -46,12 +46,12 @@ class Busy(HermesError):
 # ---- printing
 
 
-def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
+def tell(args: argparse.Namespace, document: object, *lines: str) -> None:
     for line in [as_json(document, default=str)] if getattr(args, "json", False) else lines:
         print(line)
 
 
-def print_redacted(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
+def print_redacted(args: argparse.Namespace, home: Home, document: object, lines: Iterable[str]) -> None:
     """The same for what was said by anybody: secrets are not shown."""
     from hermes.guards.secrets import redact_tree
 

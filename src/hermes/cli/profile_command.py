@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from hermes.cli.command import Args, Argument, command, flag
 from hermes.cli.output import UsageError, asked, note, tell
@@ -82,7 +81,7 @@ def _model(profile: Home) -> str | None:
         return None
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     words = {True: "yes", False: "no", None: "none"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
 

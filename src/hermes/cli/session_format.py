@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.cli.output import mask, note, print_redacted
 from hermes.core.formatting import columns, counted, iso, local, one_line, printable, width
@@ -23,7 +23,7 @@ _CLIPPED_CHARS, _CLIPPED_LINES = 1_000, 12
 # ---- printing
 
 
-def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[JsonObject]) -> None:
+def tell_sessions(args: argparse.Namespace, home: Home, document: object, sessions: Sequence[JsonObject]) -> None:
     print_redacted(args, home, document, session_lines(sessions, width()))
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hermes.cli.output import UsageError
 from hermes.settings import config
@@ -79,7 +79,7 @@ def split_words(rest: str) -> tuple[list[str], bool]:
     return [word for word in words if word != GLOBAL], GLOBAL in words
 
 
-def write_setting(chat: Chat, for_good: bool, name: str, value: Any) -> None:
+def write_setting(chat: Chat, for_good: bool, name: str, value: object) -> None:
     """Write a setting to the configuration, if it is meant for every conversation."""
     if not for_good:
         return

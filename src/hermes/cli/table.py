@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.cli.output import note, print_redacted
 from hermes.core.formatting import columns
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_table(
     args: argparse.Namespace,
     home: Home,
-    document: Any,
+    document: object,
     rows: Sequence[Sequence[str]],
     *,
     flexible: int,

@@ -35,7 +35,7 @@ def _moment(when: float | None) -> datetime | None:
         return None
 
 
-def with_iso(value: Any) -> Any:
+def with_iso(value: object) -> Any:
     if isinstance(value, list):
         return [with_iso(item) for item in value]
     if not isinstance(value, Mapping):

@@ -168,7 +168,7 @@ def _stored_route() -> JsonObject:
     return {item.name: {} if item.default is MISSING else item.default for item in kept}
 
 
-def _said(thing: Any, stored: JsonMapping) -> JsonObject:
+def _said(thing: object, stored: JsonMapping) -> JsonObject:
     return {name: value for name, unsaid in stored.items() if (value := getattr(thing, name)) != unsaid}
 
 

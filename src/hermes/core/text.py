@@ -44,7 +44,7 @@ def whole_text(text: str) -> str:
     return text
 
 
-def whole_tree(value: Any) -> Any:
+def whole_tree(value: object) -> Any:
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, dict):

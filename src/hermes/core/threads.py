@@ -49,7 +49,7 @@ class Job:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
-    def _settle(self, result: Any, error: BaseException | None) -> None:
+    def _settle(self, result: object, error: BaseException | None) -> None:
         if self.future.done():
             return
         if error is None:

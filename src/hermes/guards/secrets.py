@@ -145,7 +145,7 @@ class Secrets:
         return StreamMask(self._forms, self._pattern, self._starts)
 
 
-def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
+def redact_tree(value: object, redact: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.json_types import JsonMapping, JsonObject, Message
@@ -19,7 +18,7 @@ _DETAILS = ("auto", "low", "high", "original")
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*;base64,", re.ASCII)
 
 
-def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = False) -> Content:
+def content(value: object, where: str, text_chars_max: int, *, text_only: bool = False) -> Content:
     """Text, or a list of parts where there is more than text. `where` names the field."""
     if isinstance(value, str):
         return value if len(value) <= text_chars_max else _text(value, where, text_chars_max)
@@ -33,7 +32,7 @@ def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = Fa
     return parts
 
 
-def _text(value: Any, where: str, chars_max: int) -> str:
+def _text(value: object, where: str, chars_max: int) -> str:
     if not isinstance(value, str):
         raise invalid(where, f"Invalid type for {where!r}: text is expected.", "invalid_type")
     if len(value) > chars_max and len(strip_rendered_media(value) or value) > chars_max:
@@ -41,7 +40,7 @@ def _text(value: Any, where: str, chars_max: int) -> str:
     return value
 
 
-def _part(part: Any, where: str, chars_max: int, text_only: bool) -> JsonObject:
+def _part(part: object, where: str, chars_max: int, text_only: bool) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": _text(part, where, chars_max)}
     if not isinstance(part, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -114,6 +114,6 @@ def shortened(text: str) -> str:
     return f"{text[:ERROR_BEGIN_CHARS_MAX]}[…]{text[-ERROR_END_CHARS_MAX:]}"
 
 
-def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     data = msgspec.json.encode(body)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json", charset="utf-8")

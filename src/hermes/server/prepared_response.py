@@ -420,7 +420,7 @@ def _template(
     return template
 
 
-def _tool_choice(given: Any) -> Any:
+def _tool_choice(given: object) -> Any:
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         return {"mode": "auto", **given}
     return "auto" if given is None else given

@@ -517,7 +517,7 @@ def _streamed(item: JsonObject) -> JsonObject:
     return dict(item)
 
 
-def _text_of(content: Any) -> str:
+def _text_of(content: object) -> str:
     if isinstance(content, list):
         return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
     return "" if content is None else str(content)

@@ -186,7 +186,7 @@ class SessionRenderer:
 
     ended, closing = False, b""  # it is `finish` that tells the end
 
-    def __init__(self, session_id: str, run_id: str, user_message: Any, redact: Callable[[str], str]) -> None:
+    def __init__(self, session_id: str, run_id: str, user_message: object, redact: Callable[[str], str]) -> None:
         self._session_id, self._run_id, self._user_message, self._redact = session_id, run_id, user_message, redact
         self._message_id = f"msg_{run_id.removeprefix('run_')[:24]}"
         who = spaced_json({"session_id": session_id, "run_id": run_id})[:-1]
@@ -308,7 +308,7 @@ class SessionRenderer:
         }
         out.append(self._frame("tool.completed", {**self._tool(data, preview, args), **how}, event.ts))
 
-    def _tool(self, data: JsonObject, preview: str, args: Any) -> JsonObject:
+    def _tool(self, data: JsonObject, preview: str, args: object) -> JsonObject:
         who = {"message_id": self._message_id, "tool_name": data["name"], "tool_call_id": data["call_id"]}
         return {**who, "preview": preview, "args": args}
 

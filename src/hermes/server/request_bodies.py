@@ -209,7 +209,7 @@ def _too_many_values() -> ApiError:
     return ApiError(400, message, "too_many_fields")
 
 
-def _check_size(value: Any) -> None:
+def _check_size(value: object) -> None:
     """Refuse what has too many levels, fields in an object, or values in all."""
     level: list[JsonObject | list[Any]] = [value] if isinstance(value, dict | list) else []
     values = 0
@@ -324,7 +324,7 @@ def normalized(raw: JsonMapping, kind: type[msgspec.Struct], where: str = "") ->
     return out
 
 
-def _as_flag(value: Any, path: str) -> bool:
+def _as_flag(value: object, path: str) -> bool:
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
     if word not in FLAG_WORDS:
         raise invalid(path, f"Invalid value for {path!r}: true or false is expected.", "invalid_type")

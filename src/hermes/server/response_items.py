@@ -81,7 +81,7 @@ class Reader:
                     await asyncio.sleep(0)  # others have their turn in between
         return out
 
-    async def _item(self, item: Any, where: str, out: Given) -> None:
+    async def _item(self, item: object, where: str, out: Given) -> None:
         bare = isinstance(item, str)
         if bare:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
@@ -228,7 +228,7 @@ class Reader:
     }
 
 
-def _is_reference(item: Any) -> bool:
+def _is_reference(item: object) -> bool:
     if not isinstance(item, Mapping):
         return False
     return item.get("type") == "item_reference" or (not item.get("type") and set(item) == {"id"})

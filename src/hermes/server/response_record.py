@@ -129,7 +129,7 @@ class ResponseRecord:
         return transcript(self.history, self.user_message, ended.messages if ended else None, text)
 
 
-def transcript(history: list[Message], user_message: Any, told: list[Message] | None, text: str) -> list[Message]:
+def transcript(history: list[Message], user_message: object, told: list[Message] | None, text: str) -> list[Message]:
     """The whole conversation, whatever part of it the agent gives back, and nothing in it twice."""
     asked: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
     if told and told[: len(history) + len(asked)] == [*history, *asked]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMESPACE = "namespace"
 
 
-def additional(given: Any, where: str) -> list[ResponseTool]:
+def additional(given: object, where: str) -> list[ResponseTool]:
     try:
         return parse({"tools": given}, AdditionalTools).model.tools
     except ApiError as error:
@@ -128,7 +128,7 @@ def _choice(given: str | Message | None, ignored: list[str]) -> str | Message | 
     return chosen
 
 
-def _is_hosted(tool: Any) -> bool:
+def _is_hosted(tool: object) -> bool:
     return isinstance(tool, Mapping) and isinstance(tool.get("type"), str) and tool["type"] in HOSTED_TYPES
 
 

@@ -26,7 +26,7 @@ class Seal:
 
         self._box: Fernet = Fernet(key)
 
-    def close(self, kind: str, owner: str, data: Any) -> str:
+    def close(self, kind: str, owner: str, data: object) -> str:
         """The data as text that nobody else can read."""
         return self._box.encrypt(msgspec.json.encode([kind, owner, data])).decode()
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -531,7 +531,7 @@ async def _answer_with(context: ServerContext, request: web.Request, row: JsonOb
     return SessionAnswer(session=session_object(row, around, caller_of(request).shown_owner(row["owner"])))
 
 
-def _new_id(given: Any, where: str) -> str | None:
+def _new_id(given: object, where: str) -> str | None:
     if given is None:
         return None
     if not isinstance(given, str):
@@ -539,7 +539,7 @@ def _new_id(given: Any, where: str) -> str | None:
     return session_id_of(given, where)
 
 
-def _title(given: Any) -> str | None:
+def _title(given: object) -> str | None:
     if given is not None and not isinstance(given, str):
         raise invalid("title", "A title must be text.", "invalid_title")
     try:
@@ -560,7 +560,7 @@ async def _turn_settings(context: ServerContext, request: web.Request, given: Js
     return fields
 
 
-def _system_prompt(context: ServerContext, given: Any) -> str | None:
+def _system_prompt(context: ServerContext, given: object) -> str | None:
     longest = context.options.max_text_chars
     if given is not None and (not isinstance(given, str) or len(given) > longest):
         message = f"A system prompt is text of at most {longest} characters."

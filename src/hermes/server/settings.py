@@ -84,7 +84,7 @@ def _plain_keys() -> Iterator[Key]:
     return (key for key in KEYS if key.name.startswith(_PREFIX) and not key.is_pattern)
 
 
-def _fitting(key: Key, given: Any) -> Any:
+def _fitting(key: Key, given: object) -> Any:
     default = list(key.default) if isinstance(key.default, list) else key.default
     if given is None:
         return default
@@ -94,7 +94,7 @@ def _fitting(key: Key, given: Any) -> Any:
         return default
 
 
-def _nest(extra: JsonObject, name: str, value: Any) -> None:
+def _nest(extra: JsonObject, name: str, value: object) -> None:
     *sections, last = name.split(".")
     for section in sections:
         extra = extra.setdefault(section, {})

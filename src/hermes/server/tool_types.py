@@ -231,7 +231,7 @@ class HostedType:
     result: Callable[[str], JsonObject] = lambda _: {}
 
 
-def _first(value: Any) -> str:
+def _first(value: object) -> str:
     found = value[0] if isinstance(value, list) and value else value
     return found if isinstance(found, str) else ""
 

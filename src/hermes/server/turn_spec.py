@@ -177,7 +177,7 @@ def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Messa
     raise invalid("tool_choice", "tool_choice names something that is not among the tools.")
 
 
-def _named(tool: Any) -> str | None:
+def _named(tool: object) -> str | None:
     if not isinstance(tool, Mapping):
         return None
     inner = tool.get("function")

@@ -61,24 +61,24 @@ class UnknownVariable(Exception):
 # ---- types and ranges
 
 
-def _int(value: Any) -> Any:
+def _int(value: object) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError
     return int(value) if isinstance(value, float | str) else value
 
 
-def _float(value: Any) -> Any:
+def _float(value: object) -> Any:
     number = float(value) if isinstance(value, str) else value
     if isinstance(number, float) and not math.isfinite(number):
         raise ValueError
     return number
 
 
-def _bool(value: Any) -> bool | None:
+def _bool(value: object) -> bool | None:
     return FLAG_WORDS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -91,7 +91,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
 }
 
 
-def coerce(key: Key, value: Any) -> Any:
+def coerce(key: Key, value: object) -> Any:
     """The value with the type of its setting. Raises ValueError, without a text, for one that does not fit."""
     if key.choices:
         # YAML reads a bare `off` as false.
@@ -109,11 +109,11 @@ def coerce(key: Key, value: Any) -> Any:
     return int(fitting) if isinstance(fitting, float) and fitting.is_integer() else fitting
 
 
-def misfit(name: str, key: Key, value: Any) -> str:
+def misfit(name: str, key: Key, value: object) -> str:
     return f"{name} must be {key.expected}, not {_described(key, value)}."
 
 
-def _described(key: Key, value: Any) -> str:
+def _described(key: Key, value: object) -> str:
     if key.mark.secret or key.mark.names_variable:
         return "what is there"
     if isinstance(value, dict):
@@ -136,13 +136,13 @@ def remedy(name: str, key: Key) -> str:
 # ---- secrets and references
 
 
-def masked(key: Key, value: Any) -> Any:
+def masked(key: Key, value: object) -> Any:
     if key.mark.secret and value:
         return [MASK] * len(value) if isinstance(value, list) else MASK
     return _mask_inside(value)
 
 
-def _mask_inside(value: Any) -> Any:
+def _mask_inside(value: object) -> Any:
     if isinstance(value, dict):
         return {k: MASK if v and _SECRET_FIELD.fullmatch(str(k)) else _mask_inside(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -152,7 +152,7 @@ def _mask_inside(value: Any) -> Any:
     return value
 
 
-def secrets_inside(value: Any, named: bool = False) -> Iterator[str]:
+def secrets_inside(value: object, named: bool = False) -> Iterator[str]:
     """The texts in a value that are secrets: those of fields named so, or with `named` all."""
     if isinstance(value, dict):
         for name, item in value.items():
@@ -164,18 +164,18 @@ def secrets_inside(value: Any, named: bool = False) -> Iterator[str]:
         yield from (value, _SCHEME.sub("", value, count=1))
 
 
-def has_reference(value: Any) -> bool:
+def has_reference(value: object) -> bool:
     """Whether a text holds `${NAME}`: then the secret is elsewhere."""
     return isinstance(value, str) and _REFERENCE.search(value) is not None
 
 
-def holds_secret(key: Key, value: Any) -> bool:
+def holds_secret(key: Key, value: object) -> bool:
     """Whether a secret itself, not a reference to one, is in the value."""
     own = _without_references(value)
     return bool(masked(key, own) != own)
 
 
-def _without_references(value: Any) -> Any:
+def _without_references(value: object) -> Any:
     if isinstance(value, dict):
         return {k: _without_references(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -183,7 +183,7 @@ def _without_references(value: Any) -> Any:
     return "" if has_reference(value) else value
 
 
-def without_secret_fields(value: Any) -> Any:
+def without_secret_fields(value: object) -> Any:
     """The value, less the fields in it that hold a secret themselves."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if has_reference(v) or not _SECRET_FIELD.fullmatch(str(k))}
@@ -193,7 +193,7 @@ def without_secret_fields(value: Any) -> Any:
     return value if has_reference(value) else _mask_inside(value)
 
 
-def substitute(value: Any, lookup: Callable[[str], str | None]) -> Any:
+def substitute(value: object, lookup: Callable[[str], str | None]) -> Any:
     """Replace `${NAME}` in all texts of a value. Raises UnknownVariable with the name."""
     if isinstance(value, dict):
         return {k: substitute(v, lookup) for k, v in value.items()}
@@ -228,7 +228,7 @@ class Survey:
         for name, value in data.items():
             self._one((*above, name), value)
 
-    def _one(self, written: KeyPath, value: Any) -> None:
+    def _one(self, written: KeyPath, value: object) -> None:
         line = self._document.lines.get(written, 1)
         short = ".".join(written) in SHORT_FORMS and not isinstance(value, dict)
         path = canonical(written) if short or written[0] in ("gateway", "platforms") else written

@@ -242,7 +242,7 @@ class _Loader:
     def _variable(self, name: str) -> str | None:
         return self._inputs.environ.get(name, self._inputs.env_file.values.get(name))
 
-    def _put(self, key: Key, path: KeyPath, raw: Any, source: Source, place: Problem) -> None:
+    def _put(self, key: Key, path: KeyPath, raw: object, source: Source, place: Problem) -> None:
         """`place` is the problem to report, but for its sentence, should the value not fit."""
         shown = raw
         try:

@@ -71,7 +71,7 @@ class Key:
         return f"{text}, or {choices}" if choices else text
 
 
-def _parts(hint: Any) -> Iterator[Any]:
+def _parts(hint: object) -> Iterator[Any]:
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         yield from _parts(inner)
@@ -83,7 +83,7 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _key(path: KeyPath, hint: Any, default: Any) -> Key:
+def _key(path: KeyPath, hint: object, default: object) -> Key:
     base, choices, meta, mark = None, (), Meta(), Mark()
     for part in _parts(hint):
         if isinstance(part, Meta):
@@ -111,16 +111,16 @@ def _key(path: KeyPath, hint: Any, default: Any) -> Key:
     )
 
 
-def _free(hint: Any) -> Any:
+def _free(hint: object) -> Any:
     """The type of what stands below the free names of a section; None for anything else."""
     return get_args(hint)[1] if get_origin(hint) is Mapping else None
 
 
-def _is_section(hint: Any) -> bool:
+def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
-def _keys(hint: Any, path: KeyPath, default: Any) -> Iterator[Key]:
+def _keys(hint: object, path: KeyPath, default: object) -> Iterator[Key]:
     if _is_section(hint):
         for name, below in hint.__annotations__.items():
             yield from _keys(below, (*path, name), getattr(default, name))

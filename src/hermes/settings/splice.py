@@ -91,7 +91,7 @@ def _with_comment(new: list[str], old: str, pair: Pair) -> list[str]:
     return new
 
 
-def _emitted(name: str, value: Any, column: int) -> list[str]:
+def _emitted(name: str, value: object, column: int) -> list[str]:
     from ruamel.yaml import YAML
 
     writer = YAML()
@@ -102,7 +102,7 @@ def _emitted(name: str, value: Any, column: int) -> list[str]:
     return [" " * column + line for line in out.getvalue().splitlines(keepends=True)]
 
 
-def _quoted(value: Any) -> Any:
+def _quoted(value: object) -> Any:
     """Texts in quotes where the reader, which keeps to YAML 1.1, would take them for something else."""
     import yaml
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString

@@ -58,7 +58,7 @@ class Written:
 
 
 def set_value(
-    home: Home, key: str, value: Any, environ: Mapping[str, str] | None = None, *, by: str = "cli"
+    home: Home, key: str, value: object, environ: Mapping[str, str] | None = None, *, by: str = "cli"
 ) -> Written:
     """Check a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`.
 
@@ -127,7 +127,7 @@ def _find(key: str) -> tuple[Key, KeyPath]:
     return found
 
 
-def _checked(key: Key, name: str, value: Any, home: Home, environ: Mapping[str, str]) -> Any:
+def _checked(key: Key, name: str, value: object, home: Home, environ: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         value = _parsed(key, name, value)
     env_file = read_env(home.env_file)
@@ -146,7 +146,7 @@ def _is_text(key: Key) -> bool:
     return key.base in (str, Sequence[str]) and not key.mark.names_variable
 
 
-def _one_line(key: Key, name: str, secret: Any) -> str:
+def _one_line(key: Key, name: str, secret: object) -> str:
     if not _is_text(key):
         message = f"{name} would hold a secret: name its variable instead, as key_env or ${{NAME}}."
         raise BadValue(message, hint="hermes config env-path")
@@ -246,7 +246,7 @@ class _File:
             found = True
         return found
 
-    def change(self, path: KeyPath, value: Any) -> None:
+    def change(self, path: KeyPath, value: object) -> None:
         """Change one entry of the text, and make sure that nothing else has changed with it."""
         wanted = _changed(self._data, path, value)
         text = respliced(self.text, path, wanted, gone=value is _GONE)
@@ -260,7 +260,7 @@ class _File:
         self._data, self.text = wanted, text
 
 
-def _changed(data: JsonObject, path: KeyPath, value: Any) -> JsonObject:
+def _changed(data: JsonObject, path: KeyPath, value: object) -> JsonObject:
     """A copy of the data with one entry set or gone; a short form on the way becomes its long form."""
     wanted = copy.deepcopy(data)
     node = wanted
@@ -278,7 +278,7 @@ def _changed(data: JsonObject, path: KeyPath, value: Any) -> JsonObject:
     return wanted
 
 
-def _pruned(value: Any) -> Any:
+def _pruned(value: object) -> Any:
     """Without empty sections: a section whose last line was taken out says nothing, like one that is not there."""
     if not isinstance(value, dict):
         return value

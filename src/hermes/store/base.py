@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from hermes.core.errors import HermesError
 from hermes.core.events import Event, RunState
@@ -112,7 +111,7 @@ class Row:
         """The message as whoever said it would send it again."""
         return self._message(self.content, "tool_calls", "tool_call_id", "name")
 
-    def _message(self, content: Any, *names: str) -> JsonObject:
+    def _message(self, content: object, *names: str) -> JsonObject:
         message: JsonObject = {"role": self.role, "content": content}
         for name in names:
             if value := getattr(self, name):

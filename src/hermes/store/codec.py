@@ -45,11 +45,11 @@ def clean(text: str) -> str:
     return whole_text(text).replace("\x00", "\ufffd")
 
 
-def clean_or_none(text: Any) -> str | None:
+def clean_or_none(text: object) -> str | None:
     return None if text is None else clean(str(text))
 
 
-def pack(value: Any) -> str:
+def pack(value: object) -> str:
     try:
         text = msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError):
@@ -57,7 +57,7 @@ def pack(value: Any) -> str:
     return _pack_anyhow(value) if "\\u0000" in text else text
 
 
-def _pack_anyhow(value: Any) -> str:
+def _pack_anyhow(value: object) -> str:
     """What cannot be kept as it is, as near to it as can be."""
     try:
         return json.dumps(cleaned(value), ensure_ascii=False)
@@ -66,7 +66,7 @@ def _pack_anyhow(value: Any) -> str:
         return json.dumps([lost] if isinstance(value, list) else lost)
 
 
-def pack_or_none(value: Any) -> str | None:
+def pack_or_none(value: object) -> str | None:
     return pack(value) if value else None
 
 
@@ -74,7 +74,7 @@ def unpack(text: str | None) -> Any:
     return None if text is None else msgspec.json.decode(text)
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: object) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def unpack_content(packed: str | None, blob: Callable[[str], tuple[str, bytes]])
     return value if packed is None or '"$blob"' not in packed else _put_back(value, blob)
 
 
-def _taken_out(value: Any, blobs: Blobs) -> Any:
+def _taken_out(value: object, blobs: Blobs) -> Any:
     if isinstance(value, str):
         if len(value) <= DATA_URL_CHARS_MAX or not value.startswith("data:"):
             return value
@@ -137,7 +137,7 @@ def _taken_out(value: Any, blobs: Blobs) -> Any:
     return [_taken_out(item, blobs) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _put_back(value: Any, blob: Callable[[str], tuple[str, bytes]]) -> Any:
+def _put_back(value: object, blob: Callable[[str], tuple[str, bytes]]) -> Any:
     if isinstance(value, list):
         return [_put_back(item, blob) for item in value]
     if not isinstance(value, dict):
@@ -197,7 +197,7 @@ class BadSessionId(ValueError):
         return cls(f"The session id '{session_id}' cannot be used; choose another one or leave it out.")
 
 
-def checked_id(session_id: Any) -> str:
+def checked_id(session_id: object) -> str:
     """An id that a caller may give to a session; anything else is a `BadSessionId`."""
     if not isinstance(session_id, str) or not session_id:
         raise BadSessionId("A session id is a text of at least one character.")
@@ -210,13 +210,13 @@ def checked_id(session_id: Any) -> str:
     return session_id
 
 
-def checked_role(role: Any) -> str:
+def checked_role(role: object) -> str:
     if role not in _ROLES:
         raise ValueError(f"The role of a message is one of {', '.join(_ROLES)}.")
     return str(role)
 
 
-def plain_title(title: Any) -> str | None:
+def plain_title(title: object) -> str | None:
     """A title as it is kept: one line, nothing invisible. Too long is a `ValueError`, empty is none."""
     if title is None:
         return None
@@ -236,14 +236,14 @@ def numbered(title: str, number: int) -> str:
     return title[: SESSION_TITLE_CHARS_MAX - len(tail)].rstrip() + tail
 
 
-def end_reason(reason: Any) -> str:
+def end_reason(reason: object) -> str:
     words = plain_words(reason)
     if not words or len(words) > END_REASON_CHARS_MAX:
         raise ValueError(f"A reason has 1 to {END_REASON_CHARS_MAX} characters.")
     return words
 
 
-def plain_words(text: Any) -> str:
+def plain_words(text: object) -> str:
     return _one_line(clean(str(text)))
 
 

@@ -74,7 +74,7 @@ class Tx:
     def each(self, sql: str, params: Params = ()) -> Iterator[sqlite3.Row]:
         return iter(self._run(sql, params))
 
-    def value(self, sql: str, params: Params = (), default: Any = None) -> Any:
+    def value(self, sql: str, params: Params = (), default: object = None) -> Any:
         found = self._run(sql, params).fetchone()
         return default if found is None else found[0]
 

@@ -33,7 +33,7 @@ def is_current(digest: str | None) -> bool:
     return digest is None or digest.startswith(VERSION)
 
 
-def _said(content: Any) -> Any:
+def _said(content: object) -> Any:
     """Parts that are nothing but text are the same as their text."""
     if isinstance(content, list) and any(not isinstance(p, str) and p.get("type") != "text" for p in content):
         return content
@@ -50,7 +50,7 @@ def _call(call: JsonMapping) -> list[Any]:
     return [call.get("id"), function.get("name"), arguments]
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """A value as bytes that are the same for equal values."""
     try:
         encoded = _encode(value)

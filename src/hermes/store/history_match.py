@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Any
 
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_ROWS_MAX
@@ -245,5 +244,5 @@ def _with_unseen(given: Message | None, held: list[Row]) -> list[JsonObject]:
     return [*(before.as_message() for before in held[:last]), told, *(after.as_message() for after in held[last + 1 :])]
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     return clean(text_of(content) or "")

@@ -36,7 +36,7 @@ class Repository:
 class AsyncPart:
     """A store whose methods are coroutines. What blocks, blocks one of the store's own threads."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: object) -> None:
         self.blocking = store
 
     if not TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         def __get__(self, store: Repository, cls: type) -> Callable[P, R_co]: ...
         @overload
         def __get__(self, store: None, cls: type) -> Callable[..., Any]: ...
-        def __get__(self, store: Any, cls: type) -> Any: ...
+        def __get__(self, store: object, cls: type) -> Any: ...
 
 
 def reads(

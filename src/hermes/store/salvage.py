@@ -70,7 +70,7 @@ class _Rows:
         if not self.whole:
             yield from self._by_rowid(-1)
 
-    def of(self, column: str, key: Any) -> Iterator[tuple[Any, ...]]:
+    def of(self, column: str, key: object) -> Iterator[tuple[Any, ...]]:
         yield from self._until_damage(f"WHERE {column} = ?", (key,))
 
     def _until_damage(self, rest: str, params: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

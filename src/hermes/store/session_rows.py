@@ -246,7 +246,7 @@ def shown(found: sqlite3.Row) -> JsonObject:
     return shown
 
 
-def column(name: str, value: Any) -> Any:
+def column(name: str, value: object) -> Any:
     if name in _JSON:
         return None if value is None else pack(value)
     if name in _FLAGS:

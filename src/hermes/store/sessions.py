@@ -461,7 +461,7 @@ def _remove_folder(folder: Path) -> None:
         shutil.rmtree(gone, onerror=_open_and_retry)
 
 
-def _open_and_retry(remove: Any, path: str, _: Any) -> None:
+def _open_and_retry(remove: object, path: str, _: object) -> None:
     """A folder that commands have closed to their user is opened again."""
     with suppress(OSError):
         for one in (os.path.dirname(path), path):

@@ -229,7 +229,9 @@ def _take_back(tx: Tx, session_id: str, said: list[Row], rest: list[Row]) -> Non
     rows.recount(tx, session_id)
 
 
-def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: Any, timestamp: Any) -> None:
+def _check_kinds(
+    content: object, api_content: object, tool_calls: object, token_count: object, timestamp: object
+) -> None:
     for name, value in (("content", content), ("api_content", api_content)):
         if not (value is None or isinstance(value, str) or _objects(value)):
             raise ValueError(f"`{name}` is a text or a list of parts.")
@@ -241,7 +243,7 @@ def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: A
         raise ValueError("`timestamp` is a number of seconds.")
 
 
-def _objects(value: Any) -> bool:
+def _objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 

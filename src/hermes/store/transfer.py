@@ -140,7 +140,7 @@ def _told(row: Row) -> JsonObject:
     return {name: value for name, value in told.items() if value is not None or name == "content"}
 
 
-def _redacted(value: Any, redact: Redact) -> Any:
+def _redacted(value: object, redact: Redact) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -170,7 +170,7 @@ def _faults(batch: list[JsonMapping]) -> list[JsonObject]:
     return errors
 
 
-def _check(item: Any, seen: set[str]) -> None:
+def _check(item: object, seen: set[str]) -> None:
     if not isinstance(item, Mapping):
         raise ValueError("A session is an object.")
     if item.get("format") != FORMAT:
@@ -211,7 +211,7 @@ def _check(item: Any, seen: set[str]) -> None:
             _check_number(f"usage.{name}", one.get(name))
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_number(name: str, value: object) -> None:
     if isinstance(value, int | float) and not 0 <= value < 2**63:
         raise ValueError(f"`{name}` is not a number that can be kept.")
 
@@ -220,7 +220,7 @@ def _messages(item: JsonMapping) -> list[JsonMapping]:
     return [*item.get("messages", []), *item.get("model_messages", [])]
 
 
-def _check_message(where: str, message: Any) -> None:
+def _check_message(where: str, message: object) -> None:
     if not isinstance(message, Mapping):
         raise ValueError(f"`{where}` is an object.")
     checked_role(message.get("role"))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hermes.core import limits
 from hermes.core.text import whole_text
@@ -285,7 +285,7 @@ class Change:
         return None if self.data is None else hashlib.sha256(self.data).hexdigest()
 
 
-def prepare_changes(changes: list[Change], value: Any) -> Prepared:
+def prepare_changes(changes: list[Change], value: object) -> Prepared:
     before = {whole_text(change.path): change.before for change in changes}
     after = {whole_text(change.path): change.after for change in changes}
     return Prepared({"before": before, "after": after}, value)

@@ -80,7 +80,7 @@ def schema(given: object) -> JsonObject:
     return top
 
 
-def _clean(value: Any, deep: int) -> Any:
+def _clean(value: object, deep: int) -> Any:
     if deep > limits.MCP_SCHEMA_DEPTH_MAX:
         raise Unfit("its schema is nested too deeply")
     if isinstance(value, list):

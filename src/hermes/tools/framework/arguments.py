@@ -143,7 +143,7 @@ def check(args: JsonObject, schema: Schema) -> tuple[JsonObject, str]:
     return args, "; ".join(faults[:3])
 
 
-def _coerced(value: Any, schema: Any) -> Any:
+def _coerced(value: object, schema: object) -> Any:
     schema = schema if isinstance(schema, Mapping) else {}
     kind = schema.get("type")
     value = _scalar(value, kind)
