@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-
-from hermes.core.json_types import JsonObject
+from typing import Any
 
 _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*"')
 _BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"(\w+)"\s*,\s*"arguments"\s*:\s*(.*)', re.S)
@@ -25,7 +24,7 @@ class Reading:
         self._mode = ""
         self.called = False
 
-    def feed(self, text: str) -> Iterator[JsonObject]:
+    def feed(self, text: str) -> Iterator[dict[str, Any]]:
         self._held += text
         if not self._mode and (begins := _ANSWER.match(self._held)):
             self._mode, self._held = "answer", self._held[begins.end() :]
@@ -34,7 +33,7 @@ class Reading:
         if self._mode == "answer" and (delta := self._decoded()):
             yield {"content": delta}
 
-    def finish(self) -> Iterator[JsonObject]:
+    def finish(self) -> Iterator[dict[str, Any]]:
         if self._mode in ("answer", "done"):
             return
         try:
@@ -48,7 +47,7 @@ class Reading:
         elif found:
             yield {"content": json.dumps(found.get("answer", found), ensure_ascii=False)}
 
-    def _call(self, name: str, arguments: str) -> JsonObject:
+    def _call(self, name: str, arguments: str) -> dict[str, Any]:
         self.called = True
         function = {"name": name, "arguments": arguments}
         return {"tool_calls": [{"index": 0, "id": self._call_id, "type": "function", "function": function}]}

@@ -7,13 +7,12 @@ import fcntl
 import json
 import os
 import sys
-
-from hermes.core.json_types import JsonObject
+from typing import Any
 
 TAKEN, FAILED = 10, 11
 
 
-def main(wanted: JsonObject) -> int:
+def main(wanted: dict[str, Any]) -> int:
     """Load, say so, and wait. `TAKEN`: another process serves this model already."""
     os.umask(0o077)
     lock = os.open(wanted["name"] + ".lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -21,11 +21,11 @@ import stat
 import struct
 import sys
 
-from hermes.core.json_types import JsonObject
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Json = JsonObject
+    from typing import Any
+
+    Json = dict[str, Any]
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 437, 442
 _OPEN_TREE_CLONE, _AT_EMPTY_PATH, _AT_RECURSIVE = 1, 0x1000, 0x8000

@@ -12,9 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
-
-from hermes.core.json_types import JsonObject
+from typing import Any, NamedTuple
 
 # The strongest first.
 IGNORE_FILES = (".rgignore", ".ignore", ".gitignore")
@@ -192,7 +190,7 @@ def matching_lines(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
             begins = raw.endswith(b"\n")
 
 
-def main(wanted: JsonObject) -> int:
+def main(wanted: dict[str, Any]) -> int:
     """Print as ripgrep does: paths; paths with counts; or paths with numbers of lines, at most so many of each."""
     try:
         warnings.simplefilter("error")
