@@ -38,7 +38,7 @@ from hermes.providers.chunk_reader import ChunkReader
 from hermes.providers.registry import provider_for
 from hermes.runs import schedule
 from hermes.sandbox import git_config
-from hermes.server import chat, models, request_bodies, response_items, response_tools, turns
+from hermes.server import chat, models, request_bodies, response_items, response_tools, turn_spec, turns
 from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
@@ -672,9 +672,9 @@ case(
 )
 case("stop strings and metadata", "server.request_bodies", lambda n: body(messages=[], stop=["a"] * n, metadata={f"k{at}": "v" for at in range(n)}),
      CHAT, large=900)  # fmt: skip
-case("tools of a chat", "server.turns", lambda n: body(messages=[], tools=[
+case("tools of a chat", "server.turn_spec", lambda n: body(messages=[], tools=[
     {"type": "function", "function": {"name": f"t{at}", "parameters": {"type": "object"}}} for at in range(n)
-]), lambda data: turns.client_tools(CHAT(data).model.tools, None), large=20_000)  # fmt: skip
+]), lambda data: turn_spec.client_tools(CHAT(data).model.tools, None), large=20_000)  # fmt: skip
 
 
 async def read_items(items: Any) -> Any:
@@ -782,25 +782,25 @@ case("messages of a turn", "server.render_session", talk, turn_messages, size=60
 # ---- tools
 
 ARGUMENTS = ['{"a": ', "[", '"', "\\", "{", "}", ",", '{"a": "b",', "a", "1", "```json\n", "'a': ", '"a":"b" ', "\n"]
-texts("arguments of a call", "tools.arguments", arguments.parse, ARGUMENTS, large=100_000)
+texts("arguments of a call", "tools.framework.arguments", arguments.parse, ARGUMENTS, large=100_000)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
 case(
     "arguments to be checked",
-    "tools.arguments",
+    "tools.framework.arguments",
     lambda n: {"a": ["1"] * n},
     lambda args: arguments.check(args, SCHEMA),
     large=50_000,
 )
 case(
     "faults of a value",
-    "tools.arguments",
+    "tools.framework.arguments",
     lambda n: {"a": ["x"] * n},
     lambda args: arguments.schema_faults(args, SCHEMA),
     large=50_000,
 )
-case("a large schema", "tools.arguments", lambda n: {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(n)}},
+case("a large schema", "tools.framework.arguments", lambda n: {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(n)}},
      arguments.schema_problem, large=20_000)  # fmt: skip
-texts("the name of a tool", "tools.arguments", lambda said: arguments.settle_name(said, ["read_file", "todo"]),
+texts("the name of a tool", "tools.framework.arguments", lambda said: arguments.settle_name(said, ["read_file", "todo"]),
       ["a", "_", "functions.", "read_file", ":0", "-tool"], large=100_000)  # fmt: skip
 LINES = ["a\n", "  a\n", "\n", "a b\n", "}\n"]
 texts(
@@ -884,7 +884,7 @@ async def shape(contents: list[str]) -> None:
 
 case(
     "answers of tools",
-    "tools.result_limits",
+    "tools.framework.result_limits",
     lambda n: ["a\n" * 10] * n,
     lambda found: run(shape(found)),
     size=100,
@@ -892,7 +892,7 @@ case(
 )
 case(
     "a long answer of a tool",
-    "tools.result_limits",
+    "tools.framework.result_limits",
     lambda n: ["a\n" * n],
     lambda found: run(shape(found)),
     size=5_000,
@@ -983,7 +983,7 @@ texts("Markdown in a terminal", "cli.markdown_lines", shown_lines, ["a\n", "|a|b
 
 case(
     "answers of tools as text",
-    "tools.registry",
+    "tools.framework.registry",
     lambda n: {"a": ["x"] * n, "b": {f"k{at}": at for at in range(n)}},
     render,
     large=50_000,

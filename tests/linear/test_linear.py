@@ -97,11 +97,11 @@ def readers(tree: ast.Module, package: str) -> set[str]:
 def test_every_parsing_module_has_a_linear_case() -> None:
     known = {part for case in CASES.values() for part in case.parts.split()} | set(ELSEWHERE)
     missing = {}
-    for package in ("", *(path.name for path in SOURCE.iterdir() if path.name not in ("cli", "local", "sandbox"))):
-        for path in (SOURCE / package).glob("*.py"):
-            module = f"{package}.{path.stem}" if package else path.stem
-            found = readers(ast.parse(path.read_text("utf-8")), package)
-            if found and module not in known:
-                missing[module] = found
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        package, module = parts[0] if len(parts) > 1 else "", ".".join(parts)
+        names = readers(ast.parse(path.read_text("utf-8")), package)
+        if names and package not in ("cli", "local", "sandbox") and module not in known:
+            missing[module] = names
     assert not missing, f"add cases to {Path(__file__).with_name('cases.py')}, or say why there are none: {missing}"
     assert all((SOURCE / f"{module.replace('.', '/')}.py").exists() for module in known)

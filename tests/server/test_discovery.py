@@ -14,6 +14,7 @@ import hermes
 from hermes.sandbox.choose import choose_backend
 from hermes.server import readiness, status
 from hermes.server.routes import ROUTES
+from hermes.services import models
 from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import ToolDef
 from hermes.tools.framework.toolsets import DEFAULTS, builtin
@@ -254,7 +255,7 @@ async def test_unknown_config_names_are_counted_only(start: Start) -> None:
 
 
 async def test_missing_model_is_degraded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "available", lambda mode: False)
+    monkeypatch.setattr(models, "available", lambda mode: False)
     api = await start(settings={"model": {}})
     model = (await health_of(api))["readiness"]["checks"]["model"]
     assert model["status"] == "degraded" and "No model is configured" in model["error"]

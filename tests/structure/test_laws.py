@@ -24,7 +24,7 @@ from support.model_server import Call, ModelServer, Reply
 ROOT = Path(hermes.__file__).parent
 PURE = [
     *(f"agent/{name}.py" for name in ("assembler", "inline", "leaked_calls", "prompt", "compress")),
-    *(f"core/{name}.py" for name in ("failures", "stream_parts", "message_marks", "tokens")),
+    *(f"core/{name}.py" for name in ("failures", "json_types", "stream_parts", "message_marks", "tokens")),
 ]
 TRANSLATORS = [
     f"providers/{n}.py" for n in ("base", "table", "chat_completions", "codex_responses", "anthropic_messages")
