@@ -431,9 +431,9 @@ LOCAL_START_S_MAX = 300.0
 LOCAL_END_S_MAX = 5.0
 SOCKET_PATH_BYTES_MAX = 100
 
-# In a burst so many turns start at a time; as many again are let in after this long, whatever keeps the others.
+# In a burst so many turns start at a time; one that has not asked its model after this long holds nobody up.
 TURNS_STARTING_MAX = 64
-TURNS_STARTING_S_MAX = 0.05
+TURNS_STARTING_S_MAX = 0.25
 
 # While more turns than this are at work, what every turn looks at is looked at once for all that begin in a moment.
 BUSY_TURNS = 8

@@ -17,16 +17,17 @@ from hermes.core import limits
 class Start:
     """The place of one turn among those that are starting."""
 
-    __slots__ = ("_gate",)
+    __slots__ = ("_gate", "_period")
 
-    def __init__(self, gate: StartGate) -> None:
+    def __init__(self, gate: StartGate, period: int) -> None:
         self._gate: StartGate | None = gate
+        self._period = period
 
     def leave(self) -> None:
         """The turn has asked its model, or will not. Once is enough; twice does no harm."""
         if self._gate is not None:
             gate, self._gate = self._gate, None
-            gate.leave()
+            gate.leave(self._period)
 
 
 START: web.RequestKey[Start] = web.RequestKey("start")
@@ -35,46 +36,47 @@ START: web.RequestKey[Start] = web.RequestKey("start")
 class StartGate:
     """Lets turns in, in order of arrival, while fewer than `TURNS_STARTING_MAX` are starting.
 
-    A turn that takes its time, for instance because it waits for its session, holds nobody up for long: as many again are
-    let in every `TURNS_STARTING_S_MAX`.
+    A turn that takes its time, for instance because it waits for its session, holds nobody up for long: while turns wait,
+    those that were let in before are no longer counted after `TURNS_STARTING_S_MAX`, when the next period begins.
     """
 
     def __init__(self) -> None:
-        self._starting = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._starting = self._period = 0
+        self._waiting: deque[asyncio.Future[int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self) -> Start:
         if self._starting < limits.TURNS_STARTING_MAX:
             self._starting += 1
-            return Start(self)
+            return Start(self, self._period)
         loop = asyncio.get_running_loop()
-        admitted = loop.create_future()
+        admitted: asyncio.Future[int] = loop.create_future()
         self._waiting.append(admitted)
         if self._timer is None:
-            self._timer = loop.call_later(limits.TURNS_STARTING_S_MAX, self._admit_more)
+            self._timer = loop.call_later(limits.TURNS_STARTING_S_MAX, self._begin_period)
         try:
-            await admitted
+            return Start(self, await admitted)
         except asyncio.CancelledError:
             if not admitted.cancelled():  # let in and cancelled at once
-                self.leave()
+                self.leave(admitted.result())
             raise
-        return Start(self)
 
-    def leave(self) -> None:
-        self._starting -= 1
-        self._admit(limits.TURNS_STARTING_MAX - self._starting)
+    def leave(self, period: int) -> None:
+        if period == self._period:
+            self._starting -= 1
+            self._admit()
 
-    def _admit(self, count: int) -> None:
-        while count > 0 and self._waiting:
+    def _admit(self) -> None:
+        while self._starting < limits.TURNS_STARTING_MAX and self._waiting:
             admitted = self._waiting.popleft()
             if not admitted.done():
-                admitted.set_result(None)
+                admitted.set_result(self._period)
                 self._starting += 1
-                count -= 1
 
-    def _admit_more(self) -> None:
+    def _begin_period(self) -> None:
         self._timer = None
-        self._admit(limits.TURNS_STARTING_MAX)
+        self._period += 1
+        self._starting = 0
+        self._admit()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(limits.TURNS_STARTING_S_MAX, self._admit_more)
+            self._timer = asyncio.get_running_loop().call_later(limits.TURNS_STARTING_S_MAX, self._begin_period)
