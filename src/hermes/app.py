@@ -103,6 +103,7 @@ class App:
             turn_queue=settings.sessions.turn_queue, resume_within_s=settings.runs.resume_within_seconds
         )
         self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
+        self.engine.lifecycle.on_new_session = self.services.forget
         self._traces = traces(settings)
         if self._traces is not None:
             self.engine.listeners.append(self._traces.hear)
@@ -153,7 +154,7 @@ class App:
     def _secrets(self, spec: RunSpec) -> Secrets:
         """The same, and those that the run brings along. With every run the settings are looked at again."""
         known = known_secrets(self.settings)
-        if spec.route is None:
+        if spec.route is None or not (spec.route.api_key or spec.route.fallbacks):
             return known
         fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
         own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(known.values)

@@ -118,7 +118,10 @@ def names_session(turn: Turn) -> bool:
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    return next((text for m in messages if m["role"] == "user" and (text := text_of(m["content"])).strip()), "")
+    for message in messages:
+        if message["role"] == "user" and (text := text_of(message["content"])).strip():
+            return text
+    return ""
 
 
 def plain_title(text: str) -> str:

@@ -25,6 +25,7 @@ from hermes.core.failures import Failure, Kind, explain
 from hermes.core.ids import random_hex
 from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.core.result import Result
+from hermes.core.spec import RunSpec
 from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.runs.control import Stopped
@@ -100,13 +101,17 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
 class TurnLoop:
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
-        self._spec, self._log = turn.live.spec, turn.live.log
+        self._log = turn.live.log
         self._invalid_steps = 0
         self._tools = TurnTools(turn)
         self._steer_mark = random_hex(8)
         if self._spec.source == "api_server" and "file" in map(attrgetter("toolset"), turn.tools.values()):
             turn.media = MediaExporter(turn.live, turn.services, lambda: self._tools.resources)
         self._calls = 0
+
+    @property
+    def _spec(self) -> RunSpec:
+        return self._live.spec
 
     def close(self) -> None:
         """Break reference cycles, so that the turn is freed at once."""
@@ -117,7 +122,9 @@ class TurnLoop:
     async def run(self) -> Result:
         turn = self._turn
         repairs = 0
-        notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id)
+        # A session that is not made yet has no notices; its id may become another's.
+        has_session = self._log.claims is None
+        notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id) if has_session else []
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         resumed = await self._resume(self._live.resumption) if self._live.resumption is not None else None
@@ -276,6 +283,7 @@ class TurnLoop:
 
         outcomes: list[Outcome] = []
         if server:
+            await self._log.put_on_record()
             try:
                 await self._tools.round.run(server, steer, outcomes, refused)
             finally:

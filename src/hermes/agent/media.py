@@ -115,17 +115,17 @@ class MediaExporter:
 
     async def made(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None where the file is not to be had."""
-        spec = self._live.spec
         try:
+            await self._live.log.put_on_record()  # the file belongs to a session, whose id is known then
             paths = await self.resources.paths()
             name, taken = await self._services.files.call(partial(self._taken, paths, path))
             if isinstance(taken, str):
                 return f"![{name}]({taken})"
-            await self._live.log.put_on_record()
+            session_id = self._live.spec.session_id
             file_id = await self._live.store.sessions.add_file(
-                spec.session_id, taken.name, bytes=taken.bytes, mime=taken.mime, direction="out", path=taken.path
+                session_id, taken.name, bytes=taken.bytes, mime=taken.mime, direction="out", path=taken.path
             )
-            return f"[{name}](/api/sessions/{quote(spec.session_id, safe='')}/files/{file_id})"
+            return f"[{name}](/api/sessions/{quote(session_id, safe='')}/files/{file_id})"
         except (PathRefused, OSError, HermesError):
             return None
 

@@ -66,7 +66,7 @@ class RouteHealth:
         self._rests[thing] = time.monotonic() + seconds
 
     def is_cooling_down(self, thing: object) -> bool:
-        return self._rests.get(thing, 0.0) > time.monotonic()
+        return bool(self._rests) and self._rests.get(thing, 0.0) > time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Totals(msgspec.Struct):
     """Tokens of a turn, over all its model calls."""
 
     calls: int = 0
-    counts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counts: dict[str, int] = msgspec.field(default_factory=dict.fromkeys(COUNTS, 0).copy)
     cost_usd: float | None = None
 
     def add(self, usage: JsonObject) -> None:

@@ -62,9 +62,9 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[JsonOb
     _announce_row(row, event, "row")
 
     if calls and turn.stored:
+        await turn.live.log.put_on_record()
         spec = turn.live.spec
         ids = [call["id"] for call in calls]
-        await turn.live.log.put_on_record()
         await turn.live.store.sessions.put_pending_calls(spec.session_id, spec.run_id, ids, spec.owner)
 
     def steers() -> None:

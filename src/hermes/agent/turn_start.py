@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +19,14 @@ from hermes.core.failures import Failure
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEAN_WINDOW_TOKENS
 from hermes.core.spec import RunSpec
-from hermes.core.text import text_of, whole_tree
+from hermes.core.text import text_of, whole_text, whole_tree
 from hermes.providers import routes
 from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
-from hermes.tools.framework.registry import ToolDef, redaction
+from hermes.tools.framework.registry import redaction
 from hermes.tools.framework.toolsets import LEAN, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 
@@ -40,11 +41,10 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     settings, settings_notice = services.settings()
     if live.begun is not None and spec.persist:
         session = live.begun.session
-        if session is None:  # whatever is known of a session of this id was of one that is gone
-            services.forget([spec.session_id])
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
-    live.spec = spec = _with_session_defaults(spec, session, settings)
+    if session is not None:
+        live.spec = spec = _with_session_defaults(spec, session, settings)
     available_routes, failure = _routes(live, services, settings, session)
     stored: list[Message] = []
     # A caller's own history counts instead of the session's where there is none.
@@ -53,13 +53,15 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
         stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
     is_empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
     incoming = IncomingMessages()
-    user_message: Message = {"role": "user", "content": whole_tree(spec.user_message)}
+    asked = spec.user_message
+    content = whole_text(asked) if isinstance(asked, str) else whole_tree(asked)
+    user_message: Message = {"role": "user", "content": content}
     if spec.user_name:
         user_message["name"] = spec.user_name
     client_tools: dict[str, ToolSchema] = {}
     try:
         redact = redaction(live.secrets, settings)
-        history = [*(stored or spec.history or ()), *_tool_messages(spec)]
+        history = [*(stored or spec.history or ()), *(_tool_messages(spec) if spec.results else ())]
         if history:
             incoming = await receive(history, services, spec.folder_id, redact)
         if not isinstance(user_message["content"], str):
@@ -76,7 +78,7 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
         message = f"The request is malformed: {error!r}"
         failure = Failure("bad_request", None, "", message, False, "provider_rejected_request")
     new = [user_message] if user_message["content"] else []
-    history, prefix = _split_prefix(spec, incoming.messages)
+    history, prefix = _split_prefix(incoming.messages) if spec.continues else (incoming.messages, "")
     turn = Turn(live, services, settings, available_routes, [*history, *new], len(history), prefix=prefix)
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
@@ -99,7 +101,8 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     assert resumed is not None
     settings, _ = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
-    live.spec = spec = _with_session_defaults(spec, session, settings)
+    if session is not None:
+        live.spec = spec = _with_session_defaults(spec, session, settings)
     available_routes, failure = _routes(live, services, settings, session)
     rows = await live.store.runs.rows(spec.run_id)
     own = [row.as_message() for row in rows]
@@ -113,9 +116,9 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     prefix = ""
     if spec.continues:
         if not any(message["role"] == "assistant" for message in own):
-            messages, prefix = _split_prefix(spec, messages)
+            messages, prefix = _split_prefix(messages)
         elif not (stored and not spec.verbatim):
-            history, text = _split_prefix(spec, messages[: len(messages) - len(own)])
+            history, text = _split_prefix(messages[: len(messages) - len(own)])
             own = [{**own[0], "content": f"{text}{own[0]['content'] or ''}"}, *own[1:]]
             messages = [*history, *own]
     turn = Turn(live, services, settings, available_routes, messages, len(messages) - len(own), stored, prefix=prefix)
@@ -134,9 +137,7 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     return turn, failure
 
 
-def _with_session_defaults(spec: RunSpec, session: JsonMapping | None, settings: Settings) -> RunSpec:
-    if session is None:
-        return spec
+def _with_session_defaults(spec: RunSpec, session: JsonMapping, settings: Settings) -> RunSpec:
     changes: JsonObject = {}
     if spec.workdir is None and session["workdir"] is not None:
         changes["workdir"] = session["workdir"]
@@ -190,10 +191,7 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
         toolsets -= _ASKING
     if not toolsets.isdisjoint(_COMMANDS):
         await services.outside.sandboxes.ready(settings)
-    key = (_equip, settings, toolsets)
-    tools: dict[str, ToolDef] | None = services.burst_cache.get(key)
-    if tools is None:
-        tools = services.burst_cache.keep(key, services.registry().offered(toolsets, settings))
+    tools = services.registry().offered(toolsets, settings)
     if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
         told = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
@@ -227,13 +225,16 @@ async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild:
     inputs = PromptInputs(turn.route.model, turn.window, spec.source, turn.schemas.names, instructions=instructions)
     sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
-    known: PromptInputs | None = services.burst_cache.get(key)
-    if known is None:
+    reading: asyncio.Future[PromptInputs] | None = services.burst_cache.get(key)
+    if reading is None or (reading.done() and (reading.cancelled() or reading.exception() is not None)):
         read = partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), inputs)
+        reading = services.burst_cache.keep(key, services.files.submit(read).future)
+    if reading.done():
+        inputs = reading.result()
+    else:
         with suppress(Stopped):  # it is met at the next step
             async with live.controls.stop.scope():
-                known = services.burst_cache.keep(key, await services.files.call(read))
-    inputs = known or inputs
+                inputs = await asyncio.shield(reading)  # other turns of the burst wait for it too
     digest = inputs.digest()
     if (
         session is not None
@@ -289,16 +290,16 @@ async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessag
     await live.log.append(started, rows=rows, session=record, hold=not incoming.uploads)
 
 
-def _split_prefix(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
-    """The messages without the last one, and its text, where the model is to go on with that."""
-    last = messages[-1] if messages and spec.continues else {}
+def _split_prefix(messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages without the last one, and its text, where the model can go on with that."""
+    last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
         return messages, ""
     return messages[:-1], last["content"]
 
 
 def _tool_messages(spec: RunSpec) -> list[Message]:
-    return [{"role": "tool", **result} for result in spec.results] if spec.results else []
+    return [{"role": "tool", **result} for result in spec.results]
 
 
 def _check_answered(history: list[Message], user_message: Message) -> None:

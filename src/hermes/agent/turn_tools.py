@@ -10,6 +10,7 @@ from hermes.agent.content import own_words
 from hermes.agent.turn import Turn
 from hermes.core import message_marks
 from hermes.core.message_marks import SUMMARY_MARK
+from hermes.core.spec import RunSpec
 from hermes.guards.url_text import hosts_in
 from hermes.runs.engine import LiveRun
 from hermes.tools.framework.questions import Asking
@@ -24,13 +25,17 @@ class TurnTools:
 
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
-        self._spec, self._log = turn.live.spec, turn.live.log
+        self._log = turn.live.log
         self.steers: list[str] = []
 
     def close(self) -> None:
         """Break reference cycles, so that the turn is freed at once."""
         for name in ("round", "asking", "resources"):
             self.__dict__.pop(name, None)
+
+    @property
+    def _spec(self) -> RunSpec:
+        return self._live.spec
 
     @property
     def _resumes(self) -> bool:

@@ -439,3 +439,5 @@ TURNS_STARTING_S_MAX = 0.25
 BUSY_TURNS = 8
 SAME_MOMENT_S = 0.05
 LATELY_MAX = 256
+# Sets of tools that are remembered, each for the settings it was made with.
+OFFERED_TOOLS_MAX = 64

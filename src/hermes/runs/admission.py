@@ -132,6 +132,7 @@ class Admissions:
         *,
         wait_s: float | None = -1.0,
         bind: bool = False,
+        defer: bool = False,
         charged: bool = False,
         after_run: str | None = None,
     ) -> Admission:
@@ -139,12 +140,13 @@ class Admissions:
         its owner's rates before.
 
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
-        new one, and none is waited for. With `after_run`, only the end of that run is waited for.
+        new one, and none is waited for; with `defer` a new one, which is made and leased when the run is put on record,
+        and has its id from then on. With `after_run`, only the end of that run is waited for.
         """
         self.take_permit(spec, charged=charged)
         try:
             wait_s = self._engine.limits.session_wait_s if wait_s == -1.0 else wait_s
-            return await self.admit_with_permit(spec, wait_s, bind, after_run)
+            return await self.admit_with_permit(spec, wait_s, bind, defer=defer, after_run=after_run)
         except BaseException:
             self.permits.change(spec.owner, -1)
             raise
@@ -169,12 +171,18 @@ class Admissions:
             raise Refused("rate_limit_exceeded", f"{owner_max} turns of {spec.owner!r} are running already.")
 
     async def admit_with_permit(
-        self, spec: RunSpec, wait_s: float | None, bind: bool = False, after_run: str | None = None
+        self,
+        spec: RunSpec,
+        wait_s: float | None,
+        bind: bool = False,
+        *,
+        defer: bool = False,
+        after_run: str | None = None,
     ) -> Admission:
         """The admission of a run that has its permit, which stays the caller's where this fails."""
         began = time.monotonic()
         try:
-            lease = await self._acquire_session(spec, wait_s, bind, after_run)
+            lease = await self._acquire_session(spec, wait_s, bind, defer, after_run)
         except SessionBusy as error:
             self.check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
@@ -190,12 +198,16 @@ class Admissions:
         self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
         return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
 
-    async def _acquire_session(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
+    async def _acquire_session(
+        self, spec: RunSpec, wait_s: float | None, bind: bool, defer: bool, after_run: str | None
+    ) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
         bind, next_in_line = bind and spec.persist, False
         while True:
             lease: Lease | None = None
+            if bind and defer:
+                return self.leases.promise(spec, self._engine.store)
             if bind:
                 try:
                     lease = await self.leases.bind(spec, self._engine.store)

@@ -13,6 +13,7 @@ from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
 from hermes.core.spec import RunSpec
 from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, StoreError
+from hermes.store.runs import ClaimedSession
 from hermes.store.stores import AsyncStore
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,8 @@ T = TypeVar("T")
 
 
 class Lease(msgspec.Struct, eq=False):
-    """The right to a session's next turn. Without a token it holds in this process only: the store is away."""
+    """The right to a session's next turn. Without a token it holds in this process only: the store is away, or the
+    session is made, and claimed, when something of the run is put on record (`unclaimed`)."""
 
     session_id: str
     owner: str
@@ -29,6 +31,7 @@ class Lease(msgspec.Struct, eq=False):
     store: AsyncStore
     token: int | None = None
     begun: OpenedSession | None = None
+    unclaimed: bool = False
 
 
 class SessionLeases:
@@ -124,6 +127,7 @@ class SessionLeases:
         except asyncio.CancelledError:
             await asyncio.wait([asked])
             if not asked.cancelled() and asked.exception() is None and (begun := asked.result()) is not None:
+                assert begun.token is not None
                 await store.leases.release(f"session:{begun.session_id}", begun.token)
             raise
 
@@ -137,6 +141,21 @@ class SessionLeases:
         self._hold(lease, begun)
         return lease
 
+    def promise(self, spec: RunSpec, store: AsyncStore) -> Lease:
+        """A lease on a session that nobody can know of before it is made: nothing of it is in the store until then."""
+        turn = asyncio.get_running_loop().create_future()
+        begun = OpenedSession(spec.session_id, None, (), None)
+        return Lease(spec.session_id, spec.owner, spec.run_id, turn, store, begun=begun, unclaimed=True)
+
+    def fulfil(self, lease: Lease, claimed: ClaimedSession) -> None:
+        """The session of a promised lease was made, under this id; without a token the run has ended with that."""
+        lease.session_id = claimed.session_id
+        if claimed.token is not None:
+            lease.unclaimed = False
+            lease.turn.set_result(None)
+            self._lines.setdefault(claimed.session_id, []).insert(0, lease)
+            self._hold(lease, OpenedSession(claimed.session_id, claimed.token, (), None))
+
     async def acquire_if_free(self, spec: RunSpec, store: AsyncStore) -> Lease | None:
         if spec.session_id in self._lines:
             return None
@@ -146,6 +165,8 @@ class SessionLeases:
             return None
 
     async def release(self, lease: Lease) -> None:
+        if lease.unclaimed:
+            return
         self._held.discard(lease)
         try:
             if lease.token is not None:

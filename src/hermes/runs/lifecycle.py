@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core.events import Event, RunState
 from hermes.core.json_types import JsonObject
+from hermes.core.limits import LEASE_TTL_S
+from hermes.core.processes import this_process
 from hermes.core.result import Result
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
@@ -22,6 +24,7 @@ from hermes.runs.control import RunControls
 from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import LeaseLost, SessionNotFound, StoreError
+from hermes.store.runs import ClaimedSession
 
 if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
@@ -58,6 +61,8 @@ class Lifecycle:
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self.tasks: set[asyncio.Task[object]] = set()
+        # Called with the id of a session that a run makes: whatever is known of that id was of one that is gone.
+        self.on_new_session: Callable[[list[str]], None] = lambda _: None
 
     # --- starting -----------------------------------------------------------------------------------------------
 
@@ -139,7 +144,7 @@ class Lifecycle:
         """A turn that somebody waits for is carried out without its store, if need be; any other is refused."""
         if not spec.persist:
             return await self._open(spec)
-        if admission.lease.token is not None:
+        if admission.lease.token is not None or admission.lease.unclaimed:
             try:
                 return await self._open(spec, at_once=not may_go_unrecorded(spec))
             except (StoreError, SessionNotFound) as error:
@@ -186,17 +191,29 @@ class Lifecycle:
     def begin(self, live: LiveRun, admission: Admission) -> None:
         if live.spec.persist:
             live.log.token = admission.lease.token
+            if admission.lease.unclaimed:
+                live.log.claims = (this_process(), LEASE_TTL_S)
+            elif admission.lease.begun is not None and admission.lease.begun.session is None:
+                self.on_new_session([live.spec.session_id])
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
         live.on_model_asked = admission.on_model_asked
         live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
             self._engine.mark_created(admission.run_id)
         else:
-            live.log.on_created = partial(self._engine.mark_created, admission.run_id)
+            live.log.on_created = partial(self._created, live, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.read_by_client:
             self._engine.expect_reader(admission.run_id)
+
+    def _created(self, live: LiveRun, admission: Admission, claimed: ClaimedSession | None) -> None:
+        self._engine.mark_created(admission.run_id)
+        if claimed is not None:
+            live.spec = live.spec.replace(session_id=claimed.session_id)
+            admission.spec = admission.spec.replace(session_id=claimed.session_id)
+            self._engine.admissions.leases.fulfil(admission.lease, claimed)
+            self.on_new_session([claimed.session_id])
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:

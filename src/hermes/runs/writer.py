@@ -15,6 +15,7 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.commits import Commit, LogOutput, Pending
 from hermes.runs.streams import Stream
 from hermes.store.base import Partial, Row
+from hermes.store.runs import ClaimedSession
 from hermes.store.stores import AsyncRuns
 
 
@@ -50,9 +51,11 @@ class RunWriter:
         self.step = 0
         self.first_delta_at: float | None = None
         self.on_event: Callable[[Event], None] | None = None
-        # The run itself, until the first commit has put it on record; and who is told of that.
+        # The run itself, until the first commit has put it on record; the lease that it then gets on a session that is
+        # made with it (holder and seconds); and who is told of that.
         self.creates: RunSpec | None = None
-        self.on_created: Callable[[], None] | None = None
+        self.claims: tuple[str, float] | None = None
+        self.on_created: Callable[[ClaimedSession | None], None] | None = None
         # Whether the start of the run may wait for its end, to be put on record with it.
         self.start_may_wait = False
         self.store, self.last_seq = store, last_seq
@@ -417,30 +420,37 @@ class RunWriter:
                 self.last_seq += 1
                 event.seq, event.ts = self.last_seq, self._clock()
             whole.join(commit)
-        partials = [stream.partial() for stream in self._grown() if stream.id not in whole.closes]
+        partials: list[Partial] = []
+        closes: list[str] = []
+        if self._streams:
+            partials = [stream.partial() for stream in self._grown() if stream.id not in whole.closes]
+        if whole.closes:  # the store knows nothing of a text that was given out and ended between two commits
+            closes = [one for one in whole.closes if (own := self._streams.get(one)) is None or own.saved_seq]
         try:
-            await self.store.append(
+            claimed = await self.store.append(
                 self.run_id,
                 self.token,
                 whole.events,
                 whole.rows,
                 session=whole.session,
                 partials=partials,
-                # The store knows nothing of a text that was given out and ended between two commits.
-                closes=[one for one in whole.closes if (own := self._streams.get(one)) is None or own.saved_seq],
+                closes=closes,
                 replaces=whole.replaces,
                 annotate=whole.annotate,
                 sync=whole.sync,
                 creates=self.creates,
+                claims=self.claims,
             )
         except BaseException:
             for event in (event for pieces in texts.values() for event in pieces):
                 self._deliver(event)
             raise
         if self.creates is not None:
-            self.creates = None
+            self.creates = self.claims = None
+            if claimed is not None:
+                self.token = claimed.token
             if self.on_created is not None:
-                self.on_created()
+                self.on_created(claimed)
         for row in whole.rows:
             for event, _ in row.announced_in if row.role == "assistant" else ():
                 event.message_row = row
@@ -448,7 +458,8 @@ class RunWriter:
         for stream_id in whole.closes:
             if (stream := self._streams.pop(stream_id, None)) is not None:
                 self._release(stream, closed=True)
-        self.saved(partials)
+        if self._streams or partials:
+            self.saved(partials)
         for commit in batch:
             for event in texts.get(commit, ()):
                 self._deliver(event)

@@ -167,7 +167,15 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
     if not persist and spec.results:
         spec = spec.replace(history=await with_unseen(context, spec, parsed.history))
     ignored_messages = len(parsed.history) if named else 0
-    return Turn(context, request, spec, options, bind=persist and not named, ignored_messages=ignored_messages)
+    turn = Turn(context, request, spec, options, bind=persist and not named, ignored_messages=ignored_messages)
+    turn.defer_session = (
+        turn.bind
+        and not (asked.stream or parsed.history or parsed.results)
+        and isinstance(parsed.prompt, str)
+        and spec.on_detach == "cancel"
+        and options.recording is None
+    )
+    return turn
 
 
 def _derive_chat_session_id(system_prompt: str | None, first_user_message: str, owner: str = "default") -> str:

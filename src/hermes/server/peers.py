@@ -45,18 +45,18 @@ def is_same_user(transport: asyncio.BaseTransport) -> bool:
     try:
         if sock is not None and sock.family == socket.AF_UNIX:
             uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
-            return _is_trusted(uid)
-        client, server = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+            return uid in (os.geteuid(), 0)
+        client = _address(transport.get_extra_info("peername"))
+        server = _address(transport.get_extra_info("sockname"))
         if not client[0].is_loopback and client[0] != server[0]:
             return True
-        found = _owner(client, server)
+        try:
+            found = _asked(client, server)
+        except (_Cannot, OSError):
+            found = _listed(client, server)
     except (_Cannot, OSError, ValueError, TypeError, AttributeError):
         return True
-    return found is not None and found.inode != 0 and _is_trusted(found.uid)
-
-
-def _is_trusted(uid: int) -> bool:
-    return uid in (os.geteuid(), 0)
+    return found is not None and found.inode != 0 and found.uid in (os.geteuid(), 0)
 
 
 def _address(socket_name: tuple[str, int]) -> Address:
@@ -66,18 +66,11 @@ def _address(socket_name: tuple[str, int]) -> Address:
     return mapped or address, socket_name[1]
 
 
-def _owner(local: Address, remote: Address) -> _Found | None:
-    """Who has the socket with these ends; None: there is no such socket any more."""
-    try:
-        return _asked(local, remote)
-    except (_Cannot, OSError):
-        return _listed(local, remote)
-
-
 def _asked(local: Address, remote: Address) -> _Found | None:
-    """The kernel's answer about one socket, which takes the same time however many there are."""
+    """The kernel's answer about the socket with these ends, which takes the same time however many there are; None:
+    there is no such socket any more."""
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
-    ends = _ends(local, remote)
+    ends = _ends(local[1], remote[1], local[0].packed, remote[0].packed)
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + ends + _ANY_INTERFACE_AND_COOKIE
     head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
@@ -93,13 +86,15 @@ def _asked(local: Address, remote: Address) -> _Found | None:
         raise _Cannot
     # Where there is no such connection, the answer may be about a socket that listens at its port.
     reported_ends = answer[_HEADER.size + 4 :][:_TUPLE_BYTES]
-    same = reported_ends in (ends, _ends(local, remote, mapped=True))
+    same = reported_ends == ends or reported_ends == _ends(
+        local[1], remote[1], _packed(local, mapped=True), _packed(remote, mapped=True)
+    )
     return _Found(*_UID_AND_INODE.unpack_from(answer, _UID_AT)) if same else None
 
 
-def _ends(local: Address, remote: Address, *, mapped: bool = False) -> bytes:
+def _ends(local_port: int, remote_port: int, local: bytes, remote: bytes) -> bytes:
     """Both ends of a connection as they stand in question and answer."""
-    return _PORTS.pack(local[1], remote[1]) + b"".join(_packed(end, mapped).ljust(16, b"\0") for end in (local, remote))
+    return _PORTS.pack(local_port, remote_port) + local.ljust(16, b"\0") + remote.ljust(16, b"\0")
 
 
 def _packed(end: Address, mapped: bool) -> bytes:

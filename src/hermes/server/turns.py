@@ -172,6 +172,8 @@ class Turn:
     spec: RunSpec
     options: RequestOptions
     bind: bool = False
+    # Nobody is told of the session before the turn has ended: it is made when the turn is put on record.
+    defer_session: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
     wait_s: float | None = -1.0
@@ -182,7 +184,7 @@ class Turn:
 
     @property
     def session_id(self) -> str:
-        return self.spec.session_id
+        return self.spec.session_id if self.admission is None else self.admission.session_id
 
     async def admit(self) -> None:
         """Gain a permit and the session, then read what was said in it before. Whoever calls this calls `release`."""
@@ -201,7 +203,12 @@ class Turn:
         resumed = self.options.resumed
         try:
             self.admission = admission = resumed or await self.context.app.engine.admit(
-                self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
+                self.spec,
+                wait_s=self.wait_s,
+                bind=self.bind,
+                defer=self.defer_session,
+                charged=True,
+                after_run=after_run,
             )
         except Refused as error:
             raise outcome.refusal(error) from None
@@ -444,7 +451,7 @@ class Turn:
 
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
         told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
-        headers = {"X-Hermes-Session-Id": self.spec.session_id, "X-Hermes-History": told}
+        headers = {"X-Hermes-Session-Id": self.session_id, "X-Hermes-History": told}
         if (self.admission is not None and self.admission.begun) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
         if key := self.request.headers.get("X-Hermes-Session-Key"):

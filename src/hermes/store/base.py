@@ -166,7 +166,7 @@ class OpenedSession:
     is the conversation, once somebody has read it; of a session that was found by content, what the turn goes on from."""
 
     session_id: str
-    token: int
+    token: int | None
     left: Sequence[RunRecord]
     session: JsonMapping | None
     said: list[JsonObject] | None = None

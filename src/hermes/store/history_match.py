@@ -63,7 +63,7 @@ def bound(
     answers now; with `shown_tools` it has seen the server's own calls too."""
     checked_id(base_id)
     if not history:
-        return Bound(_free(tx, base_id), True)
+        return Bound(free_session_id(tx, base_id), True)
     digests = [digest_of(message) for message in history]
     asked: str | None = None
     for message, digest in zip(history, digests, strict=True):
@@ -93,7 +93,7 @@ def bound(
     for one in whole:
         if possible[one] and not held_by(tx, f"session:{one}"):
             return Bound(one, False, added)
-    return Bound(_free(tx, base_id), True, added)
+    return Bound(free_session_id(tx, base_id), True, added)
 
 
 def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
@@ -109,7 +109,8 @@ def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | Non
     return {str(row["id"]): row["base_id"] is not None for row in found}
 
 
-def _free(tx: Tx, base_id: str) -> str:
+def free_session_id(tx: Tx, base_id: str) -> str:
+    """The id of a session that is not there and that nobody is about to make."""
     number, wanted = 0, base_id
     while tx.value("SELECT 1 FROM sessions WHERE id = ?", (wanted,)) is not None or held_by(tx, f"session:{wanted}"):
         sql = "SELECT 1 + count(*) FROM sessions WHERE base_id = ? AND base_id <> id"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from hermes.core.events import Cuts, Event, RunState
 from hermes.core.json_types import JsonMapping
@@ -19,11 +19,12 @@ from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
-from hermes.store.leases import held, release
+from hermes.store.history_match import free_session_id
+from hermes.store.leases import acquire, held, release
 from hermes.store.prompts import put
 from hermes.store.replay import closed_stream, joined, part_of, replay
 from hermes.store.repository import Repository, blocks, reads, writes
-from hermes.store.session_rows import check_owner, count_usage, exists, open_session
+from hermes.store.session_rows import check_owner, count_usage, exists, make_session, open_session, used
 
 _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # What a spec says that has a column of its own; older rows have it in both places.
@@ -75,7 +76,7 @@ _CLOSING = ("message.completed", "reasoning.completed")
 class AppendOptions(TypedDict, total=False):
     """What is written with the events of a run beside their rows.
 
-    `session` is opened first, `creates` is the run itself where nothing is on record of it, `replaces` makes the rows all
+    `session` is opened first, under a free id where the run `claims` (holder and seconds of its lease) a new one, `creates` is the run itself where nothing is on record of it, `replaces` makes the rows all
     that the model sees, `annotate` gives a row other words for the model, `closes` names streams that have ended, and
     `sync` makes the commit wait for the disk.
     """
@@ -87,6 +88,14 @@ class AppendOptions(TypedDict, total=False):
     annotate: tuple[int, str] | None
     sync: bool
     creates: RunSpec | None
+    claims: tuple[str, float] | None
+
+
+class ClaimedSession(NamedTuple):
+    """The session that a run was put on record with, and the token of its lease while the run has no end."""
+
+    session_id: str
+    token: int | None
 
 
 class RunFilters(TypedDict, total=False):
@@ -120,16 +129,22 @@ class Runs(Repository):
         events: Sequence[Event],
         rows: Sequence[Row] = (),
         **more: Unpack[AppendOptions],
-    ) -> None:
+    ) -> ClaimedSession | None:
         """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
         session, creates, replaces = more.get("session"), more.get("creates"), more.get("replaces")
-        if creates is not None:
+        claims, usage = more.get("claims"), None
+        if creates is not None and session is not None and claims is not None:
+            state, session_id = RunState(), free_session_id(tx, creates.session_id)
+            creates, session = creates.replace(session_id=session_id), {**session, "id": session_id}
+            _set_session_id(session_id, events, rows)
+            usage = used([event.data for event in events if event.type == "usage"])
+        elif creates is not None:
             state, session_id = RunState(), creates.session_id
             _check_held(run_id, token, held(tx, f"session:{session_id}"))
         else:
             run = _checked(tx, run_id, token)
             state, session_id = _state_of(run), run["session_id"]
-        made = session is not None and _open_session(tx, session, rows)
+        made = session is not None and _open_session(tx, session, rows, usage)
         if replaces and rows:
             messages.archive(tx, rows[0].session_id, rows, replaces)
         elif rows:
@@ -144,7 +159,7 @@ class Runs(Repository):
                 raise LeaseLost(f"The log of {run_id} was gone on with by somebody else.")
             for event in events:
                 state.apply(event)
-                if event.type == "usage":
+                if event.type == "usage" and usage is None:
                     data = event.data
                     count_usage(
                         tx,
@@ -171,6 +186,10 @@ class Runs(Repository):
         for stream_id in more.get("closes", ()):
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
         _put(tx, run_id, more.get("partials", ()))
+        if claims is None:
+            return None
+        new_token = None if state.ended else acquire(tx, f"session:{session_id}", *claims, free=True)
+        return ClaimedSession(session_id, new_token)
 
     @writes
     def put_partials(self, tx: Tx, run_id: str, token: int | None, partials: Sequence[Partial]) -> None:
@@ -512,14 +531,25 @@ def _check_held(run_id: str, token: int | None, held: int | None) -> None:
         raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
-def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row]) -> bool:
-    """The session of a turn; True: it was made, and begins with these rows."""
+def _set_session_id(session_id: str, events: Sequence[Event], rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.session_id = session_id
+    for event in events:
+        if event.type == "run.started":
+            event.data["session_id"] = session_id
+
+
+def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row], usage: JsonMapping | None) -> bool:
+    """The session of a turn; True: it was made, and begins with these rows. One with `usage` is known to be new."""
     fields = {name: value for name, value in session.items() if name not in ("id", "source")}
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
-    check_owner(tx, session["id"], fields.get("owner") or "default")
     counted = messages.tally([row for row in rows if row.session_id == session["id"]])
+    if usage is not None:
+        make_session(tx, session["id"], session["source"], fields, counted={**counted, **usage})
+        return True
+    check_owner(tx, session["id"], fields.get("owner") or "default")
     if open_session(tx, session["id"], session["source"], fields, reopen=True, counted=counted):
         return True
     if not rows:

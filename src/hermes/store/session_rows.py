@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -132,35 +133,51 @@ def open_session(
 ) -> bool:
     """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
     where it has no other, and `counted` what it begins with."""
-    kind = fields.get("kind") or "root"
+    known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+    if known is None:
+        make_session(tx, session_id, source, fields, counted=counted)
+        return True
+    _check_kind(fields)
+    given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
+    given["title"] = title = plain_title(fields.get("title"))
+    system_prompt = given.pop("system_prompt", None)
+    if system_prompt is not None and known["prompt_sha256"] is None:
+        given["prompt_sha256"] = put(tx, system_prompt)
+    if title is not None and known["title"] is None:
+        refuse_taken(tx, known["owner"], title, session_id)
+    empty = {name: value for name, value in given.items() if value is not None and known[name] is None}
+    if reopen and known["ended_at"] is not None:
+        tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
+    for name, value in empty.items():
+        tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
+    if known["stateless"] and not fields.get("stateless"):
+        keep(tx, session_id)
+    return False
+
+
+def make_session(
+    tx: Tx, session_id: str, source: str, fields: JsonMapping, *, counted: JsonMapping | None = None
+) -> None:
+    """Make a session that is not there. `auto_title` is its title where it has no other, `counted` what it begins with."""
+    kind = _check_kind(fields)
+    owner, title = fields.get("owner") or "default", plain_title(fields.get("title"))
+    columns = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
+    if (system_prompt := columns.pop("system_prompt", None)) is not None:
+        columns["prompt_sha256"] = put(tx, system_prompt)
+    refuse_taken(tx, owner, title, session_id)
+    columns["title"] = title or free_title(tx, owner, fields.get("auto_title"))
+    now = time.time()
+    columns |= {"id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
+    columns |= {"started_at": now, "last_active": now, **(counted or {})}
+    names = ", ".join(columns)
+    tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(columns))})", list(columns.values()))
+
+
+def _check_kind(fields: JsonMapping) -> str:
+    kind: str = fields.get("kind") or "root"
     if kind not in _KINDS:
         raise ValueError(f"A session's kind is one of {', '.join(_KINDS)}.")
-    owner, title = fields.get("owner") or "default", plain_title(fields.get("title"))
-    known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
-    given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
-    given["title"] = title
-    system_prompt = given.pop("system_prompt", None)
-    if system_prompt is not None and (known is None or known["prompt_sha256"] is None):
-        given["prompt_sha256"] = put(tx, system_prompt)
-    if known is not None:
-        if title is not None and known["title"] is None:
-            refuse_taken(tx, known["owner"], title, session_id)
-        empty = {name: value for name, value in given.items() if value is not None and known[name] is None}
-        if reopen and known["ended_at"] is not None:
-            tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
-        for name, value in empty.items():
-            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
-        if known["stateless"] and not fields.get("stateless"):
-            keep(tx, session_id)
-        return False
-    refuse_taken(tx, owner, title, session_id)
-    given["title"] = title or free_title(tx, owner, fields.get("auto_title"))
-    now = time.time()
-    made = {**given, "id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
-    made |= {"started_at": now, "last_active": now, **(counted or {})}
-    names = ", ".join(made)
-    tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(made))})", list(made.values()))
-    return True
+    return kind
 
 
 def keep(tx: Tx, session_id: str) -> None:
@@ -173,10 +190,36 @@ def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provide
     row = tx.row("SELECT usage FROM sessions WHERE id = ?", (session_id,))
     if row is None:
         return
-    numbers = {name: int(usage.get(name) or 0) for name in _TOKENS}
-    cost = usage.get("actual_cost_usd", usage.get("cost_usd"))
-    key = {"model": model or "", "provider": provider or "", "task": task or ""}
     entries: list[JsonObject] = unpack(row[0]) or []
+    numbers, cost = _add_call(entries, usage, model, provider, task)
+    if task:
+        tx.execute("UPDATE sessions SET usage = ? WHERE id = ?", (pack(entries), session_id))
+    else:
+        tx.execute(_CALL_USED, (pack(entries), *numbers.values(), cost, cost, session_id))
+
+
+def used(calls: Sequence[JsonMapping]) -> JsonObject:
+    """The counters of a session in which only these calls were made."""
+    entries: list[JsonObject] = []
+    columns: JsonObject = {"api_call_count": 0, **dict.fromkeys(_TOKENS, 0), "actual_cost_usd": None}
+    for call in calls:
+        numbers, cost = _add_call(entries, call, call.get("model", ""), call.get("provider", ""), call.get("task", ""))
+        if not call.get("task"):
+            columns["api_call_count"] += 1
+            for name, number in numbers.items():
+                columns[name] += number
+            if cost is not None:
+                columns["actual_cost_usd"] = (columns["actual_cost_usd"] or 0) + cost
+    return {**columns, "usage": pack(entries)} if entries else {}
+
+
+def _add_call(
+    entries: list[JsonObject], usage: JsonMapping, model: str, provider: str, task: str
+) -> tuple[dict[str, int], float | None]:
+    """Add one call to the entries of a session; its tokens and its cost."""
+    numbers = {name: int(usage.get(name) or 0) for name in _TOKENS}
+    cost: float | None = usage.get("actual_cost_usd", usage.get("cost_usd"))
+    key = {"model": model or "", "provider": provider or "", "task": task or ""}
     entry = next((entry for entry in entries if entry | key == entry), None)
     if entry is None:
         entries.append(key | {"calls": 1, **numbers, "actual_cost_usd": cost})
@@ -186,10 +229,7 @@ def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provide
             entry[name] += number
         if cost is not None:
             entry["actual_cost_usd"] = (entry["actual_cost_usd"] or 0) + cost
-    if task:
-        tx.execute("UPDATE sessions SET usage = ? WHERE id = ?", (pack(entries), session_id))
-    else:
-        tx.execute(_CALL_USED, (pack(entries), *numbers.values(), cost, cost, session_id))
+    return numbers, cost
 
 
 def usage_of(packed: str | None) -> list[JsonObject]:

@@ -95,6 +95,8 @@ class Processes:
         return len(own) < limits.BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
+        if not self._known:
+            return
         for background in [each for each in self._known.values() if each.session_id in session_ids]:
             background.forgotten = True
             background.process.kill()

@@ -13,7 +13,7 @@ import msgspec
 
 from hermes.core.errors import ServiceError
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.core.limits import TOOL_TIMEOUT_S
+from hermes.core.limits import OFFERED_TOOLS_MAX, TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -167,7 +167,7 @@ class ToolDef:
 class Registry:
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._tools: dict[str, ToolDef] = {}
-        self._of_sets: dict[frozenset[str], list[ToolDef]] = {}
+        self._offered: dict[tuple[frozenset[str], Settings], dict[str, ToolDef]] = {}
         for tool in tools:
             self.add(tool)
 
@@ -175,7 +175,7 @@ class Registry:
         if tool.name in self._tools:
             raise ValueError(f"A tool called {tool.name} is registered already.")
         self._tools[tool.name] = tool
-        self._of_sets.clear()
+        self._offered.clear()
 
     def get(self, name: str) -> ToolDef | None:
         return self._tools.get(name)
@@ -184,11 +184,14 @@ class Registry:
         return sorted(self._tools.values(), key=lambda tool: tool.name)
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
-        wanted = frozenset(toolsets)
-        if wanted not in self._of_sets:
-            self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
-        chosen = self._of_sets[wanted]
-        return {t.name: t for t in chosen if t.available is _always or t.available(settings) is None}
+        """The tools of these sets that are available, by name. Settings are replaced when they change, never modified."""
+        key = frozenset(toolsets), settings
+        if (tools := self._offered.get(key)) is None:
+            if len(self._offered) >= OFFERED_TOOLS_MAX:
+                self._offered.clear()
+            tools = {t.name: t for t in self.all() if t.toolset in key[0] and t.available(settings) is None}
+            self._offered[key] = tools
+        return tools
 
 
 def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:

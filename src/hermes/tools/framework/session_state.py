@@ -187,5 +187,5 @@ class SessionStates:
         return session
 
     def drop(self, session_ids: Collection[str]) -> None:
-        for key in [key for key in self._states if key[1] in session_ids]:
+        for key in [key for key in self._states if key[1] in session_ids] if self._states else ():
             del self._states[key]

@@ -1,0 +1,117 @@
+"""A plain chat that names no session: its session is made, and leased, when the turn is put on record."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hermes.store.connections import Connection
+from support.model_server import Call, Reply, Request
+
+from .clients import Json, told, user
+from .conftest import Api
+
+CHAT = "/v1/chat/completions"
+
+
+async def ask(api: Api, text: str = "hi", **headers: str) -> tuple[Json, str]:
+    async with api.post(CHAT, user(text), headers=headers) as response:
+        return await told(response), response.headers["X-Hermes-Session-Id"]
+
+
+async def messages(api: Api, session_id: str) -> list[str]:
+    async with api.get(f"/api/sessions/{session_id}/messages") as response:
+        return [row["content"] for row in (await told(response))["data"]]
+
+
+def lease_names(api: Api) -> list[str]:
+    rows = api.app.store.blocking.engine.read(lambda tx: tx.rows("SELECT name FROM leases WHERE name <> ''"))
+    return [row["name"] for row in rows]
+
+
+async def test_plain_turn_is_one_transaction_without_lease(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.model.handler = lambda _: Reply(text="Hello.", continues=False)
+    await ask(api, "first")
+    statements: list[str] = []
+    execute = Connection.execute
+
+    def noted(db: Connection, sql: str, *params: Any) -> Any:
+        statements.append(sql)
+        return execute(db, sql, *params)
+
+    monkeypatch.setattr(Connection, "execute", noted)
+    await ask(api, "second")
+    first = statements[: statements.index("COMMIT")]
+    assert [sql.split()[2] for sql in first if sql.startswith("INSERT")] == [
+        "prompts",
+        "sessions",
+        "messages",
+        "messages",
+        "runs",
+    ]
+    assert not [sql for sql in statements if sql.startswith("INSERT INTO leases")]
+
+
+async def test_same_opening_at_once_gives_two_sessions(api: Api) -> None:
+    api.model.handler = lambda _: Reply(text="Hello.", delay_s=0.1, continues=False)
+    answers = await asyncio.gather(ask(api), ask(api))
+    first, second = sorted(session_id for _, session_id in answers)
+    assert second == f"{first}-2"
+    for session_id in (first, second):
+        assert await messages(api, session_id) == ["hi", "Hello."]
+
+
+async def test_session_that_was_made_meanwhile_is_not_added_to(api: Api) -> None:
+    _, session_id = await ask_with(api, Reply(text="One.", continues=False))
+    _, other = await ask_with(api, Reply(text="Two.", continues=False))
+    assert other == f"{session_id}-2"
+    assert [await messages(api, one) for one in (session_id, other)] == [["hi", "One."], ["hi", "Two."]]
+    async with api.get(f"/api/sessions/{other}") as response:
+        session = (await told(response))["session"]
+    assert (session["message_count"], session["api_call_count"]) == (2, 1)
+    assert session["input_tokens"] > 0
+
+
+async def ask_with(api: Api, reply: Reply) -> tuple[Json, str]:
+    api.model.handler = lambda _: reply
+    return await ask(api)
+
+
+async def test_run_names_session_it_was_recorded_in(api: Api) -> None:
+    await ask_with(api, Reply(text="One.", continues=False))
+    async with api.post(CHAT, user("hi")) as response:
+        run_id, session_id = response.headers["X-Hermes-Run-Id"], response.headers["X-Hermes-Session-Id"]
+    async with api.get(f"/v1/runs/{run_id}") as response:
+        assert (await told(response))["session_id"] == session_id
+    started = (await api.app.store.runs.durable(run_id))[0]
+    assert (started.type, started.data["session_id"]) == ("run.started", session_id)
+
+
+async def test_session_is_leased_while_tools_run(api: Api) -> None:
+    """The calls of a turn whose opening is another session's belong to its own session, which is held meanwhile."""
+    await ask_with(api, Reply(text="One.", continues=False))
+    leases: list[list[str]] = []
+
+    def answer(request: Request) -> Reply:
+        if request.body["messages"][-1]["role"] == "tool":
+            leases.append(lease_names(api))
+            return Reply(text="Done.", continues=False)
+        return Reply(tool_calls=[Call("todo", {"todos": [{"id": "1", "content": "dig", "status": "pending"}]})])
+
+    api.model.handler = answer
+    _, session_id = await ask(api)
+    assert session_id.endswith("-2")
+    assert leases == [[f"session:{session_id}"]]
+    assert lease_names(api) == []
+    assert [row for row in await messages(api, session_id) if row][-1] == "Done."
+
+
+async def test_failed_plain_turn_is_recorded(api: Api) -> None:
+    api.model.handler = lambda _: Reply(status=400, error={"message": "No."})
+    async with api.post(CHAT, user("hi")) as response:
+        assert response.status >= 400
+        session_id = response.headers["X-Hermes-Session-Id"]
+    assert (await messages(api, session_id))[0] == "hi"
+    assert lease_names(api) == []
