@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,7 +25,7 @@ from bench.servers import SERVER_CORE, SETTINGS, provider, started
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
-TOKENS, PARAMETERS_MAX = 100, 7
+TOKENS, PARAMETERS_MAX, SETTLE_S = 100, 7, 0.5
 
 
 def trees() -> dict[Path, ast.Module]:
@@ -128,6 +129,7 @@ def functions_per_request() -> tuple[int, int]:
 
         with started(command, SERVER_CORE, folder=home) as server:
             asyncio.run(ask(server.url, 3))
+            time.sleep(SETTLE_S)  # what follows an answer is not part of the next request
             os.kill(server.pid, signal.SIGUSR1)
             asyncio.run(ask(server.url, 1))
         names = json.loads(out.read_text())

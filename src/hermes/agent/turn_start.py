@@ -26,6 +26,7 @@ from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
 from hermes.store.base import Row
+from hermes.store.rows import row_of_message
 from hermes.tools.framework.registry import redaction
 from hermes.tools.framework.toolsets import LEAN, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
@@ -282,7 +283,8 @@ async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessag
     if new and spec.persist and turn.stored:
         rows += await turn.scan(lambda: [incoming.row(live.transcript_id, message) for message in new])
     if turn.user_message is not None:
-        turn.user_row = row = incoming.row(live.transcript_id, turn.user_message)
+        row_of = incoming.row if incoming.originals else row_of_message
+        turn.user_row = row = row_of(live.transcript_id, turn.user_message)
         row.run_id, row.announced_in = spec.run_id, ((started, "user_row"),)
         rows.append(row)
         if not names_session(turn):

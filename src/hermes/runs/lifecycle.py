@@ -158,7 +158,8 @@ class Lifecycle:
         spec = self._engine.limits.ceiling(spec)
         if at_once:
             await self._engine.create(spec)
-        self._engine.mark_ephemeral(spec)
+        if not spec.persist:
+            self._engine.mark_ephemeral(spec)
         live = self.make_live(spec)
         live.log.creates = None if at_once else spec
         return live

@@ -368,7 +368,8 @@ class RunWriter:
                     self._awaited -= len(batch) if batch[0].events else 0
         finally:
             self._draining = None
-        self.flush()
+        if self._pending:
+            self.flush()
 
     def _try_again(self, batch: list[Commit], error: Exception) -> bool:
         """Whether the start of a run that could not be put on record is tried again with what follows: nothing of the run

@@ -120,11 +120,10 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
             f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."
         )
         raise ApiError(415, message, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
-    spool = Spool(folder)
     try:
-        if request.content.is_eof():  # what has come already need not be waited for
-            spool = Spool(folder, request.content.read_nowait())
-        else:
+        is_whole = request.content.is_eof()  # then there is nothing to wait for
+        spool = Spool(folder, request.content.read_nowait() if is_whole else b"")
+        if not is_whole:
             async with asyncio.timeout(limits.BODY_S_MAX):
                 async for part in request.content.iter_any():
                     await spool.add(part)

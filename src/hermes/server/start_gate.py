@@ -64,7 +64,8 @@ class StartGate:
     def leave(self, period: int) -> None:
         if period == self._period:
             self._starting -= 1
-            self._admit()
+            if self._waiting:
+                self._admit()
 
     def _admit(self) -> None:
         while self._starting < limits.TURNS_STARTING_MAX and self._waiting:

@@ -184,7 +184,7 @@ class Turn:
 
     @property
     def session_id(self) -> str:
-        return self.spec.session_id if self.admission is None else self.admission.session_id
+        return (self.admission or self).spec.session_id
 
     async def admit(self) -> None:
         """Gain a permit and the session, then read what was said in it before. Whoever calls this calls `release`."""
