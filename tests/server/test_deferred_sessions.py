@@ -108,6 +108,16 @@ async def test_session_is_leased_while_tools_run(api: Api) -> None:
     assert [row for row in await messages(api, session_id) if row][-1] == "Done."
 
 
+async def test_stream_head_names_session_it_was_recorded_in(api: Api) -> None:
+    _, session_id = await ask_with(api, Reply(text="One.", continues=False))
+    async with api.post(CHAT, user("hi", stream=True)) as response:
+        other = response.headers["X-Hermes-Session-Id"]
+        assert "One." in await response.text()
+    assert other == f"{session_id}-2"
+    assert await messages(api, other) == ["hi", "One."]
+    assert lease_names(api) == []
+
+
 async def test_failed_plain_turn_is_recorded(api: Api) -> None:
     api.model.handler = lambda _: Reply(status=400, error={"message": "No."})
     async with api.post(CHAT, user("hi")) as response:

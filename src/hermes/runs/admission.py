@@ -60,6 +60,8 @@ class Admission:
     waited_s: float = 0.0
     # Called before the model is asked for the first time, and perhaps again.
     on_model_asked: Callable[[], None] | None = None
+    # Called with the id of a session that is made with the run.
+    on_session_made: Callable[[str], None] | None = None
 
     @property
     def run_id(self) -> str:

@@ -214,6 +214,8 @@ class Lifecycle:
             live.spec = live.spec.replace(session_id=claimed.session_id)
             admission.spec = admission.spec.replace(session_id=claimed.session_id)
             self._engine.admissions.leases.fulfil(admission.lease, claimed)
+            if admission.on_session_made is not None:
+                admission.on_session_made(claimed.session_id)
             self.on_new_session([claimed.session_id])
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:

@@ -75,6 +75,8 @@ class RunWriter:
         self._held_timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
+        # The id that the session of the run was to have, and the one that it has.
+        self._renamed: tuple[str, str] | None = None
         # Why events were not committed for which nobody waited: whoever appends next is told.
         self._lost: Exception | None = None
         self._latest_ts = 0.0
@@ -421,6 +423,10 @@ class RunWriter:
                 self.last_seq += 1
                 event.seq, event.ts = self.last_seq, self._clock()
             whole.join(commit)
+        if self._renamed is not None:
+            for row in whole.rows:  # one may have been made before the id of the session was known
+                if row.session_id == self._renamed[0]:
+                    row.session_id = self._renamed[1]
         partials: list[Partial] = []
         closes: list[str] = []
         if self._streams:
@@ -447,9 +453,11 @@ class RunWriter:
                 self._deliver(event)
             raise
         if self.creates is not None:
-            self.creates = self.claims = None
             if claimed is not None:
                 self.token = claimed.token
+                if claimed.session_id != self.creates.session_id:
+                    self._renamed = self.creates.session_id, claimed.session_id
+            self.creates = self.claims = None
             if self.on_created is not None:
                 self.on_created(claimed)
         for row in whole.rows:

@@ -170,7 +170,7 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
     turn = Turn(context, request, spec, options, bind=persist and not named, ignored_messages=ignored_messages)
     turn.defer_session = (
         turn.bind
-        and not (asked.stream or parsed.history or parsed.results)
+        and not (parsed.history or parsed.results)
         and isinstance(parsed.prompt, str)
         and spec.on_detach == "cancel"
         and options.recording is None

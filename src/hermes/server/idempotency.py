@@ -144,7 +144,8 @@ class RecordedStream(EventStream):
         """Begin the answer with what was held."""
         if self._held is not None:
             self._recording.begin(200, self.response.headers, streamed=True)
-            await super().release()
+            data, self._held = b"".join(self._held), None
+            await self.write(data)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Some frames; a pause lets those go on who wait for them."""

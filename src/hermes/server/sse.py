@@ -90,17 +90,22 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
 
     async def __aenter__(self) -> EventStream:
-        try:
-            writer = await self.response.prepare(self._request)
-            if type(writer) is StreamWriter:
-                self._writer = writer if writer.chunked else None
-                if self._held is None:
-                    self._loop.call_soon(_send_head, writer)  # if nothing is written at once
-        except (ConnectionError, RuntimeError) as error:
-            raise ClientGone from error
+        if self._held is None:
+            await self._prepare()
+            if self._writer is not None:
+                self._loop.call_soon(_send_head, self._writer)  # if nothing is written at once
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
         self._among.add(self)
         return self
+
+    async def _prepare(self) -> None:
+        """Make the head of the headers as they are now."""
+        try:
+            writer = await self.response.prepare(self._request)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGone from error
+        if type(writer) is StreamWriter and writer.chunked:
+            self._writer = writer
 
     async def __aexit__(self, *_: object) -> None:
         self._among.discard(self)
@@ -119,6 +124,7 @@ class EventStream:
         """Send what was held, and from now on what is written at once."""
         if self._held is not None:
             data, self._held = b"".join(self._held), None
+            await self._prepare()
             await self.write(data)
 
     @property
@@ -145,6 +151,7 @@ class EventStream:
             if not last:
                 return
             data, self._held = b"".join(self._held), None
+            await self._prepare()
         self._spoke_at = self._loop.time()
         transport = self._request.transport
         idle = transport is not None and not transport.get_write_buffer_size() and len(data) < AHEAD_BYTES_MAX

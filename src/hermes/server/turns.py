@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 GRACE_POLL_S = 0.05
+SESSION_ID = "X-Hermes-Session-Id"
 UNANSWERED = '{"status": "unanswered", "note": "The client gave no result for this call."}'
 
 
@@ -172,7 +173,7 @@ class Turn:
     spec: RunSpec
     options: RequestOptions
     bind: bool = False
-    # Nobody is told of the session before the turn has ended: it is made when the turn is put on record.
+    # Nobody is told of the session before the turn is on record: it is made then.
     defer_session: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
@@ -329,6 +330,9 @@ class Turn:
             if replaced is not None:
                 return await replaced.stream(self, renderer, headers, rows, recorder)
         stream = self.context.stream(self.request, headers)
+        if self.defer_session and self.admission is not None:
+            # The head is not made before the turn is on record.
+            self.admission.on_session_made = partial(stream.response.headers.__setitem__, SESSION_ID)
         with contextlib.suppress(ClientGone):
             await self.render(renderer, stream, rows, recorder)
         return stream.response
@@ -451,7 +455,7 @@ class Turn:
 
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
         told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
-        headers = {"X-Hermes-Session-Id": self.session_id, "X-Hermes-History": told}
+        headers = {SESSION_ID: self.session_id, "X-Hermes-History": told}
         if (self.admission is not None and self.admission.begun) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
         if key := self.request.headers.get("X-Hermes-Session-Key"):
