@@ -132,7 +132,7 @@ async def test_idempotency_key_of_rejected_request_can_be_reused(start: Start) -
 
 async def test_idempotency_key_of_busy_session_can_be_reused(start: Start) -> None:
     async with HeldModel(Reply(text="One."), Reply(text="Two.")) as held:
-        api = await with_session(await start(settings=held.settings, session_wait_seconds=0.01))
+        api = await with_session(await start(settings=held.settings, session_wait_seconds=0))
         async with api.post("/api/sessions/there/chat/stream", {"message": "a"}) as first:
             await held.asked()
             status, text, _ = await asked(api, "/api/sessions/there/chat", {"message": "b"})
