@@ -79,7 +79,7 @@ async def test_session_search_is_scoped_to_owner(
 async def test_session_search_hits_of_others_do_not_hide_own(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_search, "RECALL_BATCH", 4)
+    monkeypatch.setattr(session_search.limits, "RECALL_BATCH", 4)
     for number in range(6):
         await held(house, f"keyed-{number}", ("user", "fox fox fox"), session_key="k")
     await held(house, "mine", ("user", "There was once a very small fox in a very large wood, and nobody saw it."))

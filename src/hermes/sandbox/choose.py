@@ -78,19 +78,19 @@ def workspace_of(
     `workdir` is a folder that a caller names, inside `terminal.workspaces`.
     """
     if workdir is not None:
-        wanted, roots = _real_path(workdir), [_real_path(root) for root in settings.terminal.workspaces]
+        wanted, roots = real_path(workdir), [real_path(root) for root in settings.terminal.workspaces]
         if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
             return wanted
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
-        return _real_path(here / Path(settings.terminal.cwd).expanduser())
+        return real_path(here / Path(settings.terminal.cwd).expanduser())
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
-        return _real_path(home.workspace)
+        return real_path(home.workspace)
     folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
-    return _real_path(folder)
+    return real_path(folder)
 
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
@@ -107,7 +107,7 @@ def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
             yield Path(real)
 
 
-def _real_path(path: str | Path) -> Path:
+def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 

@@ -83,9 +83,13 @@ class Prepared:
     value: Any = None
 
 
-class ToolArguments(msgspec.Struct):
+class ToolArguments(msgspec.Struct, omit_defaults=True):
     """The arguments of a tool; the model is given the JSON Schema of its fields. None is the default of what need not be
     given, and never sent."""
+
+    def given(self) -> JsonObject:
+        """The arguments that differ from their defaults, as JSON."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
