@@ -86,7 +86,7 @@ async def test_session_search_hits_of_others_do_not_hide_own(
     [found, recent] = await search(house, server, {"query": "fox"}, {})
     assert [hit["session_id"] for hit in found["hits"]] == ["mine"] and found["complete"]
     assert [session["session_id"] for session in recent["sessions"]] == ["mine"]
-    monkeypatch.setattr(session_search, "RECALL_BATCHES_MAX", 1)
+    monkeypatch.setattr(session_search.limits, "RECALL_BATCHES_MAX", 1)
     [found] = await search(house, server, {"query": "fox"})
     assert (found["hits"], found["complete"]) == ([], False)
 

@@ -96,7 +96,7 @@ def _expand_braces(text: str, depth: int = 0) -> list[str]:
             groups.append(group)
     if depth > DEPTH_MAX or len(groups) > WORDS_MAX:
         raise Unparsable("too many braces")
-    made, done = [""], 0
+    words, end_of_last = [""], 0
     for marks in groups:
         start, end = marks[0], marks[-1]
         if len(marks) > 2:
@@ -104,11 +104,11 @@ def _expand_braces(text: str, depth: int = 0) -> list[str]:
         else:
             inner = text[start + 1 : end]
             options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _expand_braces(inner, depth + 1)]
-        if len(made) * len(options) > WORDS_MAX:
+        if len(words) * len(options) > WORDS_MAX:
             raise Unparsable("too many words")
-        made = [one + text[done:start] + other for one in made for other in options]
-        done = end + 1
-    return [one + text[done:] for one in made]
+        words = [word + text[end_of_last:start] + option for word in words for option in options]
+        end_of_last = end + 1
+    return [word + text[end_of_last:] for word in words]
 
 
 def _sequence(text: str) -> list[str]:
@@ -147,25 +147,25 @@ class ShellExpander:
         self.exported, self.complete = set(self.vars), complete
         self.top = True  # here `&` leaves something behind
         self.changes: list[tuple[str, Value, bool]] = []
-        self.room = WORK_MAX
+        self.work_left = WORK_MAX
 
     def script(self, closer: str = "", feed: str | None = None) -> str | None:
         """Follow commands up to a closing word or sign; what they print, when that is known."""
         raise NotImplementedError
 
-    def hidden(self, why: str) -> None:
+    def mark_opaque(self, reason: str) -> None:
         raise NotImplementedError
 
-    def inside(self, text: str, work: Callable[[], T]) -> T:
+    def within(self, text: str, work: Callable[[], T]) -> T:
         before = self.s, self.i, self.n, self.here, self.depth
         self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
         try:
-            self.deeper()
+            self.descend()
             return work()
         finally:
             self.s, self.i, self.n, self.here, self.depth = before
 
-    def deeper(self) -> None:
+    def descend(self) -> None:
         self.depth += 1
         self.spend(LEVEL_WORK)
         if self.depth > DEPTH_MAX:
@@ -173,8 +173,8 @@ class ShellExpander:
 
     def spend(self, work: int) -> None:
         """Take some of the work that is done for one command line; when there is none left, it cannot be followed."""
-        self.room -= work
-        if self.room < 0:
+        self.work_left -= work
+        if self.work_left < 0:
             raise Unparsable("too much to follow")
 
     def need(self, text: str) -> None:
@@ -210,7 +210,7 @@ class ShellExpander:
             self.i = match.end()
         while self.i < self.n:
             if match := run.match(s, self.i):
-                cut = dict.fromkeys(map(ord, self.signs()), _BREAK) if mode == "brace" and split else {}
+                cut = dict.fromkeys(map(ord, self.separators()), _BREAK) if mode == "brace" and split else {}
                 text = match[0].translate(cut)
                 out.append(text if quoted else text.translate(_TO_PATTERN if mode == "word" else _TO_GLOBS))
                 self.i = match.end()
@@ -231,7 +231,7 @@ class ShellExpander:
                     raise Unparsable("an open `")
                 self.i = end.end()
                 inner = re.sub(r"\\([$`\\\"])" if quoted else r"\\([$`\\])", r"\1", end[0][:-1])
-                out.append(self.put([self.inside(inner, self.output)], quoted, split))
+                out.append(self.insert([self.within(inner, self.output)], quoted, split))
             elif char == '"' and mode != "double":
                 self.i += 1
                 empty = s.startswith('"', self.i)
@@ -273,17 +273,17 @@ class ShellExpander:
                     for each in words
                 ]
             except Unparsable as error:
-                self.hidden(str(error))
+                self.mark_opaque(str(error))
                 words = [UNKNOWN]
-        made = [each.translate(_TO_FIELD) for word in words for each in word.split(_BREAK) if each and each != _EDGE]
-        self.spend(WORD_WORK * (1 + len(made)))
-        return made
+        fields = [each.translate(_TO_FIELD) for word in words for each in word.split(_BREAK) if each and each != _EDGE]
+        self.spend(WORD_WORK * (1 + len(fields)))
+        return fields
 
-    def put(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
+    def insert(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
         """A value as it goes into a word; in quotes with the index `*` as one field, with `@` perhaps as none."""
         texts = [UNKNOWN] if value is None else value if value or index == "@" else [""]
         self.spend(sum(map(len, texts)))
-        signs = self.signs()
+        signs = self.separators()
         if index == "*" and (quoted or not split):
             texts = [signs[:1].join(texts)]
         if not split:
@@ -295,7 +295,7 @@ class ShellExpander:
         cut = dict.fromkeys(map(ord, signs), _BREAK)
         return _BREAK.join(text.translate(cut).translate(_TO_GLOBS) for text in texts)
 
-    def signs(self) -> str:
+    def separators(self) -> str:
         ifs = self.vars.get("IFS")
         return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
 
@@ -313,18 +313,18 @@ class ShellExpander:
             if s.startswith("$((", i) and (number := self.arithmetic(i + 3)):
                 return number
             self.i = i + 2
-            return self.put([self.output(")")], quoted, split)
+            return self.insert([self.output(")")], quoted, split)
         if after == "{" and (match := _PARAMETER.match(s, i + 1)):
             self.i, arg = match.end(), ""
             if match[4]:
-                self.deeper()
+                self.descend()
                 arg = self.word("brace in quotes" if quoted else "brace", split)
                 self.depth -= 1
             self.need("}")
             value, instead = self.parameter(match[2], match[3] or "", match[4] or "", plain(arg), match[1])
             if instead:
                 return (_QUOTED if quoted and split else "") + arg
-            return self.put(value, quoted, split, match[3] or match[2])
+            return self.insert(value, quoted, split, match[3] or match[2])
         if after == "'" and not quoted:
             close = _ANSI.match(s, i + 2)
             if not close:
@@ -336,7 +336,7 @@ class ShellExpander:
         match = _NAME.match(s, i + 1)
         self.i = match.end() if match else i + 1
         if match:
-            text = self.put(self.parameter(match[0], "", "", "")[0], quoted, split, match[0])
+            text = self.insert(self.parameter(match[0], "", "", "")[0], quoted, split, match[0])
             if match[0][0].isdigit() or not match[0][0].isidentifier():
                 return text
             if s.startswith("\\\n", self.i):
@@ -380,7 +380,7 @@ class ShellExpander:
 
     def arithmetic(self, start: int) -> str:
         """Go past arithmetic whose inside begins here, following what it runs; its number; empty when it is none."""
-        self.deeper()
+        self.descend()
         before, self.i, depth = self.i, start, 0
         while depth >= 0:
             self.word("sum")

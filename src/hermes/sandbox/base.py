@@ -109,11 +109,11 @@ class Process:
     """
 
     def __init__(
-        self, parts: Parts, handle: Handle, seconds: float | None, done: Callable[[Process], None] = lambda _: None
+        self, parts: Parts, handle: Handle, seconds: float | None, on_end: Callable[[Process], None] = lambda _: None
     ) -> None:
         loop = asyncio.get_running_loop()
         self._child, self._output = parts
-        self._handle, self._seconds, self._done = handle, seconds, done
+        self._handle, self._seconds, self._on_end = handle, seconds, on_end
         self._stop: asyncio.Future[Ended] = loop.create_future()
         self._began = loop.time()
         self._hurry: asyncio.Future[None] = loop.create_future()
@@ -185,7 +185,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=LADDER[0][1])
         self._gone.set_result(_EXIT_CODES["killed"] if failed else task.result())
-        self._done(self)
+        self._on_end(self)
 
     async def _end(self, exited: asyncio.Future[int]) -> None:
         young = asyncio.get_running_loop().time() - self._began < _YOUNG_S
@@ -231,7 +231,7 @@ class Sandbox:
         seconds: float | None = None,
         network: bool | None = None,
     ) -> Process:
-        """Start a command. What is not given: the workspace, the environment of the place, no time limit, its network."""
+        """Start a command. Defaults: in the workspace, with the environment and network of the place, without limit."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
         command = Command(argv, cwd or str(place.workspace), env, network, seconds)
@@ -278,7 +278,7 @@ class Sandbox:
 
 
 class Record:
-    """A file that a command writes to by its name. We hold it open: nothing else is read in its stead. Blocks."""
+    """A file that a command writes to by its name. It is held open here, so that no other can replace it. Blocks."""
 
     def __init__(self, folder: Path) -> None:
         make_private_folder(folder)
@@ -321,16 +321,15 @@ def launch(
     return child, output
 
 
-def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
+def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
+    """Run a command to its end: empty if it succeeds, else the end of its error output. Blocks."""
     null = subprocess.DEVNULL
     try:
-        done = subprocess.run(  # noqa: S603
-            argv, env=env, timeout=seconds, pass_fds=pass_fds, stdin=null, capture_output=True, check=False
-        )
+        result = subprocess.run(argv, env=env, timeout=seconds, stdin=null, capture_output=True, check=False)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    output = done.stderr.decode(errors="replace").strip()[-500:]
-    return "" if done.returncode == 0 else output or f"{argv[0]} ended with code {done.returncode}."
+    output = result.stderr.decode(errors="replace").strip()[-500:]
+    return "" if result.returncode == 0 else output or f"{argv[0]} ended with code {result.returncode}."
 
 
 async def wait_readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:

@@ -47,19 +47,19 @@ class Choice(NamedTuple):
 
 def choose_backend(settings: Settings) -> Choice:
     """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
-    wanted = settings.terminal.backend
-    if wanted == "local":
+    backend = settings.terminal.backend
+    if backend == "local":
         return Choice("local", isolated=False)
-    failure = docker.probe(settings.terminal.docker_image) if wanted == "docker" else bubblewrap.probe()
+    failure = docker.probe(settings.terminal.docker_image) if backend == "docker" else bubblewrap.probe()
     if not failure:
-        return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
-    if wanted == "auto":
+        return Choice("bubblewrap" if backend == "auto" else backend, isolated=True)
+    if backend == "auto":
         # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
         image = settings.terminal.docker_image
         if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
             return Choice("docker", isolated=True, failure=failure)
         return Choice("local" if settings.terminal.allow_local else "none", isolated=False, failure=failure)
-    message = f"The sandbox {wanted!r} does not work here: {failure}"
+    message = f"The sandbox {backend!r} does not work here: {failure}"
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
 
@@ -71,16 +71,21 @@ def why_no_commands(settings: Settings) -> str | None:
 
 
 def workspace_of(
-    home: Home, settings: Settings, owner: str, key: str | None, workdir: str | None = None, here: Path | None = None
+    home: Home,
+    settings: Settings,
+    owner: str,
+    key: str | None,
+    workdir: str | None = None,
+    here: Path | None = None,
 ) -> Path:
     """Where commands work. `here` is the folder of a user at a terminal; without, it lies in the home, made if need be.
 
     `workdir` is a folder that a caller names, inside `terminal.workspaces`.
     """
     if workdir is not None:
-        wanted, roots = real_path(workdir), [real_path(root) for root in settings.terminal.workspaces]
-        if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
-            return wanted
+        folder, roots = real_path(workdir), [real_path(root) for root in settings.terminal.workspaces]
+        if any(folder.is_relative_to(root) for root in roots) and folder.is_dir():
+            return folder
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
         return real_path(here / Path(settings.terminal.cwd).expanduser())
@@ -102,8 +107,8 @@ def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str
 def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
     """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
     for path in paths:
-        inside = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
-        if (real := resolve_root(Path(path).expanduser(), inside)) is not None:
+        others = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
+        if (real := resolve_root(Path(path).expanduser(), others)) is not None:
             yield Path(real)
 
 
@@ -121,7 +126,7 @@ def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[
         env |= {"HOME": str(private), "TMPDIR": "/tmp"}  # noqa: S108
     if backend == "docker":
         del env["PATH"]  # the image has its own
-    keys = {known.key_env for known in KNOWN_PROVIDERS.values()}
+    keys = {provider.key_env for provider in KNOWN_PROVIDERS.values()}
     keys |= {provider.key_env for provider in settings.providers.values() if provider.key_env}
     for name in settings.terminal.env_passthrough:
         value = settings.variable(name)
@@ -142,7 +147,7 @@ def shell_in(sandbox: Sandbox) -> Shell:
 class Sandboxes:
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
+        self._sandboxes: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
         # Reserved names that the user has allowed, for any session: none of their sandboxes sets them aside.
         self._granted: set[str] = set()
         self._idle: dict[Bubblewrap, None] = {}
@@ -178,14 +183,14 @@ class Sandboxes:
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
-        if (sandbox := self._known.get(key)) is None:
+        if (sandbox := self._sandboxes.get(key)) is None:
             if backend == "docker":
                 sandbox = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
                 sandbox = Bubblewrap(place, self._is_granted, self._idle)
             else:
                 sandbox = Local(place) if backend == "local" else NoSandbox(place)
-            self._known[key] = sandbox
+            self._sandboxes[key] = sandbox
         return sandbox
 
     def _place(
@@ -210,5 +215,5 @@ class Sandboxes:
         )
 
     async def close(self) -> None:
-        for sandbox in list(self._known.values()):
+        for sandbox in list(self._sandboxes.values()):
             await sandbox.stop()

@@ -55,16 +55,16 @@ _PACKET_BYTES, _FDS_MAX = 4096, 8
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, name: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), name)
     return result
 
 
-def _syscall(what: str, number: int, *arguments: object) -> int:
+def _syscall(name: str, number: int, *arguments: object) -> int:
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return _check(_libc.syscall(ctypes.c_long(number), *values), what)
+    return _check(_libc.syscall(ctypes.c_long(number), *values), name)
 
 
 def _call(name: str, *arguments: object) -> int:
@@ -85,15 +85,15 @@ def _clone_tree(fd: int, *, read_only: bool, devices: bool = False) -> int:
     """A detached copy of the mounts at this descriptor, without setuid programs and devices."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
     tree = _syscall("open_tree", _OPEN_TREE, fd, b"", flags)
-    wanted = (_ATTR_RDONLY if read_only else 0) | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
-    _set_attributes(tree, wanted, recursive=True)
+    attributes = (_ATTR_RDONLY if read_only else 0) | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
+    _set_attributes(tree, attributes, recursive=True)
     return tree
 
 
-def _set_attributes(fd: int, wanted: int, *, recursive: bool = False) -> None:
-    attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
+def _set_attributes(fd: int, attributes: int, *, recursive: bool = False) -> None:
+    struct_attr = struct.pack("QQQQ", attributes, 0, 0, 0)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
-    _syscall("mount_setattr", _MOUNT_SETATTR, fd, b"", flags, attributes, len(attributes))
+    _syscall("mount_setattr", _MOUNT_SETATTR, fd, b"", flags, struct_attr, len(struct_attr))
 
 
 def _new_mount(kind: str, options: dict[str, str], attributes: int) -> int:
@@ -186,20 +186,20 @@ class _FileSystem:
 
     def _mount_point(self, path: str, is_folder: bool) -> int:
         """What is to be mounted on: made where the folder around it is ours alone, elsewhere it must exist."""
-        here, names = os.dup(self._root), [name for name in path.split("/") if name]
+        folder, names = os.dup(self._root), [name for name in path.split("/") if name]
         for index, name in enumerate(names):
-            if os.fstat(here).st_dev in self._own_devices:
+            if os.fstat(folder).st_dev in self._own_devices:
                 try:
                     if is_folder or index < len(names) - 1:
-                        os.mkdir(name, 0o755, dir_fd=here)
+                        os.mkdir(name, 0o755, dir_fd=folder)
                     else:
-                        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=here))
+                        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=folder))
                 except FileExistsError:
                     pass
-            inner = _open_beneath(here, name)
-            os.close(here)
-            here = inner
-        return here
+            inner = _open_beneath(folder, name)
+            os.close(folder)
+            folder = inner
+        return folder
 
 
 def _build(plan: "Json") -> None:
@@ -414,11 +414,11 @@ def _content(fd: int) -> "Json":
 
 def _listener(port: int) -> "socket.socket":
     """Where commands reach the proxy: a socket stays in the network namespace in which it was made."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
-    made.listen(64)
-    return made
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    return listener
 
 
 def main(control_fd: int) -> int:

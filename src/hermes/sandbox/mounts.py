@@ -71,21 +71,21 @@ def reserved_paths(place: Place) -> list[str]:
 def resolve_root(path: str | Path, writable: Sequence[str]) -> str | None:
     """The real path of a root. Links are followed where only the user can make them; None where one lies in a folder
     that commands write to, for it could lead anywhere."""
-    here, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
+    folder, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
     while names:
         name = names.pop(0)
-        there = os.path.normpath(os.path.join(here, name))
+        entry = os.path.normpath(os.path.join(folder, name))
         try:
-            target = os.readlink(there)
+            target = os.readlink(entry)
         except OSError:
-            here = there
+            folder = entry
             continue
         links += 1
-        if links > 40 or any(below(here, root) for root in writable):
+        if links > 40 or any(below(folder, root) for root in writable):
             return None
         names = [part for part in target.split("/") if part] + names
-        here = "/" if target.startswith("/") else here
-    return here
+        folder = "/" if target.startswith("/") else folder
+    return folder
 
 
 def plan_mounts(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:

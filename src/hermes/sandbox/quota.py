@@ -127,8 +127,8 @@ def disk_use(folders: Sequence[Path]) -> int | None:
     argv = ["nice", "-n", "19", "du", "-skx", "--", *map(str, folders)]
     env = {"PATH": os.defpath, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, timeout=limits.DISK_MEASURE_S_MAX, check=False)  # noqa: S603
-        sizes = [int(line.split(b"\t", 1)[0]) for line in done.stdout.splitlines() if line]
+        result = subprocess.run(argv, env=env, capture_output=True, timeout=limits.DISK_MEASURE_S_MAX, check=False)  # noqa: S603
+        sizes = [int(line.split(b"\t", 1)[0]) for line in result.stdout.splitlines() if line]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return sum(sizes) * 1024 if sizes else None
@@ -172,8 +172,8 @@ def trim_spills(folder: Path, bytes_max: int, keep: Path | None = None) -> int:
     for run in _entries(folder):
         for path in _entries(run):
             with contextlib.suppress(OSError):
-                about = path.stat(follow_symlinks=False)
-                files.append((about.st_mtime, about.st_blocks * 512, path))
+                status = path.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_blocks * 512, path))
     excess, removed = sum(size for _, size, _ in files) - bytes_max, 0
     for modified_at, size, path in sorted(files):
         if excess <= 0:

@@ -60,8 +60,8 @@ class WorkspaceFolders:
         except OSError:
             return None
         try:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > _TEXT_BYTES_MAX:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _TEXT_BYTES_MAX:
                 return None
             return os.pread(fd, _TEXT_BYTES_MAX, 0).decode("utf-8", "surrogateescape")
         finally:
@@ -109,8 +109,10 @@ class SetAside:
         """Set a file aside and leave this text in its place."""
         with self._folders.opened(folder, force=True) as fd:
             draft = f".{name}-{os.urandom(8).hex()}"
-            made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
-            with os.fdopen(made, "w", encoding="utf-8", errors="surrogateescape") as file:
+            draft_fd = os.open(
+                draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd
+            )
+            with os.fdopen(draft_fd, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(text)
             with contextlib.suppress(OSError):
                 os.rename(name, f"{name}{SUFFIX}", src_dir_fd=fd, dst_dir_fd=fd)
@@ -155,11 +157,11 @@ def git_file_target(folder: str, text: str | None) -> str:
 
 def identity(path: str) -> Identity:
     try:
-        about = os.lstat(path)
-        kind = os.readlink(path) if stat.S_ISLNK(about.st_mode) else oct(stat.S_IFMT(about.st_mode))
+        status = os.lstat(path)
+        kind = os.readlink(path) if stat.S_ISLNK(status.st_mode) else oct(stat.S_IFMT(status.st_mode))
     except (OSError, ValueError):
         return (0, 0, "")
-    return (about.st_dev, about.st_ino, kind)
+    return (status.st_dev, status.st_ino, kind)
 
 
 def exists(folder: str, name: str) -> bool:

@@ -47,7 +47,7 @@ class Cronjob(ToolArguments):
 async def _prepare(ctx: ToolContext, args: Cronjob) -> Prepared:
     if args.action != "list":
         subject = "\n".join(f"{name}: {value}" for name, value in args.given().items() if value)
-        await approvals.write(ctx, "cron", subject, wanted=False, reason="")
+        await approvals.write(ctx, "cron", subject, required=False, reason="")
     return Prepared()
 
 

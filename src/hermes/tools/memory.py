@@ -40,7 +40,7 @@ async def _prepare(ctx: ToolContext, args: Memory) -> Prepared:
     if changes := args.changes():
         required = ctx.settings.memory.write_approval
         subject = "\n".join(map(_describe, changes))
-        await approvals.write(ctx, "memory", subject, wanted=required, reason="Memory writes are to be approved.")
+        await approvals.write(ctx, "memory", subject, required=required, reason="Memory writes are to be approved.")
     return Prepared()
 
 

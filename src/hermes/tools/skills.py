@@ -98,7 +98,7 @@ async def _prepare(ctx: ToolContext, args: SkillManage) -> Prepared:
 
     subject = await ctx.blocking(describe)
     required = ctx.settings.skills.write_approval
-    await approvals.write(ctx, "skill", subject, wanted=required, reason="Changes of skills are to be approved.")
+    await approvals.write(ctx, "skill", subject, required=required, reason="Changes of skills are to be approved.")
     return Prepared()
 
 

@@ -98,10 +98,8 @@ def _scan(text: str) -> tuple[str, bool, bool]:
             last = char
     # A bare word at the end may be the beginning of a longer number or of `true`; a quote may close a key.
     open_word = bool(stack) and re.fullmatch(r"[\w.+-]", text.rstrip()[-1:]) is not None
-    open_key = (
-        bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
-    )
-    return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[" or open_word or open_key or last == ",")
+    open_key = last == '"' and stack[-1:] == ["}"] and re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text) is not None
+    return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[," or open_word or open_key)
 
 
 def settle_name(name: str, offered: Iterable[str]) -> str | None:
@@ -114,11 +112,11 @@ def settle_name(name: str, offered: Iterable[str]) -> str | None:
     names = list(offered)
     if name in names:
         return name
-    wanted = _fold(name)
-    if (known := next((known for known in names if _fold(known) == wanted), None)) is not None:
-        return known
-    for wanted in (_letters(name), _letters(_ADDED.sub("", name.strip()))):
-        fitting = [known for known in names if wanted and _letters(known) == wanted]
+    key = _fold(name)
+    if (match := next((each for each in names if _fold(each) == key), None)) is not None:
+        return match
+    for key in (_letters(name), _letters(_ADDED.sub("", name.strip()))):
+        fitting = [each for each in names if key and _letters(each) == key]
         if len(fitting) == 1:
             return fitting[0]
     return None
@@ -148,8 +146,8 @@ def _coerced(value: object, schema: object) -> Any:
     kind = schema.get("type")
     value = _scalar(value, kind)
     if isinstance(value, dict):
-        known = schema.get("properties") or {}
-        return {whole_text(name): _coerced(item, known.get(name)) for name, item in value.items()}
+        properties = schema.get("properties") or {}
+        return {whole_text(name): _coerced(item, properties.get(name)) for name, item in value.items()}
     if isinstance(value, list):
         return [_coerced(item, schema.get("items")) for item in value]
     return whole_text(value) if isinstance(value, str) else value
@@ -182,8 +180,8 @@ def schema_faults(value: object, schema: Schema) -> list[str]:
     validator = _validator(json.dumps(schema, sort_keys=True))
     faults = []
     for error in validator.iter_errors(value):
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
-        faults.append(f"{place}: {_describe_error(error)}" if place else _describe_error(error))
+        path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
+        faults.append(f"{path}: {_describe_error(error)}" if path else _describe_error(error))
     return faults
 
 
@@ -246,10 +244,10 @@ def _unfolded_nodes(schema: Schema) -> int:
         return sizes[id(node)]
 
     def target(reference: str) -> Any:
-        document, _, place = unquote(reference).partition("#")
+        document, _, pointer = unquote(reference).partition("#")
         try:
-            node: Any = None if document else anchors[place.partition("/")[0]]
-            for step in place.split("/")[1:]:
+            node: Any = None if document else anchors[pointer.partition("/")[0]]
+            for step in pointer.split("/")[1:]:
                 step = step.replace("~1", "/").replace("~0", "~")
                 node = node[int(step)] if isinstance(node, list) else node[step]
         except (LookupError, ValueError, TypeError):

@@ -188,11 +188,11 @@ class Registry:
         return sorted(self._tools.values(), key=lambda tool: tool.name)
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
-        wanted = frozenset(toolsets)
-        if wanted not in self._of_sets:
-            self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
-        chosen = self._of_sets[wanted]
-        return {t.name: t for t in chosen if t.available is _always or t.available(settings) is None}
+        names = frozenset(toolsets)
+        if names not in self._of_sets:
+            self._of_sets[names] = [tool for tool in self.all() if tool.toolset in names]
+        tools = self._of_sets[names]
+        return {t.name: t for t in tools if t.available is _always or t.available(settings) is None}
 
 
 def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:

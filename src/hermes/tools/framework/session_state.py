@@ -61,11 +61,8 @@ class HostGrants:
 
     def proxy(self, resources: RunResources) -> EgressProxy:
         """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
-        self._guard, self._settings, self._granted = (
-            resources.command_urls,
-            resources.settings,
-            resources.session.granted,
-        )
+        self._guard, self._settings = resources.command_urls, resources.settings
+        self._granted = resources.session.granted
         if self._proxy is None:
             self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
         return self._proxy
@@ -178,9 +175,9 @@ class SessionStates:
         key = (owner, session_id)
         session = self._states.get(key)
         if session is None:
-            above = self._states.get((owner, parent_id)) if parent_id is not None else None
-            given = {name: getattr(above, name) for name in _INHERITED} if above is not None else {}
-            session = self._states[key] = SessionState(**given)
+            parent = self._states.get((owner, parent_id)) if parent_id is not None else None
+            inherited = {name: getattr(parent, name) for name in _INHERITED} if parent is not None else {}
+            session = self._states[key] = SessionState(**inherited)
         self._states.move_to_end(key)
         while len(self._states) > SESSION_STATES_MAX:
             self._states.popitem(last=False)
