@@ -357,15 +357,12 @@ def hits(argv: list[str], root: bool) -> list[str]:
     long = {arg.partition("=")[0] for arg in options}
     rules: list[str] = []
     for rule, needs_root, tests in _TABLE[argv[0]]:
-        words = [test for test in tests if test.operand]
-        operands = [arg for arg in args if arg[:1] != "-"][: len(words)]
-        passed = len(operands) == len(words) and all(
-            _pattern(test.other).match(arg) for test, arg in zip(words, operands, strict=True)
+        operand_tests = [test for test in tests if test.operand]
+        operands = [arg for arg in args if arg[:1] != "-"][: len(operand_tests)]
+        passed = len(operands) == len(operand_tests) and all(
+            _pattern(test.other).match(arg) for test, arg in zip(operand_tests, operands, strict=True)
         )
-        if (
-            passed
-            and (root or not needs_root)
-            and all(test.holds(args, short, long) for test in tests if not test.operand)
-        ):
+        passed = passed and (root or not needs_root)
+        if passed and all(test.holds(args, short, long) for test in tests if not test.operand):
             rules.append(rule)
     return rules

@@ -114,10 +114,7 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
-        forms: list[str] = []
-        for value in self.values:
-            forms += _encoded_forms(value)
-        forms.sort(key=len, reverse=True)
+        forms = sorted((form for value in self.values for form in _encoded_forms(value)), key=len, reverse=True)
         self._forms = tuple(forms)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
         starts = "|".join(re.escape(form) for form in dict.fromkeys(form[:SECRET_HELD_CHARS_MIN] for form in forms))
@@ -185,11 +182,9 @@ class StreamMask:
         end = max(at, self._undecided(whole, at))
         out.append(whole[at:end])
         self._held = whole[end:]
-        self._shown = (
-            whole[max(at, end + 1 - SECRET_HELD_CHARS_MIN) : end]
-            if out[:-1]
-            else whole[:end][1 - SECRET_HELD_CHARS_MIN :]
-        )
+        # Of what was just masked nothing is kept.
+        start = max(at, end + 1 - SECRET_HELD_CHARS_MIN) if out[:-1] else max(0, end + 1 - SECRET_HELD_CHARS_MIN)
+        self._shown = whole[start:end]
         return "".join(out)
 
     @property
