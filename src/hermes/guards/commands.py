@@ -60,14 +60,14 @@ def detaches(command: str) -> bool:
 
 
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
-    """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
+    """Each simple command, and each redirect that writes, in normal form; none where something is opaque."""
     analyzer = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
     parts = [part for argv, files in analyzer.stages for part in ((argv, []), *(([], [file]) for file in files))]
     return [] if analyzer.opaque else [normal_form(*part) for part in parts if any(part)]
 
 
 def _options(argv: list[str], with_value: str) -> tuple[set[str], dict[str, str], list[str]]:
-    """Options before the first operand, the values of those that take one, and all from that operand on."""
+    """The options before the first operand, the values of those that take one, and the rest from that operand on."""
     takes, options, values, at = with_value.split(), set(), {}, 1
     while at < len(argv) and argv[at][:1] == "-" and argv[at] != "-":
         arg = argv[at]

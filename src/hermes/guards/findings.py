@@ -35,7 +35,7 @@ _FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.I)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about where a command would run; `env`: its whole environment, when that is known."""
+    """Where a command would run; `env` is its whole environment, if known."""
 
     workspace: tuple[str, ...]
     home: str
@@ -69,10 +69,8 @@ def _could_be(pattern: str, name: str) -> bool:
 
 
 def is_covered(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one.
-
-    What is not known of a hidden name may be anything.
-    """
+    """Whether a path, perhaps a pattern, is one of these folders (written with a final slash) or in one. An unknown
+    part of a hidden name matches anything."""
     path = _HIDDEN.sub(lambda match: match[0].replace(UNKNOWN, GLOBS[0]), path)
     if set(path).isdisjoint(GLOBS):
         return f"{path}/".startswith(folders)
@@ -156,7 +154,7 @@ class Findings(Shell):
         return f"{path}/".startswith(self.workspace)
 
     def is_vital(self, path: str) -> bool:
-        """Whether deleting this folder, or all that is in it, ends the system or takes a home folder."""
+        """Whether deleting this folder, or all that is in it, destroys the system or a home folder."""
         folder, _, last = path.rpartition("/")
         if not set(last).isdisjoint(GLOBS) and _ANYTHING.fullmatch(last):
             path = folder or "/"
@@ -188,7 +186,7 @@ class Findings(Shell):
         return path
 
     def read(self, arg: str) -> str:
-        """Judge a path that is read; what is in the file, as far as this command line tells."""
+        """Judge a path that is read. Returns the content, as far as this command line has written it."""
         path = self.resolve(arg)
         if _SOCKET.match(path):
             self.hit("remote")

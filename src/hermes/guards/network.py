@@ -123,7 +123,7 @@ def _embedded_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 def address_kinds(text: str) -> list[str]:
-    """What speaks against an address: the kinds of it and of those inside, the gravest first; none if it is global."""
+    """The kinds of an address and of those embedded in it, the gravest first; none if it is global."""
     addresses = unwrap_address(text)
     if len(addresses) > 1 and any(addresses[0] in network for network in _CARRIERS):
         addresses = addresses[1:]

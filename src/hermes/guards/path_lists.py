@@ -59,7 +59,7 @@ _GIT_CONTROL = frozenset({"hooks", "config", "config.worktree", "commondir"})
 
 
 def git_entry(path: str) -> str | None:
-    """The folder or file `.git` around a path that steers a repository; `HEAD` alone makes a folder one."""
+    """The `.git` around a path that controls a repository, if it does; also `HEAD`, which makes a folder one."""
     names = path.split("/")
     at = next((index for index, name in enumerate(names) if plain(name) == ".git"), None)
     if at is None:
@@ -160,7 +160,7 @@ def _glob(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A path as it is looked up in a list: without case and invisible marks, which not every system tells apart."""
+    """A path for comparison: without case and invisible characters, which not every file system distinguishes."""
     if text.isascii():
         return text.lower()
     visible = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")

@@ -28,7 +28,7 @@ _KINDS = {stat.S_IFREG: "", stat.S_IFDIR: "", stat.S_IFLNK: "changed", stat.S_IF
 
 
 class PathRefused(Exception):
-    """A path that is not for the model. Names the rule, and nothing of what is there."""
+    """A path that the model may not use. Names the rule, and nothing of what is there."""
 
     code = "path_refused"
 
@@ -102,7 +102,7 @@ class Paths:
         return any(below(path, granted) for granted in self._reserved_granted)
 
     def lets_read(self, real: str) -> bool:
-        """Whether a real path may be read, by its name alone: nothing on the disk is looked at."""
+        """Whether a real path may be read, by its name alone, without looking at the disk."""
         try:
             self._judge(real, real, "read")
         except PathRefused:
@@ -158,7 +158,7 @@ class Paths:
         return max((root for root in self._roots if below(path, root)), key=len, default=None)
 
     def _examine(self, status: os.stat_result) -> None:
-        """Refuse what is neither file nor folder, and a second name of a refused file."""
+        """Refuse what is neither file nor folder, and a hard link to a refused file."""
         if rule := _KINDS.get(stat.S_IFMT(status.st_mode), "device"):
             raise PathRefused(rule)
         is_linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
@@ -178,7 +178,7 @@ class Paths:
             os.close(fd)
 
     def digest(self, path: str) -> str | None:
-        """The SHA-256 of a file that may be written, also where it may not be read; None where there is none."""
+        """The SHA-256 of a file that may be written, even if it may not be read; None where there is none."""
         try:
             fd = self._open_checked(self._decide(path, "write"), for_digest=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -285,7 +285,7 @@ class Paths:
             raise
 
     def _may_make(self, folder: str) -> bool:
-        """Whether a missing folder may be made: in a root, or on the way to one that was granted."""
+        """Whether a missing folder may be made: in a root, or on the way to a granted one."""
         inside = self._root_of(folder) is not None or any(below(granted, folder) for granted in self._granted)
         return inside and self._is_safe(folder)
 

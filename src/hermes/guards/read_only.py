@@ -25,7 +25,7 @@ _REFUSED = frozenset("`$<>(){}\\!#\n\r\0")
 
 
 def is_read_only(command: str) -> bool:
-    """Whether a command line consists of such commands only; where that is in doubt, it does not."""
+    """Whether a command line consists of such commands only; False where in doubt."""
     if not command.strip() or not _REFUSED.isdisjoint(command):
         return False
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)

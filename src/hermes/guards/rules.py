@@ -305,12 +305,11 @@ PRINTS = _set("echo printf pwd true : cd test [ which")
 
 @cache
 def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
-    """What matches one of them; made when it is first needed, as most never are."""
     return re.compile("|".join(map(translate, globs)) or r"(?!)")
 
 
 class _Test:
-    """One word of a rule: alternatives that must, or must not, be among the arguments."""
+    """A word of a rule: alternatives that must, or must not, be among the arguments."""
 
     __slots__ = ("absent", "long", "operand", "other", "short")
 
@@ -341,7 +340,7 @@ _TABLE = _compiled()
 
 
 def name_of(name: str) -> str:
-    """The name that a command goes by here: without a version, or a kind of file system."""
+    """A command's name without version or kind of file system."""
     if name.startswith(("mkfs.", "ld-linux", "ld-musl")):
         return "mkfs" if name[0] == "m" else "ld.so"
     short = name.rstrip("0123456789.-") if name[-1].isdigit() and name not in _TABLE else name

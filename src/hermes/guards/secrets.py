@@ -15,7 +15,7 @@ MARK = "[redacted]"
 
 
 def _any_case(word: str) -> str:
-    """A word in capitals or not. A class of characters is found sooner than a letter whose case is ignored."""
+    """A pattern for a word in any case. Character classes are faster than ignoring case."""
     return "".join(f"[{char}{char.upper()}]" if char.isalpha() else char for char in word)
 
 
@@ -45,7 +45,7 @@ _DASHED = ("glpat-", "xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "tvly
 
 
 def _key(chars_min: int) -> str:
-    """What follows a key's prefix: so many characters or more, one of them a digit. See `_hide` for the rest."""
+    """A pattern for what follows a key's prefix: at least `chars_min` characters, one a digit. See `_mark_key`."""
     return rf"(?:(?=[A-Za-z_-]*+[0-9]){_CHARS}{{{chars_min},}}+|{_REST})"
 
 
@@ -92,7 +92,7 @@ _PATTERNS = tuple((needles, re.compile(pattern, flags), replacement) for needles
 
 
 def _encoded_forms(value: str) -> list[str]:
-    """A value as it is and as it is usually encoded, without the padding that may or may not be there."""
+    """A value in its usual encodings, without padding."""
     data = value.encode("utf-8", "surrogatepass")
     quoted = [quote(data, safe=""), quote(data), quote_plus(data)]
     lower = [re.sub("%..", lambda match: match[0].lower(), form) for form in quoted]
@@ -102,7 +102,8 @@ def _encoded_forms(value: str) -> list[str]:
 
 
 def _in_base64(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[str]:
-    """By itself; and inside a longer text, where it depends on where it begins, less what its neighbours decide."""
+    """A value in Base64 by itself, and within a longer text at each offset, without the characters shared with
+    neighbours."""
     yield encode(data).decode().rstrip("=")
     for before in range(3):
         text = encode(b"\0" * before + data).decode()
@@ -189,7 +190,6 @@ class StreamMask:
 
     @property
     def held(self) -> str:
-        """What is held back, as it would be shown if nothing followed."""
         return self._held
 
     def finish(self) -> str:

@@ -30,7 +30,7 @@ _READ = frozenset({"read", "mapfile", "readarray", "getopts", "let"})
 
 
 class Shell(ShellExpander):
-    """Reads a script and hands each simple command to `run`."""
+    """Reads a script and passes each simple command to `run`."""
 
     def __init__(self, variables: dict[str, Value], complete: bool) -> None:
         super().__init__(variables, complete)
@@ -40,21 +40,22 @@ class Shell(ShellExpander):
         self.detached = False
 
     def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
-        """Judge a simple command that sets some variables; what it prints, when known. `feed` is its standard input."""
+        """Judge a simple command that sets some variables. Returns what it prints, if known. `feed` is its standard
+        input."""
         raise NotImplementedError
 
     def snapshot(self) -> tuple[list[int], int]:
         raise NotImplementedError
 
     def judge_pipeline(self, before: tuple[list[int], int], fed: bool) -> None:
-        """Judge what was run since then as one pipeline; `fed`: standard input came from somewhere."""
+        """Judge what was run since `before` as one pipeline; `fed`: its standard input was connected."""
         raise NotImplementedError
 
     def report_fork_bomb(self) -> None:
         raise NotImplementedError
 
     def follow(self, text: str, feed: str | None = None, args: Value = None, child: bool = True) -> str | None:
-        """Follow a whole text, by a shell of its own or by this one; what it prints, when that is known."""
+        """Follow a whole script, in a child shell or in this one. Returns what it prints, if known."""
         mark, before, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
         if child:
             self.spend(len(self.vars))
@@ -115,7 +116,7 @@ class Shell(ShellExpander):
             self.set("@", None if args is None or len(argv) > 1 else args[1:])
 
     def space(self, lines: bool = False) -> None:
-        """Go past blanks and comments, and where asked past line ends with the here-documents that begin there."""
+        """Skip blanks and comments; with `lines` also line ends, with the here-documents that begin there."""
         while self.i < self.n:
             char = self.s[self.i]
             if char in " \t\\" and (match := _BLANK.match(self.s, self.i)):
@@ -137,7 +138,8 @@ class Shell(ShellExpander):
         return match[0] if match else ""
 
     def script(self, closer: str = "", feed: str | None = None) -> str | None:
-        """Follow jobs up to a closing word or sign (in a case also up to `;;`, which is left), or to the end."""
+        """Follow jobs up to a closing word or sign (in a case also up to `;;`, which is not consumed), or to the
+        end."""
         self.descend()
         out: list[str | None] = []
         mark = len(self.changes)
@@ -237,7 +239,7 @@ class Shell(ShellExpander):
         return out
 
     def function(self, name: str) -> None:
-        """A definition: its body is followed with unknown arguments here, and with those given at each call."""
+        """A definition: its body is followed here with unknown arguments, and at each call with those given."""
         self.space(lines=True)
         start, mark, spawned, top = self.i, len(self.changes), len(self.spawned), self.top
         self.functions.pop(name, None)
@@ -290,7 +292,7 @@ class Shell(ShellExpander):
                 self.i += 1
 
     def loop(self, feed: str | None) -> None:
-        """A for loop: its body is followed for each word, as long as there is room for that."""
+        """A for loop: its body is followed for each word, up to a limit."""
         self.space()
         name, values = "", [UNKNOWN]
         if self.s.startswith("((", self.i) and self.arithmetic(self.i + 2):
@@ -383,7 +385,7 @@ class Shell(ShellExpander):
         return name, ["".join(old[:1] if match[3] and old else []) + text]
 
     def redirect(self, match: re.Match[str], redirects: list[tuple[str, str]], feed: str | None) -> str | None:
-        """A redirect: its target is noted; standard input as it is after it."""
+        """Record the target of a redirect. Returns standard input after it."""
         op = match[1]
         self.i = match.end()
         self.space()

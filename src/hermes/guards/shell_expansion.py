@@ -71,17 +71,17 @@ def unescape(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Text from outside without the characters that are used as marks."""
+    """Text from outside, with the characters that are used as marks replaced."""
     return text.translate(_TO_CLEAN)
 
 
 def plain(text: str) -> str:
-    """A word as it is when its patterns match nothing."""
+    """A word whose patterns match nothing."""
     return text.translate(_TO_PLAIN)
 
 
 def _expand_braces(text: str, depth: int = 0) -> list[str]:
-    """The words that brace expansion makes of one; too many are Unparsable."""
+    """The words that brace expansion makes of a word. Raises Unparsable for too many."""
     stack: list[list[int]] = []
     groups: list[list[int]] = []  # of each outermost group: its opening brace, its commas, its closing brace
     for at, char in enumerate(text):
@@ -124,7 +124,7 @@ def _sequence(text: str) -> list[str]:
 
 
 def _edit_value(text: str, op: str, arg: str) -> str | None:
-    """What ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,} make of a value, where that needs no pattern."""
+    """The result of ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,}, where no pattern is needed."""
     if not set(text + arg).isdisjoint(f"*?[(&\\{UNKNOWN}"):
         return None
     if op[0] in "#%":
@@ -136,10 +136,8 @@ def _edit_value(text: str, op: str, arg: str) -> str | None:
 
 
 class ShellExpander:
-    """A place in a text, and the variables as far as the text so far tells them.
-
-    Every change of a variable is noted, so that a subshell is undone and what perhaps does not run becomes unknown.
-    """
+    """A position in a script, and the variables as far as the script determines them. Every change of a variable is
+    recorded, to undo a subshell and to make unknown what perhaps does not run."""
 
     def __init__(self, variables: dict[str, Value], complete: bool) -> None:
         self.s, self.i, self.n, self.depth, self.here = "", 0, 0, 0, (-1, -1)
@@ -150,7 +148,7 @@ class ShellExpander:
         self.work_left = WORK_MAX
 
     def script(self, closer: str = "", feed: str | None = None) -> str | None:
-        """Follow commands up to a closing word or sign; what they print, when that is known."""
+        """Follow commands up to a closing word or sign. Returns what they print, if known."""
         raise NotImplementedError
 
     def mark_opaque(self, reason: str) -> None:
@@ -172,7 +170,7 @@ class ShellExpander:
             raise Unparsable("nested too deep")
 
     def spend(self, work: int) -> None:
-        """Take some of the work that is done for one command line; when there is none left, it cannot be followed."""
+        """Use up some of the work allowed for one command line. Raises Unparsable when none is left."""
         self.work_left -= work
         if self.work_left < 0:
             raise Unparsable("too much to follow")
@@ -187,7 +185,7 @@ class ShellExpander:
         self.vars[name] = value
 
     def undo(self, mark: int) -> None:
-        """Forget the changes since a mark, as the end of a subshell does."""
+        """Revert the changes since a mark, as the end of a subshell does."""
         while len(self.changes) > mark:
             name, value, was = self.changes.pop()
             if was:
@@ -280,7 +278,7 @@ class ShellExpander:
         return fields
 
     def insert(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
-        """A value as it goes into a word; in quotes with the index `*` as one field, with `@` perhaps as none."""
+        """A value as part of a word; in quotes with the index `*` one field, with `@` perhaps none."""
         texts = [UNKNOWN] if value is None else value if value or index == "@" else [""]
         self.spend(sum(map(len, texts)))
         signs = self.separators()
@@ -379,7 +377,7 @@ class ShellExpander:
         return (None if None in edited else [text or "" for text in edited]), False
 
     def arithmetic(self, start: int) -> str:
-        """Go past arithmetic whose inside begins here, following what it runs; its number; empty when it is none."""
+        """Skip arithmetic that begins at `start`, following its commands: its number; empty if it is none."""
         self.descend()
         before, self.i, depth = self.i, start, 0
         while depth >= 0:

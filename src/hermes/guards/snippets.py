@@ -76,7 +76,7 @@ def is_destructive_sql(sql: str) -> bool:
 
 
 def printed_text(argv: list[str], here: str) -> str | None:
-    """What echo, printf, pwd and which print, when that is known; others print nothing."""
+    """What echo, printf, pwd and which print, if known; empty for other commands."""
     name, args = argv[0], [arg.translate(_UNMATCHED) for arg in argv[1:]]
     if name == "pwd":
         return f"{here}\n"

@@ -100,8 +100,8 @@ def _as_fetch_failure(error: TransportError) -> FetchFailed:
 
 
 class UrlGuard:
-    """The URLs of one run. `own_ports` tells where Hermes itself listens, `may_read` which hosts need not be asked
-    about; whoever asks does so before."""
+    """The URLs of one run. `own_ports` returns where Hermes itself listens, `may_read` whether a host needs no
+    approval; approvals are asked for before."""
 
     def __init__(
         self,
@@ -116,10 +116,8 @@ class UrlGuard:
         self._blocked = tuple(map(domain_suffix, settings.security.website_blocklist))
 
     def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
-        """The verdict on what a URL says; what its name stands for is looked up when it is opened.
-
-        `any_host`: nobody has to be asked about its host, as one that the operator named has sent us there.
-        """
+        """The verdict on a URL by its text; its name is resolved when it is opened. `any_host`: its host needs no
+        approval, because a trusted server has redirected there."""
         target, secrets = parse(url), self._secrets
         if trusted:
             # Everything in .env counts as secret, also the address of a server that the operator names there.

@@ -205,7 +205,7 @@ class _RewrittenAnswer(Answer):
         self._reading = Reading(f"call_{secrets.token_hex(8)}")
 
     async def read(self) -> bytes:
-        """What has come, rewritten; empty at the end."""
+        """The next rewritten data; empty at the end."""
         while data := await self._answer.read():
             if out := b"".join(b"data: " + frame + b"\n\n" for frame in self._rewritten(data)):
                 return out

@@ -35,7 +35,7 @@ def parts() -> list[str]:
 
 
 def install(home: Home, progress: Progress = lambda done, of: None) -> Path:
-    """The model's file, fetched part by part; what an earlier attempt has fetched is not fetched again. Blocks."""
+    """Install the model's file part by part; parts of an earlier attempt are kept. Blocks."""
     make_private_folder(home.models)
     target, partial = home.models / NAME, home.models / f"{NAME}.partial"
     if target.is_file():

@@ -15,7 +15,7 @@ _ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|([^u]))|[^\\"]+|"')
 
 
 class Reading:
-    """Pieces of the object in; deltas of a chat completion out. An answer comes through while it is written."""
+    """Turns pieces of the object into deltas of a chat completion. An answer is passed on while it is written."""
 
     def __init__(self, call_id: str) -> None:
         self._call_id = call_id
@@ -53,7 +53,7 @@ class Reading:
         return {"tool_calls": [{"index": 0, "id": self._call_id, "type": "function", "function": function}]}
 
     def _decoded(self) -> str:
-        """The part of the string that is certain; an escape that is not whole yet waits."""
+        """Decode the string so far; an incomplete escape waits."""
         pieces: list[str] = []
         at = 0
         while match := _ESCAPE.match(self._buffer, at):

@@ -13,7 +13,7 @@ TAKEN, FAILED = 10, 11
 
 
 def main(options: dict[str, Any]) -> int:
-    """Load, say so, and wait. `TAKEN`: another process serves this model already."""
+    """Load the model, print `ready`, and serve until the input ends. `TAKEN`: another process serves it already."""
     os.umask(0o077)
     lock = os.open(options["name"] + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

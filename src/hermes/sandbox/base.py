@@ -80,7 +80,7 @@ class Handle(Protocol):
         """Send a signal to the command's whole group; SIGKILL reaches everything the command has started."""
 
     async def sweep(self) -> None:
-        """The command has ended: end what it left behind, and let go of what was held for it."""
+        """The command has ended: kill what it left behind, and release its resources."""
 
 
 class Group:
@@ -103,10 +103,8 @@ class Group:
 
 
 class Process:
-    """A command that runs, or has run. Use it in `async with`: at its end the command is gone, however that came about.
-
-    Nobody but the reader of `chunks` takes output from the pipe: a command whose output is not read waits.
-    """
+    """A command that runs, or has run. Use it in `async with`: at its end the command is gone. Only the reader of
+    `chunks` empties the pipe: a command whose output is not read waits."""
 
     def __init__(
         self, parts: Parts, handle: Handle, seconds: float | None, on_end: Callable[[Process], None] = lambda _: None
@@ -136,7 +134,8 @@ class Process:
                 await wait_readable(self._output.fileno(), self._gone)
 
     async def wait(self) -> int:
-        """The exit code, once everything that the command had started is gone: 124 after its time, 130 interrupted."""
+        """The exit code, once everything that the command has started is gone; 124 after a timeout, 130 if
+        interrupted."""
         return await asyncio.shield(self._gone)
 
     def interrupt(self) -> None:
@@ -150,7 +149,7 @@ class Process:
             self._hurry.set_result(None)
 
     def end_because(self, reason: str) -> None:
-        """End the command at once; the reason is for whoever asks what became of it."""
+        """Kill the command; `reason` is kept for its answer."""
         self.reason = self.reason or reason
         self.kill()
 
@@ -201,7 +200,7 @@ class Process:
 
 
 class Sandbox:
-    """Where the commands of one session run. `isolated` ones show nothing of the machine but `mounts`."""
+    """Where the commands of one session run. An `isolated` one shows nothing of the machine but `mounts`."""
 
     name: ClassVar[str] = ""
     isolated: ClassVar[bool] = False
@@ -219,7 +218,7 @@ class Sandbox:
         self._kills, self._killed_because = 0, ""
 
     def mounts(self) -> list[Mount]:
-        """What an isolated sandbox shows, each at its own path, and how. Blocks."""
+        """What an isolated sandbox shows, at the same paths. Blocks."""
         return []
 
     async def spawn(
@@ -301,10 +300,8 @@ class Record:
 def launch(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None, pass_fds: Sequence[int] = ()
 ) -> Parts:
-    """Start a process in a session of its own, without input; both its outputs are one pipe.
-
-    It belongs to the calling thread: what dies with its parent dies with that thread.
-    """
+    """Start a process in a session of its own, without input; both its outputs are one pipe. The death signal of its
+    parent is that of the calling thread."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
@@ -368,7 +365,7 @@ _TAKE = f'eval "unset {VARIABLE}; ${VARIABLE}"'
 
 
 def hide_text(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """A command and its environment, with the text of `sh -c TEXT` in the environment instead."""
+    """A command and its environment, with the text of `sh -c TEXT` moved into the environment."""
     if len(argv) < 3 or argv[1] != "-c" or os.path.basename(argv[0]) not in _SHELLS:
         return list(argv), dict(env)
     return [argv[0], "-c", _TAKE, *argv[3:]], {**env, VARIABLE: argv[2]}

@@ -41,10 +41,8 @@ INSTALL_HINT = "Install bubblewrap (on Debian and Ubuntu: apt-get install bubble
 
 
 class Bubblewrap(WatchedSandbox):
-    """Commands see the system read-only, their HOME, the workspace, and what the settings add.
-
-    The namespaces are built before the first command, and again when what must be protected has changed in between.
-    """
+    """Commands see the system read-only, their HOME, the workspace, and what the settings add. The namespaces are built
+    before the first command, and again when what must be protected has changed since."""
 
     name = "bubblewrap"
     python = os.path.realpath(sys.executable)
@@ -173,7 +171,7 @@ class Bubblewrap(WatchedSandbox):
 
 
 class _Handle:
-    """A command in the namespaces: with its first process everything that it has started ends."""
+    """A command in the namespaces: when its first process ends, so does everything that it has started."""
 
     def __init__(self, sandbox: Bubblewrap, child: RemoteProcess) -> None:
         self._sandbox, self._child = sandbox, child
@@ -209,7 +207,7 @@ def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
 
 @cache
 def probe() -> str:
-    """Build a sandbox once and run `true` in it: why that fails. Blocks; the answer is kept for the life of the process."""
+    """Run `true` in a sandbox: why that fails, empty if it works. Blocks; cached for the life of the process."""
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed: there is no command 'bwrap'. {INSTALL_HINT}"
     cgroup.sweep()
@@ -243,7 +241,7 @@ _IO_URING_SETUP = 425  # everywhere; what is done through it no filter sees
 
 
 class _Calls(NamedTuple):
-    """A kind of machine, its numbers of what is refused, and of `socket`, where only one family is."""
+    """An architecture with the numbers of its refused system calls, and of `socket`, of which one family is refused."""
 
     machine: int
     refused: tuple[int, ...]

@@ -24,14 +24,14 @@ _numbers = itertools.count(1)
 
 
 class Group:
-    """A group that processes can be put into. `bounds` are the limits in force: what is missing has to be bounded by
-    rlimits. In version 1 it is a folder in each hierarchy."""
+    """A group for processes. `bounds` are the limits in force; the others have to be set as rlimits. In version 1 it is
+    a folder in each hierarchy."""
 
     def __init__(self, folders: tuple[Path, ...], bounds: frozenset[Controller]) -> None:
         self._folders, self.bounds = folders, bounds
 
     def add(self, pid: int) -> None:
-        """Move a process into the group; its later children are born there. Raises OSError."""
+        """Move a process into the group; its later children inherit it. Raises OSError."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
@@ -44,7 +44,7 @@ class Group:
 
 
 def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group | None:
-    """Make a group for one sandbox; None where no bound at all can be set. `name` is for whoever looks at the groups."""
+    """Make a group for one sandbox; None where no limit can be set. `name` is only for people."""
     title = f"{_PREFIX}{os.getpid()}-{next(_numbers)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}"
     memory, quota = str(memory_mb * 1024**2), str(max(1000, round(cpus * _PERIOD_US)))
     v1: dict[Controller, dict[str, str]] = {
@@ -87,7 +87,7 @@ def sweep() -> None:
 
 
 def _bound(folder: Path, limits: Mapping[Controller, Mapping[str, str]]) -> set[Controller]:
-    """Make the group if need be, and set what limits can be set; without any it is not left behind."""
+    """Make the group, and set the limits that can be set; without any it is removed again."""
     bounded: set[Controller] = set()
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
@@ -130,7 +130,8 @@ def _v1_parents(hierarchy: str, paths: Mapping[str, str]) -> list[Path]:
 
 
 def _v2_parents(paths: Mapping[str, str]) -> list[Path]:
-    """Beside ourselves, or below: a group that holds processes cannot have bounded groups below it, but for the root."""
+    """Our parent group, or our own: a group that holds processes cannot have limited groups below it, except for the
+    root."""
     own = _ROOT / paths.get("", "")
     return _existing(own.parent, own)
 

@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
 
 def choose_backend(settings: Settings) -> Choice:
-    """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
+    """The backend that the settings mean. Blocks the first time. Raises ConfigError where a named one does not work."""
     backend = settings.terminal.backend
     if backend == "local":
         return Choice("local", isolated=False)
@@ -78,10 +78,8 @@ def workspace_of(
     workdir: str | None = None,
     here: Path | None = None,
 ) -> Path:
-    """Where commands work. `here` is the folder of a user at a terminal; without, it lies in the home, made if need be.
-
-    `workdir` is a folder that a caller names, inside `terminal.workspaces`.
-    """
+    """The folder in which commands work: `workdir`, which must lie inside `terminal.workspaces`; or `here`, the folder
+    of a user at a terminal; or one in the home, made if need be."""
     if workdir is not None:
         folder, roots = real_path(workdir), [real_path(root) for root in settings.terminal.workspaces]
         if any(folder.is_relative_to(root) for root in roots) and folder.is_dir():
@@ -105,7 +103,7 @@ def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str
 
 
 def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
-    """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
+    """The real paths of configured folders. Inside folders that commands write to no link is followed."""
     for path in paths:
         others = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
         if (real := resolve_root(Path(path).expanduser(), others)) is not None:
@@ -117,7 +115,7 @@ def real_path(path: str | Path) -> Path:
 
 
 def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of commands, built from nothing: no key of a provider is in it, and no variable of our own."""
+    """The environment of commands, built from nothing: without keys of providers and variables of our own."""
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     env = _STANDARD | {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
@@ -160,7 +158,7 @@ class Sandboxes:
         return any(below(path, granted) for granted in self._granted)
 
     async def ready(self, settings: Settings) -> None:
-        """Have `choice` tried once, so that it does not block when it is asked for from the loop."""
+        """Probe the backend once, so that `choose_backend` does not block the loop."""
         terminal = settings.terminal
         key = terminal.backend, terminal.docker_image, terminal.allow_local
         if key not in self._tried:

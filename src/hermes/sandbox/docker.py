@@ -50,11 +50,9 @@ done"""
 
 
 class Docker(WatchedSandbox):
-    """Commands see the image, the workspace, their HOME, and what the settings add.
-
-    What a container shows is settled when it is made. When something else is to be shown, or the network is granted,
-    a new one takes its place; commands that still run in the old one stay there.
-    """
+    """Commands see the image, the workspace, their HOME, and what the settings add. The mounts of a container are
+    fixed: when they change, or the network is granted, a new container takes its place; running commands stay in the
+    old one."""
 
     name = "docker"
 
@@ -146,7 +144,7 @@ class Container:
             self._idle.cancel()
 
     async def leave(self) -> None:
-        """A command has ended. With the last one everything ends that any of them has left behind."""
+        """A command has ended. With the last one everything is killed that any of them has left behind."""
         async with self._owner.making:
             if self.active == 1 and not self.doomed:
                 await _run_docker("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))
@@ -165,7 +163,7 @@ class Container:
 
 
 class Exec:
-    """A command in a container. A signal to the client would not reach it: signals are sent from within."""
+    """A command in a container. Signals are sent from within: one to the client would not reach it."""
 
     def __init__(self, container: Container, record: Record, watching: Watching) -> None:
         self._container, self._record, self._watching = container, record, watching
@@ -193,7 +191,7 @@ class Exec:
 
 
 def _isolation_options(place: Place, network: bool, covers: Mapping[str, Mode] | None = None) -> list[str]:
-    """What keeps a container apart. Looks at the disk."""
+    """The options that isolate a container. Blocks."""
     memory = f"{place.memory_mb}m"
     arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
     arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
@@ -257,7 +255,8 @@ async def sweep(home: Home) -> None:
 
 @functools.cache
 def probe(image: str) -> str:
-    """Run the whole list of arguments once with `true`: why that fails. Blocks, and may fetch the image; kept."""
+    """Run `true` in a container with all options: why that fails, empty if it works. Blocks, and may fetch the
+    image."""
     with trial_place() as place:
         argv = ["docker", "run", "--rm", *_isolation_options(place, network=False), image, "-c", "true"]
         return failure_message(argv, _client_env(), limits.CONTAINER_PULL_S_MAX)

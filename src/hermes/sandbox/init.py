@@ -116,7 +116,7 @@ def _attach(tree: int, target: int) -> None:
 
 
 class _FileSystem:
-    """The root of the sandbox while it is built; `enter` makes it the root of this process, and the only one."""
+    """The root of the sandbox while it is built; `enter` makes it the only root of this process."""
 
     def __init__(self, memory_bytes: int, sources: "list[str]") -> None:
         self._memory_bytes = memory_bytes
@@ -139,7 +139,7 @@ class _FileSystem:
         os.close(source)
 
     def cover(self, path: str, mode: str) -> None:
-        """Make something that is shown read-only or hide it; `rw` leaves it as it is, but it cannot be renamed."""
+        """Make a path read-only or hide it; `rw` leaves it writable, but it cannot be renamed."""
         target = _open_beneath(self._root, path)
         kind = stat.S_IFMT(os.fstat(target).st_mode)
         if kind == stat.S_IFLNK:
@@ -185,7 +185,7 @@ class _FileSystem:
         return tree
 
     def _mount_point(self, path: str, is_folder: bool) -> int:
-        """What is to be mounted on: made where the folder around it is ours alone, elsewhere it must exist."""
+        """A descriptor of what is mounted on: created where only we can write, elsewhere it must exist."""
         folder, names = os.dup(self._root), [name for name in path.split("/") if name]
         for index, name in enumerate(names):
             if os.fstat(folder).st_dev in self._own_devices:
@@ -232,7 +232,7 @@ def _build(plan: "Json") -> None:
 
 
 def _restrict(limits: "dict[str, int]", seccomp: bytes) -> None:
-    """Give up every right that a command must not have, for good."""
+    """Give up every right that a command must not have, irrevocably."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -261,7 +261,8 @@ def _own_proc() -> None:
 
 
 def _first_process(request: "Json", stdin: int, output: int, errors: int) -> int:
-    """Process 1 of a command: runs it, hands signals on to its group, and ends when it does, and with it all it left."""
+    """Process 1 of a command: runs it, passes signals on to its group, and ends with it, which kills all it has
+    left."""
     for fd, number in ((stdin, 0), (output, 1), (errors, 2)):
         os.dup2(fd, number)
     os.closerange(3, 1024)
@@ -413,7 +414,7 @@ def _content(fd: int) -> "Json":
 
 
 def _listener(port: int) -> "socket.socket":
-    """Where commands reach the proxy: a socket stays in the network namespace in which it was made."""
+    """Where commands reach the proxy. A socket stays in the network namespace in which it was made."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

@@ -52,7 +52,7 @@ class Namespace:
 
     @classmethod
     async def create(cls, plan: Data, enter: Callable[[int], None] = lambda _: None) -> Namespace:
-        """Build the file system of the plan. `enter` gets the process id of the first process before it does anything."""
+        """Build the file system of the plan. `enter` gets the id of the first process before that does anything."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
         info_read, info_write = _keep_open_pipe()
@@ -228,7 +228,7 @@ class RemoteProcess:
         return self._code.result() if self._code.done() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it is gone; its exit code is known a moment later."""
+        """Wait until it has ended; its exit code is known a moment later."""
         if self._pidfd >= 0:
             select.select([self._pidfd], [], [], timeout)
         return self.poll() or 0
@@ -253,7 +253,8 @@ def _pid_of(pidfd: int) -> int:
 
 
 def _keep_open_pipe() -> tuple[int, int]:
-    """A pipe whose writer can also read: bubblewrap writes to it, and lets its child begin, after this process died."""
+    """A pipe whose writer can also read: bubblewrap can write to it, and start its child, after this process has
+    died."""
     read, write = os.pipe()
     try:
         return read, os.open(f"/proc/self/fd/{write}", os.O_RDWR | os.O_CLOEXEC)

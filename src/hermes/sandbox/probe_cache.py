@@ -43,7 +43,7 @@ def _path(settings: Settings) -> Path:
 
 
 def _key(settings: Settings) -> str:
-    """All that decides where commands can run, as a hash: the settings, the user, the kernel, its rules, the programs."""
+    """A hash of all that decides where commands can run: settings, user, kernel and its rules, programs."""
     chosen = settings.terminal.backend, settings.terminal.docker_image, settings.terminal.allow_local
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     programs = [_stamp(f"{folder}/{name}") for folder in folders for name in ("bwrap", "docker")]

@@ -13,8 +13,8 @@ from hermes.sandbox.workspace_watch import WorkspaceWatch
 
 
 class Watching:
-    """The watch of a sandbox over its life: made before its first command, and anew when what is to be covered has
-    changed while no command ran."""
+    """The watch of a sandbox: made before its first command, and anew when what it covers has changed while none
+    ran."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Watching:
             return watch
 
     async def leave(self) -> None:
-        """A command has ended. What it has planted is set aside when this returns."""
+        """A command has ended. Reserved names that it has made are set aside when this returns."""
         async with self._lock:
             self.commands -= 1
             if (watch := self._watch) is not None:

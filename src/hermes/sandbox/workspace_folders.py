@@ -69,7 +69,7 @@ class WorkspaceFolders:
 
 
 class SetAside:
-    """What was set aside since it was last taken, by path with the reason, and how often since `times` was cleared."""
+    """Paths that were set aside since the last `take`, with the reason, and how often since `times` was cleared."""
 
     def __init__(
         self, folders: WorkspaceFolders, is_granted: Callable[[str], bool], end_commands: Callable[[str], object]
@@ -128,7 +128,7 @@ class SetAside:
 
 
 def open_folder(name: str, parent: int, *, force: bool) -> int:
-    """`force`: one that its maker has closed to everybody is opened first; it is ours, for commands run as this user."""
+    """`force`: make a folder accessible whose mode forbids it; it is ours, because commands run as this user."""
     try:
         return os.open(name, _OPEN, dir_fd=parent)
     except PermissionError:
@@ -143,7 +143,7 @@ def open_folder(name: str, parent: int, *, force: bool) -> int:
 
 
 def path_in(folder: str, text: str | None) -> str:
-    """Where a path in a file leads; nowhere if it is none."""
+    """The real path that a file in a folder names; empty if it is none."""
     try:
         return os.path.realpath(os.path.join(folder, (text or "").strip())) if text is not None else ""
     except ValueError:
@@ -151,7 +151,7 @@ def path_in(folder: str, text: str | None) -> str:
 
 
 def git_file_target(folder: str, text: str | None) -> str:
-    """Where a file `.git` says that its repository lies; nowhere if it does not say."""
+    """The repository that a file `.git` names; empty if it names none."""
     return path_in(folder, text.removeprefix("gitdir:")) if text is not None and text.startswith("gitdir:") else ""
 
 

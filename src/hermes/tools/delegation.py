@@ -49,7 +49,8 @@ class DelegateTask(ToolArguments):
 
 
 class Child:
-    """One task and the run that does it. Its id follows from the call's, so that a call cut off finds it again."""
+    """A task and the run that does it. Its id is derived from the call's, so that an interrupted call finds it
+    again."""
 
     def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, goal: str, context: str | None) -> None:
         self._ctx, self._parent, self._number, self._goal, self._context = ctx, parent, number, goal, context
@@ -63,7 +64,7 @@ class Child:
         self._forwarded: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
-        """The task's outcome; what goes wrong with it is part of that."""
+        """The outcome of the task. Its failure is an outcome, too."""
         try:
             async with slots:
                 await self._begin(recorded)
@@ -244,7 +245,7 @@ async def _run(ctx: ToolContext, args: DelegateTask) -> Answer:
 
 
 async def _reconcile(ctx: ToolContext, args: DelegateTask, _: Data) -> Reconciled:
-    """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
+    """An interrupted call resumes with its children; where its run is not resumed, they are cancelled."""
     parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
         return "not_done"

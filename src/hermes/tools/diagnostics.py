@@ -20,7 +20,7 @@ class _Fault(ValueError):
 
 
 def diagnostics(path: str, data: bytes) -> list[JsonObject] | None:
-    """Where and why content does not parse; None where it is too much to be looked at."""
+    """Syntax errors of a file's content; None where it is too large to be parsed."""
     parse = _PARSERS.get(os.path.splitext(path)[1].lower())
     if parse is None:
         return []

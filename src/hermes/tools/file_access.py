@@ -168,7 +168,8 @@ class Lines:
             self._count(block)
 
     def next(self) -> bytes:
-        """A line, or of a very long one its beginning; nothing at the end of the file. `is_key`: of a private key."""
+        """The next line, or the beginning of a very long one; empty at the end. `is_key`: it is part of a private
+        key."""
         while self._last != b"\n" and (rest := self._file.readline(limits.BLOCK_BYTES)):
             self._count(rest)
         was_in_key = self._in_key
@@ -199,24 +200,23 @@ class Lines:
 
 
 def content_chars_max(ctx: ToolContext) -> int:
-    """How many characters of files an answer has room for; a longer one would be spilled."""
+    """How many characters of files fit into an answer without being spilled."""
     share = int(ctx.resources.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
     return min(ctx.settings.file_read_max_chars, max(limits.SPILLED_CHARS_MIN, share))
 
 
 class LineRedactor:
-    """Lines as the model sees them: without secrets, and never too long."""
+    """Lines as the model sees them: without secrets, and cut where they are too long."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._secrets, self._all = ctx.secrets, ctx.settings.security.redact_secrets
 
     def hides_nothing(self, lines: bytes) -> bool:
-        """Whether there is no secret in lines, and so none in any of them."""
         text = lines.decode("utf-8", "replace")
         return self.text(text) == text
 
     def line(self, raw: bytes, is_key: bool = False, *, plain: bool = False) -> tuple[str, bool]:
-        """A line without its end, and whether it was cut. A plain one is known to hide nothing."""
+        """A line without its end, and whether it was cut. A `plain` one is known to hold no secret."""
         if is_key:
             return "«redacted:private_key»", False
         text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
@@ -235,14 +235,14 @@ class LineRedactor:
 
 
 def refuse_redaction_marks(*texts: str) -> None:
-    """Refuse to write what stands for a secret: the secret itself would be lost."""
+    """Refuse to write a mark that stands for a secret: the secret itself would be lost."""
     if mark := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
         raise ToolError(f"The text holds {mark}, which only stands for a secret.", "redacted_marker", hint)
 
 
 def type_of(head: bytes, name: str) -> str | None:
-    """The type of a file that is no text, by its beginning."""
+    """The media type of a file that is no text, by its first bytes; None for a text."""
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "image/webp"
     kind = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)
@@ -272,7 +272,8 @@ def is_crlf(data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of one file. No data: it goes. `old` and `like` are what it was, to be put back."""
+    """The new content of a file, None to delete it. `old` and `like` are its old content and status, to undo the
+    change."""
 
     path: str
     before: str | None
@@ -292,7 +293,7 @@ def prepare_changes(changes: list[Change], value: object) -> Prepared:
 
 
 def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
-    """Make all changes, or none: files that have changed since they were looked at stay as they are."""
+    """Make all changes or none. Raises ToolError if a file has changed since it was read."""
     for change in changes:
         if paths.digest(change.path) != change.before:
             raise stale_refusal(display_path(ctx, paths, change.path), "has changed meanwhile")
@@ -329,7 +330,6 @@ def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | Non
 
 
 def stale_refusal(path: str, why: str) -> ToolError:
-    """The refusal to write over what the model does not know."""
     return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
 
 

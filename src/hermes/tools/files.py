@@ -154,7 +154,7 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
 
 
 def _count_lines(old: bytes | None, new: bytes) -> Answer:
-    """How many lines came and went; those that only moved do not count."""
+    """How many lines were added and removed; lines that only moved do not count."""
     if old is None:
         return {"added": len(new.splitlines()), "removed": None}
     lines = [Counter(data.split(b"\n")) for data in (old, new)]

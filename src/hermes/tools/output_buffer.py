@@ -33,7 +33,7 @@ class OutputDecoder:
         self._pending = ""
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """The text that these bytes bring; what may go on as something else comes with the next."""
+        """The text of these bytes. An escape sequence or line end that may be incomplete is returned with the next."""
         text = self._pending + self._decoder.decode(data, end)
         self._pending = ""
         if "\x1b" in text or "\x9b" in text:
@@ -48,7 +48,7 @@ class OutputDecoder:
 
 
 class HeadAndTail:
-    """The first two fifths and the last three of a text."""
+    """Keeps the first two fifths and the last three fifths of a limit."""
 
     def __init__(self, chars_max: int) -> None:
         self.chars_max, self.total = chars_max, 0
@@ -108,7 +108,7 @@ class LiveOutput:
 
 
 class Spill:
-    """A file for the whole of a text, up to a limit, without what `redact` takes out of its lines."""
+    """A file for the whole text up to a limit, redacted."""
 
     def __init__(self, path: Path, blocking: RunBlocking, redact: Callable[[str], str]) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
@@ -123,7 +123,7 @@ class Spill:
                 await self.flush(self._buffer.rfind("\n") + 1)
 
     async def flush(self, chars: int = 0) -> None:
-        """Write what waits to be written, or so much of it."""
+        """Write the buffer, or its first `chars` characters."""
         chars = chars or len(self._buffer)
         text, self._buffer = self._buffer[:chars], self._buffer[chars:]
         if text:

@@ -27,7 +27,7 @@ _CHARSETS = re.compile(r"(utf_?(8|16|32)|ascii|latin|iso|cp|mac|shift|euc|gb|big
 
 
 class Unreadable(Exception):
-    """A document that gives no text; the sentence says what to do."""
+    """A document without text; the message says what to do."""
 
     def __init__(self, message: str, code: str = "fetch_failed") -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Page(NamedTuple):
-    """A document; not `complete` where there was no time or room for all of it."""
+    """A document. `complete` is False where there was no time or room for all of it."""
 
     title: str
     text: str
@@ -43,7 +43,6 @@ class Page(NamedTuple):
 
 
 def read(data: bytes, content_type: str, charset: str, url: str) -> Page:
-    """The text of a document that was fetched from a URL. Raises Unreadable."""
     if content_type == "application/pdf":
         return _read_pdf(data)
     is_html = "html" in content_type
@@ -124,7 +123,7 @@ class TimeUp(Exception):
 
 
 def markdown(html: str, url: str) -> tuple[str, str, bool]:
-    """A page's title and visible text, of its main part where there is one; and whether there was time to read it all."""
+    """The title and the visible text of a page, of its main part where it has one; and whether all of it was read."""
     writer = _Writer(url, time.monotonic() + PAGE_READ_S_MAX)
     complete = True
     try:
@@ -135,7 +134,7 @@ def markdown(html: str, url: str) -> tuple[str, str, bool]:
 
 
 def _parse(html: str, writer: _Writer) -> bool:
-    """Show the writer all of a page; not of one that is too long for the parser at hand."""
+    """Feed a page to the writer; False if it was too long for the parser at hand."""
     parser: Any
     text, complete = html, True
     try:
@@ -167,7 +166,7 @@ class _Plain(HTMLParser):
 
 
 class _Block(NamedTuple):
-    """A piece of the text: what it is, where neighbours of its kind belong together, and the parts it is in."""
+    """A paragraph: its kind (neighbours of the same kind are joined closely), its text, and the main parts it is in."""
 
     kind: str
     text: str
@@ -175,7 +174,7 @@ class _Block(NamedTuple):
 
 
 class _Writer:
-    """Makes Markdown of what a parser meets: the target of either parser."""
+    """The target of both HTML parsers: writes Markdown."""
 
     def __init__(self, url: str, until: float) -> None:
         self.title: list[str] = []

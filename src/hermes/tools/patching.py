@@ -76,7 +76,8 @@ def _indent(line: str) -> str:
 
 
 def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
-    """The text with old made new, and how old was found. Raises ToolError where its place is not the only one."""
+    """The text with `old` replaced, and how `old` was matched. Raises ToolError where it matches several times or
+    never."""
     starts = [match.start() for match in re.finditer(re.escape(old), text)]
     if starts:
         if len(starts) > 1 and not every:
@@ -148,7 +149,7 @@ def nearest(lines: list[str], sought: list[str]) -> list[int]:
 
 @dataclass(slots=True)
 class Hunk:
-    """Rows of a sign and a line each; `anchors` are lines above it."""
+    """Rows of sign and line; `anchors` are lines above it."""
 
     anchors: list[str] = field(default_factory=list)
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -202,7 +203,7 @@ def _syntax_error(number: int, line: str) -> ToolError:
 
 
 def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
-    """The text after all hunks, and the weakest way in which one was found."""
+    """The text after all hunks, and the weakest level at which one was matched."""
     places = _LineIndex(_lines(text))
     lines, out = places.lines, list[str]()
     at, level = 0, 0
@@ -226,7 +227,7 @@ def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
 
 
 class _LineIndex:
-    """The lines of a file and where each of them stands, so that the hunks of a patch do not each read all of it."""
+    """The positions of each line of a file, so that not every hunk of a patch reads all of it."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines, self._compared = lines, 0
@@ -315,13 +316,13 @@ def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[
 
 
 def _text(data: bytes) -> str:
-    """A file's text, from which `_bytes` gets back every byte."""
+    """A file's text, from which `_bytes` restores every byte."""
     plain = data.removeprefix(access.BOM)
     return (plain.replace(b"\r\n", b"\n") if access.is_crlf(data) else plain).decode("utf-8", "surrogateescape")
 
 
 def _bytes(text: str, before: bytes) -> bytes:
-    """A text as the file had it before: its first mark, its line ends, and bytes that are no text."""
+    """A text encoded as the file was before: BOM, line ends, and bytes that are no UTF-8."""
     data = text.encode("utf-8", "surrogateescape")
     data = re.sub(rb"\r?\n", b"\r\n", data) if access.is_crlf(before) else data
     return (access.BOM if before.startswith(access.BOM) else b"") + data
@@ -366,7 +367,7 @@ async def _prepare(ctx: ToolContext, args: Patch) -> Prepared:
 
 
 def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], real: dict[str, str]) -> Prepared:
-    """Every file as it will be; nothing is written yet."""
+    """The content of every file after the patch; nothing is written yet."""
     changes: list[access.Change] = []
     diffs: list[str] = []
     answer: Answer = {"diff": "", "files": [], "matched_by": "exact"}
@@ -411,7 +412,7 @@ def _printable(text: str) -> str:
 
 
 def _shorten_diff(ctx: ToolContext, diff: str) -> str:
-    """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
+    """The diff without secrets, cut between lines, which no secret spans."""
     excerpt = diff[: 2 * limits.DIFF_CHARS_MAX]
     if len(excerpt) < len(diff):
         excerpt = excerpt[: excerpt.rfind("\n") + 1]

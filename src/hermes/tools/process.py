@@ -73,7 +73,7 @@ class Background:
 
 
 class Processes:
-    """Those of a server. A session sees its own, and each owner has places of its own."""
+    """The background processes of a server. A session sees its own; the number is limited per owner."""
 
     def __init__(self) -> None:
         self._processes: dict[str, Background] = {}
@@ -104,7 +104,7 @@ class Processes:
                 )  # with the task as default
 
     async def end_run(self, run_id: str) -> None:
-        """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
+        """End the processes that a stopped run has started, and wait for their end. Its session is not notified."""
         own = [each for each in self._processes.values() if run_id in each.run_ids and not each.keep]
         running = [background for background in own if not background.ended.is_set()]
         for background in running:
@@ -116,7 +116,8 @@ class Processes:
     def add(
         self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
     ) -> Background:
-        """Look after a process from now on; with `notify` its session is told of its end, with `keep` no stop ends it."""
+        """Follow a process until it ends. `notify`: tell its session of the end; `keep`: a stop of the run does not end
+        it."""
         background = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
         self._processes[background.id] = background
         # Only what outlives the turn: nothing here leads to its conversation.

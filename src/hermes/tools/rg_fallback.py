@@ -68,7 +68,7 @@ def _expand_braces(glob: str) -> list[str]:
 
 
 def _regex(part: str, dots: bool) -> str:
-    """A part of a glob as a regular expression that never goes back over what a `*` has taken."""
+    """A part of a glob as a regular expression without backtracking over what a `*` has matched."""
     pieces, at = [""], 0
     while at < len(part):
         char, end = part[at], at + 1
@@ -137,7 +137,7 @@ def level_of(folder: str) -> Level:
 
 
 def ignored(levels: list[Level], parts: list[str], is_folder: bool) -> bool:
-    """What the ignore files say of a path: the nearest and last rule counts."""
+    """Whether ignore files exclude a path: the last matching rule of the nearest file decides."""
     for kind in range(len(IGNORE_FILES)):
         for level in reversed(levels):
             for rule in reversed(level.rules[kind]):
@@ -191,7 +191,7 @@ def matching_lines(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
 
 
 def main(request: dict[str, Any]) -> int:
-    """Print as ripgrep does: paths; paths with counts; or paths with numbers of lines, at most so many of each."""
+    """Print like ripgrep: paths, paths with counts, or paths with line numbers up to a maximum per file."""
     try:
         warnings.simplefilter("error")
         pattern = re.compile(request["pattern"], re.I if request["ignore_case"] else 0)
@@ -218,7 +218,7 @@ def main(request: dict[str, Any]) -> int:
 
 
 def emit(text: str) -> None:
-    """Print at once: what was found by the end of the time counts."""
+    """Print at once: when time runs out, what was printed counts."""
     sys.stdout.buffer.write(os.fsencode(text))
     sys.stdout.buffer.flush()
 

@@ -33,7 +33,7 @@ Listed = list[tuple[str, int]]
 
 @dataclass(slots=True)
 class Search:
-    """One call. `name` is set where a single file is searched; `globs` are those that a path must fit."""
+    """One call. `name` is set where a single file is searched; a path must match all `globs`."""
 
     ctx: ToolContext
     paths: Paths
@@ -62,7 +62,7 @@ class Search:
         self.root, self.name = os.path.split(real)
 
     async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
-        """Paths with a number each: how many lines match, or which line does."""
+        """Paths with a number each: the count of matching lines, or the number of a matching line."""
         sandbox = await self.ctx.resources.sandbox()
         if isinstance(sandbox, NoSandbox):
             sandbox = Local(sandbox.place)  # it runs our own search only, below what the guard lets be read
@@ -153,7 +153,7 @@ class Search:
         return access.display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
-        """The lines of these numbers, with those around them. Blocks."""
+        """The lines of these numbers with their context. Blocks."""
         out: list[Answer] = []
         paths, redactor, chars_left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
         for path, line_numbers in numbers.items():

@@ -125,11 +125,8 @@ async def _prepare(ctx: ToolContext, args: Terminal) -> Prepared:
 
 
 def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background: bool) -> bool:
-    """Whether the output may come from outside: from the network, or from a file that did.
-
-    What a command in the foreground reaches through the proxy is known when it has ended. Without a sandbox every command
-    has the network; then it is told by the names of those that use it.
-    """
+    """Whether the output may come from outside: from the network, or from a file that did. For a sandboxed command in
+    the foreground the proxy tells when it has ended; without a sandbox the names of the commands decide."""
     if sandbox.isolated:
         proxied = sandbox.name in PROXIED and not background
         online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
@@ -144,7 +141,7 @@ def _resolve_path(path: str, shell: Shell) -> str:
 
 
 def goes_online(command: str) -> bool:
-    """Whether a command line has a simple command that is of no use without a network. It may be wrong."""
+    """Whether a command line has a simple command that needs the network. A guess by names."""
     for form in simple_forms(command):
         operands = [word for word in form.split() if not word.startswith("-") and "=" not in word]
         while operands and (operands[0] in _WRAPPERS or operands[0].isdigit()):
@@ -200,7 +197,7 @@ def _network_hint(sandbox: Sandbox, command: str) -> str:
 
 
 def output_chars_max(ctx: ToolContext) -> int:
-    """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
+    """How long output may be so that the answer with it is not cut again."""
     return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.resources.window_tokens) * 3 // 4
 
 

@@ -38,7 +38,7 @@ _NEXT = {
 
 
 class SearchRequest(NamedTuple):
-    """A request to a search server. What it is known by goes into headers, never into the URL."""
+    """A request to a search server. Credentials go into headers, never into the URL."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ class SearchRequest(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A kind of search server: the variable with its key or address, its request, and where its answer has what."""
+    """A search service: the variable with its key or address, its request, and the fields of its answer."""
 
     variable: str
     request: Callable[[str, str, int], SearchRequest]

@@ -141,8 +141,8 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
 
 
 async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> JsonObject:
-    """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
-    allows them, they are put back and there is nothing to add."""
+    """What to add to the answer about reserved names that commands have made. Where the user is asked and allows them,
+    they are restored and there is nothing to add."""
     watching = sandbox.watching
     reasons = watching.take_set_aside() if watching is not None else {}
     if watching is None or not reasons:
@@ -166,10 +166,8 @@ async def host(ctx: ToolContext, host: str) -> None:
 
 
 async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
-    """Ask to read web hosts that nobody has host_urls: for the rest of the turn, or for the session.
-
-    Raises Blocked where none of the URLs may be read; a single one is refused when it is opened.
-    """
+    """Ask to read web hosts that nobody has named: for the rest of the turn, or for the session. Raises Blocked where
+    none of the URLs may be read; a single one is refused when it is opened."""
     urls_by_host: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         with contextlib.suppress(FetchFailed):  # whoever opens it is told
@@ -206,10 +204,8 @@ async def permission(ctx: ToolContext, kind: str, subject: str, reason: str, *, 
 def rules_to_approve(
     command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
 ) -> list[Hit]:
-    """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
-
-    Without a sandbox that is every part of it that is not covered to change nothing.
-    """
+    """The rules that need approval where a command would run; without a sandbox every part of it that is not known to
+    change nothing. `usual`: the names of commands mean what they should."""
     if isolated:
         return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
     if usual and is_read_only(command):
@@ -222,7 +218,7 @@ def rules_to_approve(
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
-    """Whether commands reach the network, or may yet be granted a host of it."""
+    """Whether commands reach the network, or may yet be granted a host."""
     if not sandbox.isolated or sandbox.place.network:
         return True
     is_granted = any(key.startswith(HOST_KEY) for key in ctx.resources.session.granted)
@@ -238,7 +234,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 
 
 async def _request_permission(ctx: ToolContext, request: ApprovalRequest) -> str:
-    """From the modes to the question; returns the choice that allows it, or raises Blocked."""
+    """The choice that allows the request: by mode, grant, reviewer or user. Raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
     async def at_once(by: str, comment: str) -> str:
@@ -279,7 +275,7 @@ def explain(rules: Iterable[str]) -> str:
 
 
 def forbidden_rules(deny: Sequence[str], texts: Sequence[str], hits: Sequence[Hit]) -> list[str]:
-    """The rules by which a command is never run, whoever would allow it."""
+    """The rules by which a command is never run, whoever approves it."""
     denied = any(_mentions(text, pattern) for pattern in deny for text in texts)
     return ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
 
@@ -318,15 +314,16 @@ def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -
 
 
 def pieces_of(hit: Hit, forms: Sequence[str]) -> list[str]:
-    """The simple command that a hit is about, and the files it writes; none where it is about more than one, or where
-    something of it is not known."""
+    """The simple command of a hit and the files it writes; empty where it is about several, or part of it is
+    unknown."""
     first, *files = hit.detail.split(" > ")
     pieces = [first, *(f"> {file}" for file in files)]
     return pieces if hit.rule != "opaque" and "…" not in hit.detail and set(pieces) <= set(forms) else []
 
 
 def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Patterns that allow these and nothing else; none where that cannot be said, or should not be written down."""
+    """Patterns that allow these pieces and nothing else; none where no pattern can, or a secret would be written
+    down."""
     texts = tuple(dict.fromkeys(piece for parts in pieces for piece in parts))
     fits = all(not set(text) & set("*?[\n") and "${" not in text and ctx.secrets.redact(text) == text for text in texts)
     return texts if all(pieces) and fits else ()
@@ -337,7 +334,7 @@ def is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
-    """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
+    """Add patterns to the allowlist of the settings. Failing to write it is only logged. Blocks."""
     try:
         patterns_before = load(ctx.home).origin(setting).value
         set_value(ctx.home, setting, list(dict.fromkeys([*patterns_before, *patterns])), by=by)
@@ -349,7 +346,7 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 
 
 async def _review(ctx: ToolContext, request: ApprovalRequest) -> dict[str, str] | None:
-    """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
+    """The verdict of a reviewing model, which sees no output of tools; None where it gives none that is valid."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
     action |= {"rules": explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}

@@ -31,7 +31,7 @@ _ADDED = re.compile(r"^(?:functions?|tools?|default_api)[.:/]+|(?:[-_. ]?tool)?(
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
+    """`ok` with a value; `cut` where the text ends too early; `broken` with a description of the error."""
 
     state: Literal["ok", "cut", "broken"]
     value: JsonObject | None = None
@@ -39,11 +39,8 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Arguments as an object.
-
-    Repaired are only trailing commas, closing brackets missing after a complete value, and raw control characters in
-    strings: nothing that could change what is meant.
-    """
+    """Arguments as an object. Only trailing commas, missing closing brackets after a complete value and raw control
+    characters in strings are repaired: nothing that could change the meaning."""
     try:
         return _object(json.loads(text, strict=False))
     except ValueError as error:
@@ -75,7 +72,7 @@ def _object(value: object) -> Parsed:
 
 
 def _scan(text: str) -> tuple[str, bool, bool]:
-    """The brackets still to be closed; whether the text ends inside a string; whether a value is still awaited."""
+    """The missing closing brackets; whether the text ends inside a string; whether it ends before a value."""
     stack: list[str] = []
     in_string = escaped = False
     last = ""
@@ -135,7 +132,7 @@ def _letters(name: str) -> str:
 
 
 def check(args: JsonObject, schema: Schema) -> tuple[JsonObject, str]:
-    """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
+    """The arguments, coerced where that loses nothing, and what is wrong with them, if anything."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)
     return args, "; ".join(faults[:3])
@@ -186,7 +183,7 @@ def schema_faults(value: object, schema: Schema) -> list[str]:
 
 
 def _describe_error(error: ValidationError) -> str:
-    """What is wrong, with all that could be there instead, but not with all of what is."""
+    """The error with all allowed options, but with the value cut."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
         text = f"{json.dumps(error.instance)} is not one of {', '.join(map(json.dumps, options))}"
@@ -206,7 +203,7 @@ def _no_document(address: str) -> NoReturn:
 
 
 def schema_problem(schema: Schema) -> str:
-    """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
+    """Why a schema cannot be used for validation, as the end of a sentence; empty where it can."""
     try:
         if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
             return f"unfolds to more than {limits.SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
@@ -221,7 +218,7 @@ def schema_problem(schema: Schema) -> str:
 
 
 def _unfolded_nodes(schema: Schema) -> int:
-    """How many parts a schema has with its references followed, each as often as it is made; a recursive one once."""
+    """The number of nodes of a schema with all references followed; recursive references count once."""
     anchors = {"": schema}
     sizes: dict[int, int] = {}
 

@@ -47,7 +47,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class PriorOutcome:
-    """What became of a call that was cut off, and what it had put out by then."""
+    """The outcome of an interrupted call, and its output until then."""
 
     known: Reconciled
     output: str
@@ -115,7 +115,6 @@ class _Conflicts:
         return waits
 
     def _near(self, key: str) -> list[str]:
-        """The key itself, the trees that a file is in, and the files in a tree."""
         keys = [key] if key in self._last else []
         if key.startswith("file:"):
             path = key[5:]

@@ -17,11 +17,9 @@ from hermes.tools.framework.registry import Data
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What is to be allowed, and why it needs leave.
-
-    `keys` name it in the grants of a session. `patterns` are what `always` writes, to the list `setting`; `allowed` says
-    that such patterns allow it. A reviewer is told `cwd`, and asked only where there is one; `reviewer` is its verdict.
-    """
+    """What is to be approved, and why. `keys` name it in the grants of a session. `patterns` are what `always` adds to
+    the list `setting`; `allowed` says that the list allows it already. A reviewer is asked only where `cwd` is set;
+    `reviewer` is its verdict."""
 
     call_id: str
     kind: str
@@ -52,8 +50,8 @@ class Decision:
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """The channel to whoever may answer. The call waits; the loop does not. `before` is what was asked and answered
-    before the run was cut off."""
+    """Questions of one run to whoever may answer. `before` holds what was asked and answered before the run was
+    interrupted."""
 
     log: RunWriter
     controls: RunControls
@@ -74,8 +72,8 @@ class Asking:
             self._granted, self._asked, self._answers = set(before.granted), dict(before.asked), dict(before.answers)
 
     async def approve(self, request: ApprovalRequest, granted: set[str] | None = None) -> Decision:
-        """Ask for leave; where nobody can answer, the settings do. `granted` is what the session has leave for: it may
-        have been given while other questions were answered, and what is given for longer is added to it."""
+        """Ask for approval; where nobody can answer, the settings decide. `granted` are the keys that the session may
+        use: other questions may add to them meanwhile, and an answer for the session is added."""
         granted = set() if granted is None else granted
         if request.call_id in self._granted:
             self._granted.discard(request.call_id)  # what else the same call asks for is another question
@@ -133,11 +131,11 @@ class Asking:
 
     @property
     def _stays_open(self) -> bool:
-        """Whether a question is left for the next server, which goes on with the run."""
+        """Whether a question is left open for the server that resumes the run."""
         return self.resumes and self.controls.stop.reason == "server_shutdown"
 
     async def close_stale(self, calls: Container[str]) -> None:
-        """Close the questions of a run that was cut off, but for those of calls that are still to be made."""
+        """Close the questions of an interrupted run, except for those of calls that are still to be made."""
         state = self.log.state
         for question in [id_ for id_, data in state.approvals.items() if data["call_id"] not in calls]:
             await self._resolve(question, "deny", "interrupt")

@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class LoopGuard:
-    """Notices a model that goes round in circles, over the steps of one turn, and says so in the result."""
+    """Notices a model that repeats failing calls or readings within a turn, and hints at it in the result."""
 
     def __init__(self) -> None:
         self._failed_calls: dict[str, int] = {}
@@ -141,7 +141,7 @@ class ToolRound:
             out += (work.outcome for work in works if work.outcome is not None)
 
     def _is_left_open(self, work: PendingCall) -> bool:
-        """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
+        """Whether a call without an outcome is left to the server that resumes the run."""
         if self.stop.reason != "server_shutdown" or not self.resumes or work.tool is None or work.refusal is not None:
             return False
         if work.same_as is not None:
@@ -175,7 +175,7 @@ class ToolRound:
         return work
 
     async def classify_interrupted(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
-        """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
+        """Find out which interrupted calls are done, which are to be made again, and which are unclear."""
         for call in calls:
             started = resumption.started.get(call.id)
             if started is None or call.id in resumption.finished:
@@ -252,7 +252,7 @@ class ToolRound:
         await self._finish(work, status, answer, began, steer=steer)
 
     async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
-        """Start and run a tool. Whatever part of it is defective, only its own call fails."""
+        """Start and run a tool. A defect of the tool fails only this call."""
         try:
             effect, _ = tool.effect_of(work.decoded), tool.scope_of(work.decoded)
             work.reads = effect == "read"
@@ -392,7 +392,7 @@ def _invalid(message: str) -> Answer:
 
 
 def last_answer(messages: Sequence[JsonObject], name: str, field: str) -> JsonObject | None:
-    """The last answer of a tool in a conversation that has this field: one that was not an error."""
+    """The last answer of a tool in a conversation that has this field, and so was no error."""
     for message in reversed(messages):
         content = message.get("content")
         if message.get("role") != "tool" or message.get("tool_name") != name or not isinstance(content, str):

@@ -76,7 +76,7 @@ class HostGrants:
 
     @asynccontextmanager
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
-        """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
+        """Register a tool call while its commands run. Its open questions and its one-time grants end with it."""
         self.proxy(ctx.resources)
         turn_id = ctx.resources.engine.root_spec(ctx.resources.spec).run_id
         if turn_id != self._turn_id:
@@ -92,8 +92,8 @@ class HostGrants:
             await asyncio.gather(*call.questions, return_exceptions=True)
 
     async def authorize(self, host: str, port: int) -> bool:
-        """Whether a host may be reached; waits for the answer of a human where one is asked. All that want the same host
-        wait for the same answer, and a denial holds for the rest of the turn."""
+        """Whether a host may be reached, after the user was asked where need be. All that want the same host wait for
+        the same answer; a denial holds for the rest of the turn."""
         allowed = await self._is_allowed(host)
         if allowed and self._calls:
             self._calls[-1].connected = True
@@ -146,8 +146,8 @@ _INHERITED = ("granted", "folders", "reserved", "hosts", "yolo")
 
 @dataclass(slots=True)
 class SessionState:
-    """`seen` has the digest of each file as it was last read or written, by its real path;
-    `mcp_known` is what it has been told of its MCP servers."""
+    """`seen` has the digest of each file as last read or written, by real path; `mcp_known` what was reported of MCP
+    servers."""
 
     shell: Shell | None = None
     seen: dict[str, str] = field(default_factory=dict)
