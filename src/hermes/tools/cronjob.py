@@ -46,7 +46,7 @@ class Cronjob(ToolArguments):
 
 async def _prepare(ctx: ToolContext, args: Cronjob) -> Prepared:
     if args.action != "list":
-        subject = "\n".join(f"{name}: {value}" for name, value in args.given().items() if value)
+        subject = "\n".join(f"{name}: {value}" for name, value in args.as_json().items() if value)
         await approvals.write(ctx, "cron", subject, required=False, reason="")
     return Prepared()
 
@@ -88,7 +88,7 @@ async def _new_job(ctx: ToolContext, args: Cronjob, now: float) -> Job:
     if len(await _own_jobs(ctx)) >= limits.JOBS_MAX:
         hint = "Remove those no longer needed."
         raise ToolError(f"There are {limits.JOBS_MAX} jobs already.", "limit_reached", hint)
-    job = services.new_job(args.given(), now, ctx.settings.timezone, ctx.secrets)
+    job = services.new_job(args.as_json(), now, ctx.settings.timezone, ctx.secrets)
     job |= {"owner": ctx.owner, "session_key": ctx.session_key, **_ceilings(ctx, {})}
     return {**job, "origin": {"source": ctx.resources.spec.source, "session_id": ctx.session_id}}
 
@@ -103,7 +103,7 @@ def _changes(ctx: ToolContext, args: Cronjob, job: Job, now: float) -> Job:
             if not job["enabled"]:
                 raise ToolError("The job is paused.", "invalid_arguments", "Resume it first.")
             return {"next_run_at": now}
-    changes = services.job_changes(job, args.given(), now, ctx.secrets)
+    changes = services.job_changes(job, args.as_json(), now, ctx.secrets)
     if not changes:
         hint = f"Give one of {', '.join((*GIVEN, 'schedule', 'repeat'))}."
         raise ToolError("Nothing was given that is to change.", "invalid_arguments", hint)

@@ -329,8 +329,8 @@ def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | Non
         paths.replace(path, data, like)
 
 
-def stale_refusal(path: str, why: str) -> ToolError:
-    return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
+def stale_refusal(path: str, reason: str) -> ToolError:
+    return ToolError(f"{path} {reason}.", "stale_file", "Read it first, then write again.")
 
 
 async def reconcile(ctx: ToolContext, _: Args, started: Data) -> Reconciled:

@@ -32,8 +32,8 @@ class Memory(ToolArguments):
 
     def changes(self) -> list[JsonObject]:
         if self.operations:
-            return [operation.given() for operation in self.operations]
-        return [] if self.action == "list" else [self.given()]
+            return [operation.as_json() for operation in self.operations]
+        return [] if self.action == "list" else [self.as_json()]
 
 
 async def _prepare(ctx: ToolContext, args: Memory) -> Prepared:

@@ -91,7 +91,7 @@ async def _prepare(ctx: ToolContext, args: SkillManage) -> Prepared:
     skills = _skills(ctx)
 
     def describe() -> str:
-        change = skills.plan(args.given())
+        change = skills.plan(args.as_json())
         path = change.path.relative_to(skills.root).as_posix()
         before, after = change.before.splitlines(), (change.text or "").splitlines()
         return "\n".join([f"{args.action} {path}", *list(difflib.unified_diff(before, after, lineterm=""))[2:]])
@@ -103,7 +103,7 @@ async def _prepare(ctx: ToolContext, args: SkillManage) -> Prepared:
 
 
 def _manage(ctx: ToolContext, args: SkillManage) -> Answer:
-    path = _skills(ctx).change(args.given()).as_posix()
+    path = _skills(ctx).change(args.as_json()).as_posix()
     note = "The index in view is the one of the session's beginning; skills_list shows the present one."
     return {"done": args.action, "name": args.name, "path": path, "note": note}
 

@@ -27,7 +27,7 @@ def _run(ctx: ToolContext, args: Todo) -> Answer:
     stored = (ctx.last_answer("todo", "todos") or {}).get("todos")
     items: list[dict[str, str]] = stored if isinstance(stored, list) else []
     if args.todos is not None:
-        new = [item.given() for item in args.todos]
+        new = [item.as_json() for item in args.todos]
         items = list({item["id"]: item for item in (*items, *new)}.values()) if args.merge else new
     if len(items) > limits.TODO_ITEMS_MAX:
         fault = f"A list has at most {limits.TODO_ITEMS_MAX} items; this one would have {len(items)}."

@@ -176,7 +176,7 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
     for host, host_urls in urls_by_host.items():
         if ctx.resources.may_read(host):
             continue
-        reason = f"Neither the user nor the settings have host_urls {host}."
+        reason = f"Neither the user nor the settings have named {host}."
         keys = frozenset({f"host {host}"})
         request = ApprovalRequest(ctx.call_id, "host", "\n".join(host_urls), reason, keys=keys, hint=_HOST_HINT)
         try:
@@ -212,7 +212,7 @@ def rules_to_approve(
         return list(hits)
     covered = {piece for hit in hits for piece in pieces_of(hit, forms)}
     rest = [form for form in forms if form not in covered and not (usual and is_read_only(form))]
-    # What is only joined in a way that is not covered to be harmless, or cannot be taken apart, is asked about as a whole.
+    # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
     rest = rest if rest or hits else [command]
     return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
 

@@ -87,8 +87,8 @@ class ToolArguments(msgspec.Struct, omit_defaults=True):
     """The arguments of a tool; the model is given the JSON Schema of its fields. None is the default of what need not be
     given, and never sent."""
 
-    def given(self) -> JsonObject:
-        """The arguments that differ from their defaults, as JSON."""
+    def as_json(self) -> JsonObject:
+        """The arguments without those at their defaults."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
