@@ -25,6 +25,7 @@ from guards.stage import ELSEWHERE, WORLD, WORLD_6, Stage, certificate, serving
 from hermes.core.home import Home
 from hermes.core.threads import Threads
 from hermes.guards import network as network_module
+from hermes.guards import urls as urls_module
 from hermes.guards.network import Network, address_kinds
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import parse
@@ -742,7 +743,11 @@ async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_slow_server_times_out(stage: Stage, tmp_path: Path, begun: bool) -> None:
+async def test_slow_server_times_out(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr(urls_module, "FETCH_S_MAX", 0.2)
+
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         if begun:
@@ -753,7 +758,7 @@ async def test_slow_server_times_out(stage: Stage, tmp_path: Path, begun: bool) 
 
     async with serving(slow) as port:
         stage.servers[WORLD] = port
-        assert await why("http://page.test/", guard_of(stage, tmp_path), seconds=0.2) == "timeout"
+        assert await why("http://page.test/", guard_of(stage, tmp_path)) == "timeout"
 
 
 async def test_connect_timeout(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

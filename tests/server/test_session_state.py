@@ -130,13 +130,13 @@ async def test_background_process_limit_is_per_owner() -> None:
     processes = Processes()
     for number in range(BACKGROUND_MAX):
         made = _background("anna", number)
-        processes._known[made.id] = made
+        processes._processes[made.id] = made
     over = _background("ben", 0, ended=True)
-    processes._known[over.id] = over
+    processes._processes[over.id] = over
     assert not processes.make_room("anna") and processes.make_room("ben")
     assert processes.of("ben", "s") == [over] and processes.get("ben", "s", "proc_anna1") is None
-    processes._known["proc_anna3"].ended.set()
-    assert processes.make_room("anna") and "proc_anna3" not in processes._known and over.id in processes._known
+    processes._processes["proc_anna3"].ended.set()
+    assert processes.make_room("anna") and "proc_anna3" not in processes._processes and over.id in processes._processes
 
 
 async def test_unrecorded_session_has_no_files_of_recorded_one() -> None:

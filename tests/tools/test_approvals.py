@@ -351,13 +351,13 @@ async def test_approval_for_other_tools(
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, _: Json) -> Json:
-        await approvals.permission(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
+        await approvals.permission(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", key=key)
         return {"ok": True}
 
     desk.offer(tool("ask", ask))
     under_way = await desk.begin(Call("ask"), answerable=True)
     asked = await answered(under_way, "once")
-    assert (asked["choices"], asked["rules"], asked["subject"]) == (choices, ["write"], "delete it [redacted]")
+    assert (asked["choices"], asked["rules"], asked["subject"]) == (choices, [], "delete it [redacted]")
     assert (await under_way.end()).tool_results() == [{"ok": True}]
 
 

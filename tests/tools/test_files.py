@@ -126,14 +126,14 @@ async def test_read_file_of_huge_file_is_bounded(filing: Filing, monkeypatch: py
         file.seek(50 * 1024**2)
         file.write(b"\nthird\nfourth\n")
     biggest = 0
-    took = Lines._took
+    took = Lines._count
 
     def watched(lines: Lines, data: bytes) -> None:
         nonlocal biggest
         biggest = max(biggest, len(data))
         took(lines, data)
 
-    monkeypatch.setattr(Lines, "_took", watched)
+    monkeypatch.setattr(Lines, "_count", watched)
     monkeypatch.setattr(file_access, "type_of", lambda *_: None)
     answer = await filing.call(READ, path="huge", offset=4, limit=2)
     assert answer["content"] == "4|third\n5|fourth" and answer["truncated"] and answer["total_lines"] is None

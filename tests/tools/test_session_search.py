@@ -79,14 +79,14 @@ async def test_session_search_is_scoped_to_owner(
 async def test_session_search_hits_of_others_do_not_hide_own(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_search, "RECALL_BATCH", 4)
+    monkeypatch.setattr(session_search.limits, "RECALL_BATCH", 4)
     for number in range(6):
         await held(house, f"keyed-{number}", ("user", "fox fox fox"), session_key="k")
     await held(house, "mine", ("user", "There was once a very small fox in a very large wood, and nobody saw it."))
     [found, recent] = await search(house, server, {"query": "fox"}, {})
     assert [hit["session_id"] for hit in found["hits"]] == ["mine"] and found["complete"]
     assert [session["session_id"] for session in recent["sessions"]] == ["mine"]
-    monkeypatch.setattr(session_search, "RECALL_BATCHES_MAX", 1)
+    monkeypatch.setattr(session_search.limits, "RECALL_BATCHES_MAX", 1)
     [found] = await search(house, server, {"query": "fox"})
     assert (found["hits"], found["complete"]) == ([], False)
 

@@ -305,7 +305,7 @@ def test_memory_is_separate_per_owner_and_session_key(tmp_path: Path) -> None:
 )
 def test_memory_only_list_is_read_effect(args: dict[str, Any], effect: str) -> None:
     assert not check(args, memory.TOOL.parameters)[1]
-    assert memory.TOOL.effect_of(args) == effect
+    assert memory.TOOL.effect_of(memory.TOOL.decode(args)) == effect
 
 
 def test_memory_schema_requires_known_target() -> None:

@@ -51,7 +51,7 @@ _TAR_FOLDER = re.compile(r"(?:.*? (?:--directory=|-C)|(?:--directory|-C) )([^-].
 
 
 def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> list[Hit]:
-    """The rules a command line falls under; without `exists` every file that is written to is taken to exist."""
+    """The rules that a command line falls under. Without `exists` every file that it writes to counts as existing."""
     return _CommandAnalyzer(cwd, facts, exists).begin(command).hits()
 
 
@@ -60,33 +60,33 @@ def detaches(command: str) -> bool:
 
 
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
-    """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
-    judge = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
-    parts = [part for argv, files in judge.stages for part in ((argv, []), *(([], [file]) for file in files))]
-    return [] if judge.opaque else [normal_form(*part) for part in parts if any(part)]
+    """Each simple command, and each redirect that writes, in normal form; none where something is opaque."""
+    analyzer = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
+    parts = [part for argv, files in analyzer.stages for part in ((argv, []), *(([], [file]) for file in files))]
+    return [] if analyzer.opaque else [normal_form(*part) for part in parts if any(part)]
 
 
-def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], list[str]]:
-    """Options before the first operand, the values of those that take one, and all from that operand on."""
-    takes, seen, given, at = values.split(), set(), {}, 1
+def _options(argv: list[str], with_value: str) -> tuple[set[str], dict[str, str], list[str]]:
+    """The options before the first operand, the values of those that take one, and the rest from that operand on."""
+    takes, options, values, at = with_value.split(), set(), {}, 1
     while at < len(argv) and argv[at][:1] == "-" and argv[at] != "-":
         arg = argv[at]
         at += 1
         if arg == "--":
             break
         name, equals, value = arg.partition("=")
-        seen.add(name)
+        options.add(name)
         if name in takes and (equals or len(name) > 2):
-            given[name] = value if equals else "".join(argv[at : at + 1])
+            values[name] = value if equals else "".join(argv[at : at + 1])
             at += not equals
         elif not arg.startswith("--"):
             for number, letter in enumerate(arg[1:], 2):
-                seen.add("-" + letter)
+                options.add("-" + letter)
                 if "-" + letter in takes:
-                    given["-" + letter] = arg[number:] or "".join(argv[at : at + 1])
+                    values["-" + letter] = arg[number:] or "".join(argv[at : at + 1])
                     at += len(arg) == number
                     break
-    return seen, given, argv[at:]
+    return options, values, argv[at:]
 
 
 def _is_recursive(argv: list[str], letters: str) -> bool:
@@ -102,9 +102,9 @@ class _CommandAnalyzer(Findings):
 
     def begin(self, command: str) -> _CommandAnalyzer:
         try:
-            self.inside(clean(command), self.script)
+            self.within(clean(command), self.script)
         except Unparsable as error:
-            self.hidden(str(error))
+            self.mark_opaque(str(error))
         return self
 
     def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
@@ -113,7 +113,7 @@ class _CommandAnalyzer(Findings):
             sets = [f"{name}={' '.join(self.vars.get(name) or [UNKNOWN])}" for name in names]
             self.stages.append((sets + argv, files))
         for name in names:
-            self.assigned(name)
+            self.check_variable(name)
         for op, target in redirects:
             feed = self.read(target) if op == "<" else feed
         if argv == ["exec"] and feed is not None:
@@ -126,55 +126,55 @@ class _CommandAnalyzer(Findings):
             self.files[path] = (
                 None if self.counts[NET] > net or old is None else old + (UNKNOWN if out is None else out)
             )
-            spared = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
-            spared = spared or any(op.endswith(">>") for op, _ in redirects)
-            if not spared and (self.exists is None or self.exists(plain(path))):
+            is_safe = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.in_workspace(path)
+            is_safe = is_safe or any(op.endswith(">>") for op, _ in redirects)
+            if not is_safe and (self.exists is None or self.exists(plain(path))):
                 self.hit("delete")
         return None if any(">" in op for op, _ in redirects) else out
 
-    def assigned(self, name: str) -> None:
+    def check_variable(self, name: str) -> None:
         if name.startswith("HERMES_"):
             self.hit("agent")
         elif name in rules.HIDING:
-            self.hidden("a variable that runs something")
+            self.mark_opaque("a variable that runs something")
         elif _RUNNING.fullmatch(name):
             self.enter(" ".join(self.vars.get(name) or [UNKNOWN]))
 
     def enter(
-        self, what: list[str] | str, feed: str | None = None, args: Value = None, child: bool = True
+        self, command: list[str] | str, feed: str | None = None, args: Value = None, child: bool = True
     ) -> str | None:
         if self.level >= WRAPPERS_MAX:
-            self.hidden("nested too deep")
+            self.mark_opaque("nested too deep")
             return None
         self.level += 1
         try:
-            return self.call(what, feed) if isinstance(what, list) else self.follow(what, feed, args, child)
+            return self.call(command, feed) if isinstance(command, list) else self.follow(command, feed, args, child)
         finally:
             self.level -= 1
 
     def call(self, argv: list[str], feed: str | None) -> str | None:
-        """Judge one command; what it prints, when that is known."""
+        """Judge a command. Returns what it prints, where that is known."""
         name = argv[0].rpartition("/")[2].lower()
         if not name or UNKNOWN in name or (argv[0] != GLOBS[2] and not set(argv[0]).isdisjoint(GLOBS)):
             self.count(BARE)
-            self.hidden("the name of a command")
+            self.mark_opaque("the name of a command")
             return None
         if name in rules.RESERVED or _ASSIGNMENT.match(argv[0]) or argv[0].startswith("/proc/"):
-            self.hidden("a name that is none")
+            self.mark_opaque("a name that is none")
         if body := self.functions.pop(argv[0], ""):
             self.spend(len(body))
             self.enter(body, feed, argv[1:], child=False)
-            self.known(name, argv, feed)  # perhaps it is not defined when it comes to that
+            self.judge(name, argv, feed)  # perhaps it is not defined when it comes to that
             self.functions[argv[0]] = body
             return None
-        return self.known(name, argv, feed)
+        return self.judge(name, argv, feed)
 
-    def known(self, name: str, argv: list[str], feed: str | None) -> str | None:
-        """Judge a command that is what its name says."""
+    def judge(self, name: str, argv: list[str], feed: str | None) -> str | None:
+        """Judge a command by its name, which no function of the script replaces."""
         if UNKNOWN in argv[1:]:  # may be nothing at all
-            self.known(name, [arg for arg in argv if arg != UNKNOWN], feed)
+            self.judge(name, [arg for arg in argv if arg != UNKNOWN], feed)
         if "/" in argv[0] and self.resolve(argv[0]) in self.files:
-            return self.written("sh", argv, feed)
+            return self.run_written("sh", argv, feed)
         for arg in argv:
             if "=" in arg and (match := _OPTION_RUNS.match(arg)):
                 self.enter(plain(match[1]))
@@ -197,20 +197,20 @@ class _CommandAnalyzer(Findings):
         self.count(DECODER, needed == "")
         for count in (1, 2, 3):
             if (wrapper := " ".join(argv[:count])) in rules.WRAPPERS:
-                return self.wrapped(wrapper, argv[count - 1 :], feed)
-        return _KINDS.get(name, _CommandAnalyzer.others)(self, argv, feed)
+                return self.run_wrapped(wrapper, argv[count - 1 :], feed)
+        return _KINDS.get(name, _CommandAnalyzer.judge_files)(self, argv, feed)
 
-    def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
+    def run_wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
         traits = rules.WRAPPERS[wrapper].split()
-        seen, given, rest = _options(argv, rules.WRAPPERS[wrapper])
+        options, values, rest = _options(argv, rules.WRAPPERS[wrapper])
         rest = rest[next((int(word) for word in traits if word.isdigit()), 0) :]
-        if wrapper == "sudo" and feed is not None and seen & {"-S", "--stdin"}:
+        if wrapper == "sudo" and feed is not None and options & {"-S", "--stdin"}:
             self.hit("hard")
-        if wrapper == "command" and seen & {"-v", "-V"}:
+        if wrapper == "command" and options & {"-v", "-V"}:
             return snippets.printed_text(["which", *rest], "")
-        if wrapper == "sudo" and seen & {"-e", "--edit"}:
-            return self.others(["sudoedit", *rest], feed)
-        text = given.get("-S") or given.get("--split-string") if wrapper == "env" else None
+        if wrapper == "sudo" and options & {"-e", "--edit"}:
+            return self.judge_files(["sudoedit", *rest], feed)
+        text = values.get("-S") or values.get("--split-string") if wrapper == "env" else None
         if "c" in traits:
             at = next((i for i, arg in enumerate(argv) if re.match(r"-[a-z]*c$|--command", arg)), len(argv))
             text = " ".join(argv[at : at + 1]).partition("=")[2] or " ".join(argv[at + 1 : at + 2])
@@ -219,9 +219,9 @@ class _CommandAnalyzer(Findings):
             name, _, value = rest.pop(0).partition("=")
             self.set(name, [plain(value)])
             self.exported.add(name)
-            self.assigned(name)
+            self.check_variable(name)
         rest = rest[1:] if rest[:1] == ["--"] else rest
-        if wrapper == "env" and (to := given.get("-C") or given.get("--chdir")):
+        if wrapper == "env" and (to := values.get("-C") or values.get("--chdir")):
             self.builtin("cd", ["cd", to])
         self.root = root or wrapper in rules.ROOT
         if text or ("text" in traits and rest):
@@ -236,8 +236,8 @@ class _CommandAnalyzer(Findings):
             self.undo(mark)
         return out
 
-    def written(self, interpreter: str, argv: list[str], feed: str | None) -> str | None:
-        """A file is run that this command line has written."""
+    def run_written(self, interpreter: str, argv: list[str], feed: str | None) -> str | None:
+        """Judge a file that this command line has written, and now runs."""
         text = self.files[self.resolve(argv[0])]
         if text is None:
             self.hit("remote")
@@ -247,59 +247,59 @@ class _CommandAnalyzer(Findings):
             self.enter(text, feed, argv[1:])
         return None
 
-    def elsewhere(self, fed: bool = True) -> None:
-        """An interpreter is given a text that is not known, or nothing as yet."""
+    def run_unknown(self, fed: bool = True) -> None:
+        """An interpreter runs a text that is not known; without `fed` it may yet get one from a pipe around it."""
         self.count(BARE)
         self.count(LOOSE, not fed)
         if fed:
-            self.hidden("a text that is run")
+            self.mark_opaque("a text that is run")
 
-    def taken(self, text: str) -> str:
-        """A text from standard input that is run: it belongs to the form of its command."""
+    def record_input(self, text: str) -> str:
+        """Add a text that is run from standard input to the normal form of its command."""
         self.stages[-1][0].extend(("<<<", text))
         return text
 
     def shell(self, argv: list[str], feed: str | None) -> str | None:
-        seen, _, rest = _options([arg for arg in argv if arg[:1] != "+"], "-o -O --rcfile --init-file")
-        if "-c" in seen and rest:
+        options, _, rest = _options([arg for arg in argv if arg[:1] != "+"], "-o -O --rcfile --init-file")
+        if "-c" in options and rest:
             self.count(BARE, UNKNOWN in rest[0])
             return self.enter(plain(rest[0]), feed, rest[2:])
-        if rest and "-s" not in seen:
+        if rest and "-s" not in options:
             path = self.resolve(rest[0])
             if path in self.files:
-                return self.written("sh", rest, feed)
+                return self.run_written("sh", rest, feed)
             if not path.startswith(_STDIN):
-                return self.others(argv, feed)
+                return self.judge_files(argv, feed)
             feed = UNKNOWN if UNKNOWN in path else feed
         if feed is None or feed == UNKNOWN:
-            self.elsewhere(feed is not None)
+            self.run_unknown(feed is not None)
             return None
-        return self.enter(self.taken(feed), None, rest)
+        return self.enter(self.record_input(feed), None, rest)
 
     def interpreter(self, argv: list[str], feed: str | None) -> str | None:
         name, options = argv[0], rules.CODE[argv[0]].split()
         others = "-m -W -X" if name.startswith("py") else "-f -v -F" if "awk" in name else "-I -M"
-        _, given, rest = _options(argv, f"{rules.CODE[name]} {others}")
-        if "-m" in given and name.startswith("py"):
-            return self.enter([given["-m"] or UNKNOWN, *rest], feed)
-        codes = [value for option, value in given.items() if option in options]
+        _, values, rest = _options(argv, f"{rules.CODE[name]} {others}")
+        if "-m" in values and name.startswith("py"):
+            return self.enter([values["-m"] or UNKNOWN, *rest], feed)
+        codes = [value for option, value in values.items() if option in options]
         if "awk" in name:
-            codes = rest[:1] if "-f" not in given else [""]
+            codes = rest[:1] if "-f" not in values else [""]
         if not codes and rest and rest[0] != "-":
             path = self.resolve(rest[0])
             if path in self.files:
-                self.written(name, rest, feed)
+                self.run_written(name, rest, feed)
             elif path.startswith(_STDIN):
-                self.elsewhere()
+                self.run_unknown()
         elif not codes and feed is not None:
-            codes = [self.taken(feed)]
+            codes = [self.record_input(feed)]
         for code in codes:
             if UNKNOWN in code:
                 self.count(BARE)
             if code == UNKNOWN:
-                self.elsewhere()
+                self.run_unknown()
             self.code(plain(code), name)
-        return self.others(argv, feed)
+        return self.judge_files(argv, feed)
 
     def code(self, text: str, language: str) -> None:
         for rule in snippets.rules_of(text):
@@ -313,23 +313,23 @@ class _CommandAnalyzer(Findings):
     def evaluate(self, argv: list[str], feed: str | None) -> str | None:
         text = " ".join(map(plain, argv[1:]))
         if UNKNOWN in text:
-            self.elsewhere()
+            self.run_unknown()
         return self.enter(text, feed, child=False)
 
     def source(self, argv: list[str], feed: str | None) -> str | None:
         path = self.resolve(argv[1]) if len(argv) > 1 else ""
         if path.startswith(_STDIN):
             if feed is None or UNKNOWN in path + feed:
-                self.elsewhere()
+                self.run_unknown()
             else:
-                self.enter(self.taken(feed), child=False)
+                self.enter(self.record_input(feed), child=False)
         elif path in self.files:
-            self.written("sh", argv[1:], feed)
-        elif path and not is_covered(self.short(path), rules.START_FILES):
+            self.run_written("sh", argv[1:], feed)
+        elif path and not is_covered(self.with_tilde(path), rules.START_FILES):
             self.read(path)
         return None
 
-    def later(self, argv: list[str], feed: str | None) -> str | None:
+    def deferred(self, argv: list[str], feed: str | None) -> str | None:
         if argv[0] in ("at", "batch"):
             return self.shell(["sh"], feed)
         for arg in argv[1:2] if argv[0] == "trap" else argv[1:]:
@@ -339,25 +339,25 @@ class _CommandAnalyzer(Findings):
         return None
 
     def xargs(self, argv: list[str], feed: str | None) -> str | None:
-        _, given, rest = _options(
+        _, values, rest = _options(
             argv, "-a -d -E -I -j -L -n -N -P -s -S --arg-file --delimiter --max-args --max-procs --jobs"
         )
-        for option in {"-a", "--arg-file"} & given.keys():
-            self.read(given[option])
+        for option in {"-a", "--arg-file"} & values.keys():
+            self.read(values[option])
         if argv[0] == "parallel" and not rest:
             return self.shell(["sh"], feed)
-        words = self.taken(feed).split()[:100] if feed and UNKNOWN not in feed else [UNKNOWN]
-        words = [] if ":::" in rest else words
+        inputs = self.record_input(feed).split()[:100] if feed and UNKNOWN not in feed else [UNKNOWN]
+        inputs = [] if ":::" in rest else inputs
         rest = [arg for arg in rest if arg != ":::"] or ["echo"]
-        place = given.get("-I")
-        if place:
-            rest = [
-                new for arg in rest for new in ([arg.replace(place, word) for word in words] if place in arg else [arg])
-            ]
-        inner = rest if place else [*rest, *words]
-        return self.several(inner) if argv[0] == "xargs" else self.enter(" ".join(map(plain, inner)))
+        command: list[str] = []
+        placeholder = values.get("-I")
+        for arg in rest:
+            is_template = placeholder and placeholder in arg
+            command += [arg.replace(placeholder or "", text) for text in inputs] if is_template else [arg]
+        command += [] if placeholder else inputs
+        return self.run_each(command) if argv[0] == "xargs" else self.enter(" ".join(map(plain, command)))
 
-    def several(self, argv: list[str]) -> str | None:
+    def run_each(self, argv: list[str]) -> str | None:
         mark, many, self.many = len(self.changes), self.many, True
         out = self.enter(argv)
         self.many = many
@@ -383,39 +383,39 @@ class _CommandAnalyzer(Findings):
         for root in args[:start] or ["."]:
             self.read(root)
             for action in filter(None, actions[:50]):
-                self.several([arg.replace("{}", f"{root}/{UNKNOWN}" if picks else root) for arg in action])
+                self.run_each([arg.replace("{}", f"{root}/{UNKNOWN}" if picks else root) for arg in action])
         return None
 
     def remove(self, argv: list[str], feed: str | None) -> str | None:
         deep = _is_recursive(argv, "rR")
-        perhaps = any(arg[:1] == UNKNOWN for arg in argv)
+        may_be_option = any(arg[:1] == UNKNOWN for arg in argv)
         targets = [arg for arg in argv[1:] if arg[:1] != "-"]
         if deep or self.many or any(not set(arg).isdisjoint(GLOBS) for arg in targets):
             self.hit("delete")
         for path in map(self.write, targets):
-            if (deep or perhaps) and self.vital(path):
-                self.hit("hard") if deep else self.hidden("how much is deleted")
+            if (deep or may_be_option) and self.is_vital(path):
+                self.hit("hard") if deep else self.mark_opaque("how much is deleted")
             elif deep and (
-                path[0] == UNKNOWN or (UNKNOWN in path and self.vital(posixpath.normpath(path.replace(UNKNOWN, ""))))
+                path[0] == UNKNOWN or (UNKNOWN in path and self.is_vital(posixpath.normpath(path.replace(UNKNOWN, ""))))
             ):
-                self.hidden("what is deleted")
+                self.mark_opaque("what is deleted")
         return None
 
     def modes(self, argv: list[str], feed: str | None) -> str | None:
-        _, given, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
-        mode = given.get("-m") or given.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
-        outside = any(arg[:1] != "-" and not self.inner(self.resolve(arg)) for arg in rest[1:])
+        _, values, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
+        mode = values.get("-m") or values.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
+        outside = any(arg[:1] != "-" and not self.in_workspace(self.resolve(arg)) for arg in rest[1:])
         if (
             _WORLD.fullmatch(mode)
             or _SETUID.fullmatch(mode)
             or (argv[0][:2] == "ch" and outside and _is_recursive(argv, "R"))
         ):
             self.hit("perms")
-        return self.others(argv, feed)
+        return self.judge_files(argv, feed)
 
     def kill(self, argv: list[str], feed: str | None) -> str | None:
-        seen, given, _ = _options(argv, "-s -n --signal")
-        signal = " ".join([*seen, *given.values()]).upper()
+        options, values, _ = _options(argv, "-s -n --signal")
+        signal = " ".join([*options, *values.values()]).upper()
         self.count(KILL, "9" in signal or "KILL" in signal)
         if "-1" in argv[2:] or argv[1:] == ["-1"]:
             self.hit("hard")
@@ -424,40 +424,43 @@ class _CommandAnalyzer(Findings):
     def sql(self, argv: list[str], feed: str | None) -> str | None:
         if snippets.is_destructive_sql(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
             self.hit("data")
-        return self.others(argv, feed)
+        return self.judge_files(argv, feed)
 
     def transfer(self, argv: list[str], feed: str | None) -> str | None:
         name, operands = argv[0], [arg for arg in argv[1:] if arg[:1] != "-"]
         into = "-O --output-document" if name == "wget" else "-o --output"
-        seen, given, rest = _options(argv, f"-T --upload-file --post-file --body-file {into}")
-        sent = [arg.rpartition("@")[2].partition(";")[0] for arg in argv[1:] if "@" in arg]
-        sent += [given[option] for option in given if option not in into.split()]
+        options, values, rest = _options(argv, f"-T --upload-file --post-file --body-file {into}")
+        uploads = [arg.rpartition("@")[2].partition(";")[0] for arg in argv[1:] if "@" in arg]
+        uploads += [values[option] for option in values if option not in into.split()]
         if name not in ("curl", "wget") and operands and re.match(r"[^/]*:", operands[-1]):
-            sent += operands[:-1]
+            uploads += operands[:-1]
         if argv[:3] == ["gh", "gist", "create"]:
-            sent += operands[2:]
-        self.count(SINK, feed is not None and not {"-", "."}.isdisjoint(sent))
-        if any(each not in ("", "-") and "://" not in each and not self.inner(self.resolve(each)) for each in sent):
+            uploads += operands[2:]
+        self.count(SINK, feed is not None and not {"-", "."}.isdisjoint(uploads))
+        if any(
+            each not in ("", "-") and "://" not in each and not self.in_workspace(self.resolve(each))
+            for each in uploads
+        ):
             self.hit("remote")
-        got = [given[option] for option in given if option in into.split()]
-        if name == "wget" or seen & {"-O", "--remote-name"}:
-            got += [url.rpartition("/")[2] for url in rest if "/" in url]
-        self.files |= {self.resolve(each): None for each in got if each}
-        return self.others(argv, feed)
+        downloads = [values[option] for option in values if option in into.split()]
+        if name == "wget" or options & {"-O", "--remote-name"}:
+            downloads += [url.rpartition("/")[2] for url in rest if "/" in url]
+        self.files |= {self.resolve(each): None for each in downloads if each}
+        return self.judge_files(argv, feed)
 
     def make(self, argv: list[str], feed: str | None) -> str | None:
         if _FROM_STDIN.search(" ".join(map(plain, argv))):
-            self.elsewhere()
-        return self.others(argv, feed)
+            self.run_unknown()
+        return self.judge_files(argv, feed)
 
     def sed(self, argv: list[str], feed: str | None) -> str | None:
         for text in map(plain, argv[1:]):
             for match in _SED_RUNS.finditer(text):
-                self.enter(match[1]) if match[1] else self.elsewhere()
-        return self.others(argv, feed)
+                self.enter(match[1]) if match[1] else self.run_unknown()
+        return self.judge_files(argv, feed)
 
-    def others(self, argv: list[str], feed: str | None) -> str | None:
-        """Judge the files that a command names; what it prints, when that is known."""
+    def judge_files(self, argv: list[str], feed: str | None) -> str | None:
+        """Judge the files that a command names. Returns what it prints, where that is known."""
         name = argv[0]
         if name in rules.PRINTS:
             return snippets.printed_text(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
@@ -491,7 +494,7 @@ _KINDS: dict[str, Callable[[_CommandAnalyzer, list[str], str | None], str | None
     **dict.fromkeys(("rm", "srm"), _CommandAnalyzer.remove),
     **dict.fromkeys(("xargs", "parallel"), _CommandAnalyzer.xargs),
     **dict.fromkeys((".", "source"), _CommandAnalyzer.source),
-    **dict.fromkeys(("alias", "trap", "at", "batch"), _CommandAnalyzer.later),
+    **dict.fromkeys(("alias", "trap", "at", "batch"), _CommandAnalyzer.deferred),
     **dict.fromkeys(("chmod", "chown", "chgrp", "install", "mkdir"), _CommandAnalyzer.modes),
     **dict.fromkeys(rules.TRANSFERS, _CommandAnalyzer.transfer),
     **dict.fromkeys(rules.SQL, _CommandAnalyzer.sql),

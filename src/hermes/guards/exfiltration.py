@@ -45,7 +45,7 @@ _SECRET_FILE = re.compile(
     re.I,
 )
 _VARIABLE = re.compile(r"\$\{?\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)", re.I)
-_PLACE = re.compile(
+_DESTINATION = re.compile(
     r"(?:https?|ftp|wss?)://.+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?::.*)?|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?:/.*)?"
     r"|(?:[\w-]+\.)+(?:com|net|org|io|dev|app|xyz|ru|cn|co|sh|info|biz|site|online)(?::\d+)?(?:/.*)?"
     r"|webhook|pastebin|ngrok",
@@ -64,10 +64,10 @@ class _Rule:
 
 _SENDS = "it asks to send credentials to another place"
 _RULES = (
-    _Rule(_SENDS, ("send", "secret", "place"), 10),
-    _Rule(_SENDS, ("send", "place", "secret"), 10),
-    _Rule(_SENDS, ("send", "secret file", "place"), 10),
-    _Rule(_SENDS, ("send", "place", "secret file"), 10),
+    _Rule(_SENDS, ("send", "secret", "destination"), 10),
+    _Rule(_SENDS, ("send", "destination", "secret"), 10),
+    _Rule(_SENDS, ("send", "secret file", "destination"), 10),
+    _Rule(_SENDS, ("send", "destination", "secret file"), 10),
     _Rule("it asks to show a file that holds credentials", ("show", "secret file"), 6),
     _Rule("it gives a file with credentials to a network command", ("upload", "secret file"), 16),
     _Rule("it gives a file with credentials to a network command", ("secret file", "upload"), 16),
@@ -77,22 +77,22 @@ _RULES = (
 
 
 def exfiltrates(text: str) -> str:
-    """How a text would have credentials given away, in words; empty when it would not."""
+    """The reason why a text would give credentials away; empty where it would not."""
     reached: list[list[int | None]] = [[None] * len(rule.kinds) for rule in _RULES]
-    for at, kinds in enumerate(_kinds(text)):
-        for rule, places in zip(_RULES, reached, strict=True):
+    for at, kinds in enumerate(_word_kinds(text)):
+        for rule, positions in zip(_RULES, reached, strict=True):
             if "about" in kinds and "secret" in rule.kinds:
-                places[:] = [None] * len(places)
-            for stage in range(len(places) - 1, -1, -1):
-                before = at if stage == 0 else places[stage - 1]
+                positions[:] = [None] * len(positions)
+            for stage in range(len(positions) - 1, -1, -1):
+                before = at if stage == 0 else positions[stage - 1]
                 if rule.kinds[stage] in kinds and before is not None and at - before <= rule.span:
-                    places[stage] = at
-            if places[-1] is not None:
+                    positions[stage] = at
+            if positions[-1] is not None:
                 return rule.reason
     return ""
 
 
-def _kinds(text: str) -> Iterator[set[str]]:
+def _word_kinds(text: str) -> Iterator[set[str]]:
     words = filter(None, (match[0][:_WORD_CHARS_MAX].rstrip(".!?:") for match in _WORD.finditer(text)))
     before = ""
     word = next(words, "")
@@ -120,6 +120,8 @@ _TESTS: dict[str, Callable[[str, str, str], bool]] = {
     "secret file": _is_secret_file,
     "variable": lambda _, word, __: bool(_VARIABLE.search(word)),
     "environment": lambda _, word, after: word == "printenv" or (word in ("env", "export", "set") and after == "|"),
-    "place": lambda _, word, __: bool(_PLACE.fullmatch(word.rsplit("=", 1)[-1])) or bool(_PLACE.fullmatch(word)),
+    "destination": lambda _, word, __: (
+        bool(_DESTINATION.fullmatch(word.rsplit("=", 1)[-1])) or bool(_DESTINATION.fullmatch(word))
+    ),
     "about": lambda _, word, __: word.lower() in _ABOUT,
 }

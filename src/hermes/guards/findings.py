@@ -1,4 +1,4 @@
-"""What a command line was found to do: rules noted while it is followed, and the paths it touches judged. Pure."""
+"""The findings on a command line: the rules it falls under, and verdicts on the paths it touches. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.I)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about where a command would run; `env`: its whole environment, when that is known."""
+    """Where a command would run; `env` is its whole environment, if known."""
 
     workspace: tuple[str, ...]
     home: str
@@ -53,8 +53,8 @@ class Hit:
 
 
 def normal_form(argv: list[str], files: Iterable[str] = ()) -> str:
-    words = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
-    return " ".join([*words, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
+    parts = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
+    return " ".join([*parts, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
 
 
 @lru_cache(256)
@@ -69,62 +69,65 @@ def _could_be(pattern: str, name: str) -> bool:
 
 
 def is_covered(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one.
-
-    What is not known of a hidden name may be anything.
-    """
+    """Whether a path, perhaps a pattern, is one of these folders (written with a final slash) or in one. An unknown
+    part of a hidden name matches anything."""
     path = _HIDDEN.sub(lambda match: match[0].replace(UNKNOWN, GLOBS[0]), path)
     if set(path).isdisjoint(GLOBS):
         return f"{path}/".startswith(folders)
     parts = path.split("/")
-    wanted = (folder.rstrip("/").split("/") for folder in folders)
-    return any(len(parts) >= len(names) and all(map(_could_be, parts, names)) for names in wanted)
+    names_of_folders = (folder.rstrip("/").split("/") for folder in folders)
+    return any(len(parts) >= len(names) and all(map(_could_be, parts, names)) for names in names_of_folders)
 
 
 class Findings(Shell):
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
-        known: dict[str, Value] = {"HOME": [facts.home], "PWD": [cwd], HERE: [cwd], "HERMES_HOME": [facts.hermes_home]}
-        known |= {"IFS": [" \t\n"]} | {name: [clean(value)] for name, value in (facts.env or {}).items()}
-        super().__init__(known, facts.env is not None)
+        variables: dict[str, Value] = {
+            "HOME": [facts.home],
+            "PWD": [cwd],
+            HERE: [cwd],
+            "HERMES_HOME": [facts.hermes_home],
+        }
+        variables |= {"IFS": [" \t\n"]} | {name: [clean(value)] for name, value in (facts.env or {}).items()}
+        super().__init__(variables, facts.env is not None)
         self.exists = exists
         self.home, self.hermes = posixpath.normpath(facts.home), (facts.hermes_home.rstrip("/") + "/",)
         self.workspace = tuple(f"{each.rstrip('/')}/" for each in facts.workspace)
-        self.found: dict[tuple[str, str, int, int], None] = {}  # a rule, why, from which stage to which
+        self._rules: dict[tuple[str, str, int, int], None] = {}  # a rule, why, from which stage to which
         self.stages: list[tuple[list[str], list[str]]] = []  # each simple command, and what its redirects write
         self.files: dict[str, str | None] = {}  # what this command line has written; None: it was downloaded
         self.counts = [0] * 8
         self.opaque = False
 
-    def hit(self, rule: str, since: int = -1, why: str = "") -> None:
+    def hit(self, rule: str, since: int = -1, reason: str = "") -> None:
         end = len(self.stages)
-        self.found[rule, why, max(end - 1, 0) if since < 0 else since, end] = None
+        self._rules[rule, reason, max(end - 1, 0) if since < 0 else since, end] = None
 
-    def hidden(self, why: str, since: int = -1) -> None:
+    def mark_opaque(self, reason: str, since: int = -1) -> None:
         self.opaque = True
-        self.hit("opaque", since, why)
+        self.hit("opaque", since, reason)
 
-    def bomb(self) -> None:
+    def report_fork_bomb(self) -> None:
         self.hit("hard")
 
     def hits(self) -> list[Hit]:
-        made: dict[Hit, None] = {}
-        for rule, why, start, end in self.found:
+        hits: dict[Hit, None] = {}
+        for rule, reason, start, end in self._rules:
             text = " | ".join(normal_form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
-            made[Hit(rule, rules.CLASSES[rule], f"{text} ({why})" if why else text)] = None
-        return list(made)
+            hits[Hit(rule, rules.CLASSES[rule], f"{text} ({reason})" if reason else text)] = None
+        return list(hits)
 
-    def count(self, what: int, some: bool = True) -> None:
-        self.counts[what] += some
+    def count(self, kind: int, happened: bool = True) -> None:
+        self.counts[kind] += happened
 
-    def seen(self) -> tuple[list[int], int]:
+    def snapshot(self) -> tuple[list[int], int]:
         return self.counts.copy(), len(self.stages)
 
-    def together(self, before: tuple[list[int], int], fed: bool) -> None:
+    def judge_pipeline(self, before: tuple[list[int], int], fed: bool) -> None:
         if self.counts == before[0]:
             return
         net, decoder, bare, loose, sink, outside, pids, kill = map(int.__gt__, self.counts, before[0])
         if loose and fed:
-            self.hidden("a text that is run", before[1])
+            self.mark_opaque("a text that is run", before[1])
         if (bare and (net or decoder)) or (sink and outside):
             self.hit("remote", before[1])
         if kill and pids:
@@ -142,22 +145,22 @@ class Findings(Shell):
             self.spend(PATTERN_WORK + PATTERN_CHAR_WORK * len(path))
         return _OTHER_ROOT.sub("", path) or "/"
 
-    def short(self, path: str) -> str:
+    def with_tilde(self, path: str) -> str:
         if f"{path}/".startswith(self.home.rstrip("/") + "/") and self.home != "/":
             return "~" + path[len(self.home) :]
         return _HOMES.sub("~", path, count=1) if _HOMES.match(path) else path
 
-    def inner(self, path: str) -> bool:
+    def in_workspace(self, path: str) -> bool:
         return f"{path}/".startswith(self.workspace)
 
-    def vital(self, path: str) -> bool:
-        """Whether deleting this folder, or all that is in it, ends the system or takes a home folder."""
+    def is_vital(self, path: str) -> bool:
+        """Whether deleting this folder, or all that is in it, destroys the system or a home folder."""
         folder, _, last = path.rpartition("/")
         if not set(last).isdisjoint(GLOBS) and _ANYTHING.fullmatch(last):
             path = folder or "/"
         if (
             path in rules.SYSTEM_FOLDERS
-            or self.short(path) == "~"
+            or self.with_tilde(path) == "~"
             or f"{self.home}/".startswith(f"{path.rstrip('/')}/")
         ):
             return True
@@ -169,7 +172,7 @@ class Findings(Shell):
 
     def write(self, arg: str) -> str:
         path = self.resolve(arg)
-        short = self.short(path)
+        short = self.with_tilde(path)
         if _RAW.match(path):
             self.hit("hard")
         if _SOCKET.match(path):
@@ -178,20 +181,20 @@ class Findings(Shell):
             self.hit("system")
         if is_covered(short, rules.PRIVATE):
             self.hit("creds")
-        if is_covered(path, self.hermes) and not self.inner(path):
+        if is_covered(path, self.hermes) and not self.in_workspace(path):
             self.hit("agent")
         return path
 
     def read(self, arg: str) -> str:
-        """Judge a path that is read; what is in the file, as far as this command line tells."""
+        """Judge a path that is read. Returns the content, as far as this command line has written it."""
         path = self.resolve(arg)
         if _SOCKET.match(path):
             self.hit("remote")
-        own = is_covered(path, self.hermes) and not self.inner(path)
-        secret = is_covered(self.short(path), rules.PRIVATE)
+        own = is_covered(path, self.hermes) and not self.in_workspace(path)
+        secret = is_covered(self.with_tilde(path), rules.PRIVATE)
         if (secret and not path.endswith((".pub", "/known_hosts"))) or (
             own and _SECRETS.match(path[len(self.hermes[0]) :])
         ):
             self.hit("creds")
-        self.count(OUTSIDE, not self.inner(path) and not path.startswith("/dev/"))
+        self.count(OUTSIDE, not self.in_workspace(path) and not path.startswith("/dev/"))
         return self.files.get(path) or UNKNOWN

@@ -1,4 +1,4 @@
-"""Names, certificates and connections for the URL guard, so made that a connection goes where its check said."""
+"""Name lookup, certificates and connections for the URL guard: connections go to the addresses that were checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Network:
         return address, port
 
     def is_here(self, address: str) -> bool:
-        return any(_can_bind(str(each)) for each in unwrap_address(address))
+        return any(_can_bind(str(inner)) for inner in unwrap_address(address))
 
     async def client(self, host: str, addresses: list[str]) -> HttpClient:
         """A client for one exchange with this host, at these addresses and no others."""
@@ -60,17 +60,14 @@ def _can_bind(address: str) -> bool:
 
 
 class _PinnedClient(HttpClient):
-    """The HTTP client without a pool, with its addresses given and bodies as they come.
-
-    It knows a host by the addresses that were checked, whatever its name may stand for by now. A proxy is the operator's:
-    it is told the name that was checked, and looks it up for itself.
-    """
+    """An HTTP client without pool and decompression, which connects to the addresses that were checked whatever the name
+    resolves to by now. A proxy is the operator's: it gets the name that was checked, and looks it up itself."""
 
     _keeps = _unpacks = False
 
-    def __init__(self, network: Network, tls: ssl.SSLContext, known: dict[str, list[str]], proxy: str | None) -> None:
+    def __init__(self, network: Network, tls: ssl.SSLContext, pinned: dict[str, list[str]], proxy: str | None) -> None:
         super().__init__(proxy=proxy)
-        self._network, self._tls, self._pinned = network, tls, known
+        self._network, self._tls, self._pinned = network, tls, pinned
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
         addresses = await self._network.addresses(host, port) if self._proxy else self._pinned.get(host, [])
@@ -114,10 +111,10 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 def unwrap_address(text: str) -> tuple[Address, ...]:
     address = ip_address(text.partition("%")[0])
-    return (address, *_inside(address)) if isinstance(address, IPv6Address) else (address,)
+    return (address, *_embedded_addresses(address)) if isinstance(address, IPv6Address) else (address,)
 
 
-def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
+def _embedded_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
     if any(address in network for network in _ENDING) or (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
         yield IPv4Address(int(address) & 0xFFFFFFFF)
     if address.sixtofour is not None:
@@ -126,10 +123,10 @@ def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 def address_kinds(text: str) -> list[str]:
-    """What speaks against an address: the kinds of it and of those inside, the gravest first; none if it is global."""
+    """The kinds of an address and of those embedded in it, the gravest first; none if it is global."""
     addresses = unwrap_address(text)
     if len(addresses) > 1 and any(addresses[0] in network for network in _CARRIERS):
         addresses = addresses[1:]
-    met = [kind for kind, networks in _KINDS.items() if any(a in network for a in addresses for network in networks)]
+    kinds = [kind for kind, networks in _KINDS.items() if any(a in network for a in addresses for network in networks)]
     outside = any(isinstance(a, IPv6Address) and a not in _UNICAST for a in addresses)
-    return met or (["reserved"] if outside else [])
+    return kinds or (["reserved"] if outside else [])

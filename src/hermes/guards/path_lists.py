@@ -59,7 +59,7 @@ _GIT_CONTROL = frozenset({"hooks", "config", "config.worktree", "commondir"})
 
 
 def git_entry(path: str) -> str | None:
-    """The folder or file `.git` around a path that steers a repository; `HEAD` alone makes a folder one."""
+    """The `.git` around a path that controls a repository, if it does; also `HEAD`, which makes a folder one."""
     names = path.split("/")
     at = next((index for index, name in enumerate(names) if plain(name) == ".git"), None)
     if at is None:
@@ -69,11 +69,11 @@ def git_entry(path: str) -> str | None:
 
 
 def reserved_entry(root: str, path: str) -> str | None:
-    here = root.rstrip("/")
-    for name in path[len(here) :].strip("/").split("/"):
-        here = f"{here}/{name}"
+    entry = root.rstrip("/")
+    for name in path[len(entry) :].strip("/").split("/"):
+        entry = f"{entry}/{name}"
         if plain(name) in RESERVED_NAMES:
-            return here
+            return entry
     return None
 
 
@@ -85,13 +85,13 @@ class Rule(NamedTuple):
     free: list[str]
 
 
-def _rule(line: str) -> Rule:
+def _parse_rule(line: str) -> Rule:
     name, modes, base, *names = line.split()
     free = [text[1:] for text in names if text.startswith("!")]
     return Rule(name, modes, base, [text for text in names if not text.startswith("!")], free)
 
 
-RULES = tuple(map(_rule, _TABLE.strip().splitlines()))
+RULES = tuple(map(_parse_rule, _TABLE.strip().splitlines()))
 
 # Below the Hermes home: each holds a folder per session or owner, and only the one that is a root is for this run.
 APART = ("cache/tool_results", "uploads", "sandbox", "workspace/scopes", "memories/scopes", "skills/scopes")
@@ -125,13 +125,13 @@ class Lists:
             if os.path.realpath(name) != name
         ]
 
-    def hits(self, given: str, real: str, mode: Mode) -> Iterator[str]:
-        given, real = plain(given), plain(real)
+    def hits(self, path: str, real: str, mode: Mode) -> Iterator[str]:
+        path, real = plain(path), plain(real)
         for rule, pattern in self._rules:
-            if mode[0] in rule.modes and (pattern.match(given) or pattern.match(real)):
+            if mode[0] in rule.modes and (pattern.match(path) or pattern.match(real)):
                 yield rule.name
-        for rule, place in self._moved:
-            if mode[0] in rule.modes and below(real, place):
+        for rule, target in self._moved:
+            if mode[0] in rule.modes and below(real, target):
                 yield rule.name
 
     def sealed(self) -> set[tuple[int, int]]:
@@ -143,8 +143,8 @@ class Lists:
         for name in names:
             with contextlib.suppress(OSError):
                 if name in self._names or any(self.hits(name, name, "read")):
-                    about = os.stat(name)
-                    identities.add((about.st_dev, about.st_ino))
+                    status = os.stat(name)
+                    identities.add((status.st_dev, status.st_ino))
         return identities
 
 
@@ -160,7 +160,7 @@ def _glob(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A path as it is looked up in a list: without case and invisible marks, which not every system tells apart."""
+    """A path for comparison: without case and invisible characters, which not every file system distinguishes."""
     if text.isascii():
         return text.lower()
     visible = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")

@@ -1,4 +1,4 @@
-"""The one way to files for the model: where it may read and write, and opening that no swapped link leads astray."""
+"""The one way to files for the model: where it may read and write, and opening that no swapped link can redirect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = {stat.S_IFREG: "", stat.S_IFDIR: "", stat.S_IFLNK: "changed", stat.S_IF
 
 
 class PathRefused(Exception):
-    """A path that is not for the model. Names the rule, and nothing of what is there."""
+    """A path that the model may not use. Names the rule, and nothing of what is there."""
 
     code = "path_refused"
 
@@ -75,13 +75,13 @@ class Paths:
     # ---- verdicts
 
     def check(self, path: str, mode: Mode) -> Path:
-        """The real path, or PathRefused. It need not be there yet; whoever opens it is told."""
+        """The real path, which need not exist. Raises PathRefused."""
         real = self._decide(path, mode)
         with contextlib.suppress(OSError):
             status = os.lstat(real)
             self._examine(status)
             if mode == "read" and stat.S_ISREG(status.st_mode):
-                os.close(self._look(real))
+                os.close(self._open_checked(real))
         return real
 
     def needs_grant(self, path: Path) -> Path | None:
@@ -102,7 +102,7 @@ class Paths:
         return any(below(path, granted) for granted in self._reserved_granted)
 
     def lets_read(self, real: str) -> bool:
-        """Whether a real path may be read, by its name alone: nothing on the disk is looked at."""
+        """Whether a real path may be read, by its name alone, without looking at the disk."""
         try:
             self._judge(real, real, "read")
         except PathRefused:
@@ -118,16 +118,16 @@ class Paths:
             raise PathRefused("bad_path")
         if path == "~" or path.startswith("~/"):
             path = f"{self._user_home}{path[1:]}"
-        given = os.path.join(self.cwd, os.path.expanduser(path))
+        absolute = os.path.join(self.cwd, os.path.expanduser(path))
         try:
-            real = os.path.realpath(given)
+            real = os.path.realpath(absolute)
         except OSError:
             raise PathRefused("changed") from None
-        self._judge(os.path.normpath(given), real, mode)
+        self._judge(os.path.normpath(absolute), real, mode)
         return Path(real)
 
-    def _judge(self, given: str, real: str, mode: Mode) -> None:
-        for rule in self._lists.hits(given, real, mode):
+    def _judge(self, path: str, real: str, mode: Mode) -> None:
+        for rule in self._lists.hits(path, real, mode):
             if rule != "git_control" or not self._is_reserved_granted(real):
                 raise PathRefused(rule)
         if mode == "write" and self.reserved_entry(real) is not None:
@@ -158,7 +158,7 @@ class Paths:
         return max((root for root in self._roots if below(path, root)), key=len, default=None)
 
     def _examine(self, status: os.stat_result) -> None:
-        """Refuse what is neither file nor folder, and a second name of a refused file."""
+        """Refuse what is neither file nor folder, and a hard link to a refused file."""
         if rule := _KINDS.get(stat.S_IFMT(status.st_mode), "device"):
             raise PathRefused(rule)
         is_linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
@@ -168,22 +168,22 @@ class Paths:
     # ---- files
 
     def open(self, path: str) -> BufferedReader:
-        return _file(self._look(self._decide(path, "read")))
+        return _as_file(self._open_checked(self._decide(path, "read")))
 
     def names(self, path: str) -> list[str]:
-        fd = self._look(self._decide(path, "read"))
+        fd = self._open_checked(self._decide(path, "read"))
         try:
             return os.listdir(fd)
         finally:
             os.close(fd)
 
     def digest(self, path: str) -> str | None:
-        """The SHA-256 of a file that may be written, also where it may not be read; None where there is none."""
+        """The SHA-256 of a file that may be written, even if it may not be read; None where there is none."""
         try:
-            fd = self._look(self._decide(path, "write"), for_digest=True)
+            fd = self._open_checked(self._decide(path, "write"), for_digest=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        with _file(fd) as file:
+        with _as_file(fd) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def replace(self, path: str, data: bytes, like: os.stat_result | None = None) -> Written:
@@ -193,14 +193,18 @@ class Paths:
         """
         real = self._decide_writing(path)
         with self._folder(real.parent, make=True) as folder:
-            before = self._before(folder, real.name)
+            before = self._stat_target(folder, real.name)
             model = before or like
             draft = f".hermes-{os.urandom(8).hex()}.tmp"
             try:
                 fd = os.open(draft, _DRAFT, 0o666 if model is None else 0o600, dir_fd=folder)
                 with os.fdopen(fd, "wb") as file:
                     if model is not None:
-                        _copy_owner_and_mode(fd, model)
+                        now = os.fstat(fd)
+                        if (now.st_uid, now.st_gid) != (model.st_uid, model.st_gid):
+                            os.fchown(fd, model.st_uid, model.st_gid)
+                        # What is new never runs with another's rights.
+                        os.fchmod(fd, stat.S_IMODE(model.st_mode) & 0o777)
                     file.write(data)
                     file.flush()
                     os.fsync(fd)
@@ -215,7 +219,7 @@ class Paths:
     def remove(self, path: str) -> Path:
         real = self._decide_writing(path)
         with self._folder(real.parent) as folder:
-            self._before(folder, real.name)
+            self._stat_target(folder, real.name)
             os.unlink(real.name, dir_fd=folder)
             _sync(folder)
         return real
@@ -226,7 +230,7 @@ class Paths:
             raise PathRefused("not_granted")
         return real
 
-    def _before(self, folder: int, name: str) -> os.stat_result | None:
+    def _stat_target(self, folder: int, name: str) -> os.stat_result | None:
         try:
             status = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -236,8 +240,8 @@ class Paths:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         return status
 
-    def _look(self, real: Path, *, for_digest: bool = False) -> int:
-        """A descriptor for reading; unless only a digest is wanted, the content is seen to be no private key."""
+    def _open_checked(self, real: Path, *, for_digest: bool = False) -> int:
+        """A descriptor for reading. The content is checked to be no private key, unless it is only hashed."""
         name = real.name or "."
         with self._folder(real.parent) as folder:
             self._examine(os.stat(name, dir_fd=folder, follow_symlinks=False))
@@ -256,11 +260,11 @@ class Paths:
     @contextlib.contextmanager
     def _folder(self, real: Path, *, make: bool = False) -> Iterator[int]:
         """A descriptor of the folder, entered name by name from the top without following links."""
-        fd, here = os.open("/", _STEP), ""
+        fd, path = os.open("/", _STEP), ""
         try:
             for name in real.parts[1:]:
-                here += f"/{name}"
-                inner = self._enter(fd, name, make and self._may_make(here))
+                path += f"/{name}"
+                inner = self._enter(fd, name, make and self._may_make(path))
                 os.close(fd)
                 fd = inner
             yield fd
@@ -281,7 +285,7 @@ class Paths:
             raise
 
     def _may_make(self, folder: str) -> bool:
-        """Whether a missing folder may be made: in a root, or on the way to one that was granted."""
+        """Whether a missing folder may be made: in a root, or on the way to a granted one."""
         inside = self._root_of(folder) is not None or any(below(granted, folder) for granted in self._granted)
         return inside and self._is_safe(folder)
 
@@ -311,7 +315,7 @@ def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = No
         inner = os.open(name, _LOOK, dir_fd=fd)
     finally:
         os.close(fd)
-    with _file(inner) as file:
+    with _as_file(inner) as file:
         if not stat.S_ISREG(os.fstat(inner).st_mode):  # it was swapped
             raise PathRefused("changed")
         data = file.read(bytes_max)
@@ -320,21 +324,12 @@ def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = No
     return data
 
 
-def _file(fd: int) -> BufferedReader:
+def _as_file(fd: int) -> BufferedReader:
     try:
         return os.fdopen(fd, "rb")
     except OSError:
         os.close(fd)
         raise
-
-
-def _copy_owner_and_mode(fd: int, before: os.stat_result) -> None:
-    """Give a draft the owner and mode of the file that it replaces."""
-    now = os.fstat(fd)
-    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-        os.fchown(fd, before.st_uid, before.st_gid)
-    # What is new never runs with another's rights.
-    os.fchmod(fd, stat.S_IMODE(before.st_mode) & 0o777)
 
 
 def _sync(folder: int) -> None:

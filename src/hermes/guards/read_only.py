@@ -25,26 +25,26 @@ _REFUSED = frozenset("`$<>(){}\\!#\n\r\0")
 
 
 def is_read_only(command: str) -> bool:
-    """Whether a command line consists of such commands only; where that is in doubt, it does not."""
+    """Whether a command line consists of such commands only; False where in doubt."""
     if not command.strip() or not _REFUSED.isdisjoint(command):
         return False
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
-        words = list(lexer)
+        tokens = list(lexer)
     except ValueError:
         return False
-    simple: list[list[str]] = [[]]
-    for word in words:
+    commands: list[list[str]] = [[]]
+    for word in tokens:
         if word in _JOINING:
-            simple.append([])
+            commands.append([])
         elif set(word) <= set("&|;"):
             return False  # `&`, and what is no operator at all; a quoted one is not told apart, and needs not be
         else:
-            simple[-1].append(word)
-    if not simple[-1]:  # a `;` at the end
-        simple.pop()
-    return bool(simple) and all(argv and _changes_nothing(argv) for argv in simple)
+            commands[-1].append(word)
+    if not commands[-1]:  # a `;` at the end
+        commands.pop()
+    return bool(commands) and all(argv and _changes_nothing(argv) for argv in commands)
 
 
 def _changes_nothing(argv: list[str]) -> bool:

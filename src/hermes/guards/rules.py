@@ -305,12 +305,11 @@ PRINTS = _set("echo printf pwd true : cd test [ which")
 
 @cache
 def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
-    """What matches one of them; made when it is first needed, as most never are."""
     return re.compile("|".join(map(translate, globs)) or r"(?!)")
 
 
 class _Test:
-    """One word of a rule: alternatives that must, or must not, be among the arguments."""
+    """A word of a rule: alternatives that must, or must not, be among the arguments."""
 
     __slots__ = ("absent", "long", "operand", "other", "short")
 
@@ -341,7 +340,7 @@ _TABLE = _compiled()
 
 
 def name_of(name: str) -> str:
-    """The name that a command goes by here: without a version, or a kind of file system."""
+    """A command's name without version or kind of file system."""
     if name.startswith(("mkfs.", "ld-linux", "ld-musl")):
         return "mkfs" if name[0] == "m" else "ld.so"
     short = name.rstrip("0123456789.-") if name[-1].isdigit() and name not in _TABLE else name
@@ -357,15 +356,12 @@ def hits(argv: list[str], root: bool) -> list[str]:
     long = {arg.partition("=")[0] for arg in options}
     rules: list[str] = []
     for rule, needs_root, tests in _TABLE[argv[0]]:
-        words = [test for test in tests if test.operand]
-        operands = [arg for arg in args if arg[:1] != "-"][: len(words)]
-        passed = len(operands) == len(words) and all(
-            _pattern(test.other).match(arg) for test, arg in zip(words, operands, strict=True)
+        operand_tests = [test for test in tests if test.operand]
+        operands = [arg for arg in args if arg[:1] != "-"][: len(operand_tests)]
+        passed = len(operands) == len(operand_tests) and all(
+            _pattern(test.other).match(arg) for test, arg in zip(operand_tests, operands, strict=True)
         )
-        if (
-            passed
-            and (root or not needs_root)
-            and all(test.holds(args, short, long) for test in tests if not test.operand)
-        ):
+        passed = passed and (root or not needs_root)
+        if passed and all(test.holds(args, short, long) for test in tests if not test.operand):
             rules.append(rule)
     return rules

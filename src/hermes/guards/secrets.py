@@ -15,7 +15,7 @@ MARK = "[redacted]"
 
 
 def _any_case(word: str) -> str:
-    """A word in capitals or not. A class of characters is found sooner than a letter whose case is ignored."""
+    """A pattern for a word in any case. Character classes are faster than ignoring case."""
     return "".join(f"[{char}{char.upper()}]" if char.isalpha() else char for char in word)
 
 
@@ -45,7 +45,7 @@ _DASHED = ("glpat-", "xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "tvly
 
 
 def _key(chars_min: int) -> str:
-    """What follows a key's prefix: so many characters or more, one of them a digit. See `_hide` for the rest."""
+    """A pattern for what follows a key's prefix: at least `chars_min` characters, one a digit. See `_mark_key`."""
     return rf"(?:(?=[A-Za-z_-]*+[0-9]){_CHARS}{{{chars_min},}}+|{_REST})"
 
 
@@ -92,7 +92,7 @@ _PATTERNS = tuple((needles, re.compile(pattern, flags), replacement) for needles
 
 
 def _encoded_forms(value: str) -> list[str]:
-    """A value as it is and as it is usually encoded, without the padding that may or may not be there."""
+    """A value in its usual encodings, without padding."""
     data = value.encode("utf-8", "surrogatepass")
     quoted = [quote(data, safe=""), quote(data), quote_plus(data)]
     lower = [re.sub("%..", lambda match: match[0].lower(), form) for form in quoted]
@@ -102,7 +102,8 @@ def _encoded_forms(value: str) -> list[str]:
 
 
 def _in_base64(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[str]:
-    """By itself; and inside a longer text, where it depends on where it begins, less what its neighbours decide."""
+    """A value in Base64 by itself, and within a longer text at each offset, without the characters shared with
+    neighbours."""
     yield encode(data).decode().rstrip("=")
     for before in range(3):
         text = encode(b"\0" * before + data).decode()
@@ -114,10 +115,7 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
-        forms: list[str] = []
-        for value in self.values:
-            forms += _encoded_forms(value)
-        forms.sort(key=len, reverse=True)
+        forms = sorted((form for value in self.values for form in _encoded_forms(value)), key=len, reverse=True)
         self._forms = tuple(forms)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
         starts = "|".join(re.escape(form) for form in dict.fromkeys(form[:SECRET_HELD_CHARS_MIN] for form in forms))
@@ -185,16 +183,13 @@ class StreamMask:
         end = max(at, self._undecided(whole, at))
         out.append(whole[at:end])
         self._held = whole[end:]
-        self._shown = (
-            whole[max(at, end + 1 - SECRET_HELD_CHARS_MIN) : end]
-            if out[:-1]
-            else whole[:end][1 - SECRET_HELD_CHARS_MIN :]
-        )
+        # Of what was just masked nothing is kept.
+        start = max(at, end + 1 - SECRET_HELD_CHARS_MIN) if out[:-1] else max(0, end + 1 - SECRET_HELD_CHARS_MIN)
+        self._shown = whole[start:end]
         return "".join(out)
 
     @property
     def held(self) -> str:
-        """What is held back, as it would be shown if nothing followed."""
         return self._held
 
     def finish(self) -> str:

@@ -1,4 +1,4 @@
-"""A command line followed as bash would run it, without running anything: each simple command is handed to a judge."""
+"""A shell script followed as bash would run it, without running anything: each simple command is passed to `run`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ = frozenset({"read", "mapfile", "readarray", "getopts", "let"})
 
 
 class Shell(ShellExpander):
-    """Reads a script and hands each simple command to `run`."""
+    """Reads a script and passes each simple command to `run`."""
 
     def __init__(self, variables: dict[str, Value], complete: bool) -> None:
         super().__init__(variables, complete)
@@ -40,21 +40,22 @@ class Shell(ShellExpander):
         self.detached = False
 
     def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
-        """Judge a simple command that sets some variables; what it prints, when known. `feed` is its standard input."""
+        """Judge a simple command that sets some variables. Returns what it prints, if known. `feed` is its standard
+        input."""
         raise NotImplementedError
 
-    def seen(self) -> tuple[list[int], int]:
+    def snapshot(self) -> tuple[list[int], int]:
         raise NotImplementedError
 
-    def together(self, before: tuple[list[int], int], fed: bool) -> None:
-        """Judge what was run since then as one pipeline; `fed`: standard input came from somewhere."""
+    def judge_pipeline(self, before: tuple[list[int], int], fed: bool) -> None:
+        """Judge what was run since `before` as one pipeline; `fed`: its standard input was connected."""
         raise NotImplementedError
 
-    def bomb(self) -> None:
+    def report_fork_bomb(self) -> None:
         raise NotImplementedError
 
     def follow(self, text: str, feed: str | None = None, args: Value = None, child: bool = True) -> str | None:
-        """Follow a whole text, by a shell of its own or by this one; what it prints, when that is known."""
+        """Follow a whole script, in a child shell or in this one. Returns what it prints, if known."""
         mark, before, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
         if child:
             self.spend(len(self.vars))
@@ -64,9 +65,9 @@ class Shell(ShellExpander):
         if args is not None or child:
             self.set("@", args)
         try:
-            return self.inside(text, lambda: self.script(feed=feed))
+            return self.within(text, lambda: self.script(feed=feed))
         except Unparsable as error:
-            self.hidden(str(error))
+            self.mark_opaque(str(error))
             return None
         finally:
             self.top, exported, arguments = before
@@ -84,7 +85,7 @@ class Shell(ShellExpander):
             to = (before or [UNKNOWN])[0] if to == "-" else to
             at = to if to[:1] in ("/", UNKNOWN) else f"{here[0]}/{to}" if here else UNKNOWN
             if "CDPATH" in self.vars and not re.match(r"/|\.\.?(?:/|\Z)", to):
-                self.hidden("where it goes")
+                self.mark_opaque("where it goes")
                 at = UNKNOWN
             self.set("OLDPWD", here)
             for each in (HERE, "PWD"):
@@ -115,7 +116,7 @@ class Shell(ShellExpander):
             self.set("@", None if args is None or len(argv) > 1 else args[1:])
 
     def space(self, lines: bool = False) -> None:
-        """Go past blanks and comments, and where asked past line ends with the here-documents that begin there."""
+        """Skip blanks and comments; with `lines` also line ends, with the here-documents that begin there."""
         while self.i < self.n:
             char = self.s[self.i]
             if char in " \t\\" and (match := _BLANK.match(self.s, self.i)):
@@ -137,8 +138,9 @@ class Shell(ShellExpander):
         return match[0] if match else ""
 
     def script(self, closer: str = "", feed: str | None = None) -> str | None:
-        """Follow jobs up to a closing word or sign (in a case also up to `;;`, which is left), or to the end."""
-        self.deeper()
+        """Follow jobs up to a closing word or sign (in a case also up to `;;`, which is not consumed), or to the
+        end."""
+        self.descend()
         out: list[str | None] = []
         mark = len(self.changes)
         while True:
@@ -185,7 +187,7 @@ class Shell(ShellExpander):
         return out
 
     def pipeline(self, feed: str | None) -> str | None:
-        calls, before, stages = len(self.called), self.seen(), 0
+        calls, before, stages = len(self.called), self.snapshot(), 0
         while True:
             self.space(lines=bool(stages))
             while match := _PREFIX.match(self.s, self.i):
@@ -203,7 +205,7 @@ class Shell(ShellExpander):
             feed = UNKNOWN if out is None else out
         if stages > 1:
             self.spawned += self.called[calls:]
-        self.together(before, stages > 1)
+        self.judge_pipeline(before, stages > 1)
         return out
 
     def command(self, feed: str | None) -> str | None:
@@ -211,7 +213,7 @@ class Shell(ShellExpander):
         function = None if word else _FUNCTION.match(self.s, self.i)
         if not (word or function or self.s.startswith("(", self.i)):
             return self.simple(feed)
-        mark, before, top = len(self.changes), self.seen(), self.top
+        mark, before, top = len(self.changes), self.snapshot(), self.top
         out: str | None = None
         if self.s.startswith("((", self.i) and self.arithmetic(self.i + 2):
             out = ""
@@ -232,16 +234,16 @@ class Shell(ShellExpander):
         self.space()
         if _REDIRECT.match(self.s, self.i):
             self.simple(feed)
-            self.together(before, True)
+            self.judge_pipeline(before, True)
             out = None
         return out
 
     def function(self, name: str) -> None:
-        """A definition: its body is followed with unknown arguments here, and with those given at each call."""
+        """A definition: its body is followed here with unknown arguments, and at each call with those given."""
         self.space(lines=True)
         start, mark, spawned, top = self.i, len(self.changes), len(self.spawned), self.top
         self.functions.pop(name, None)
-        self.deeper()
+        self.descend()
         self.top = False
         self.set("@", None)
         self.command(UNKNOWN)
@@ -250,7 +252,7 @@ class Shell(ShellExpander):
         self.depth -= 1
         self.functions[name] = self.s[start : self.i]
         if name in self.spawned[spawned:]:
-            self.bomb()
+            self.report_fork_bomb()
 
     def compound(self, word: str, feed: str | None) -> str | None:
         if closer := _CLOSERS.get(word):
@@ -290,7 +292,7 @@ class Shell(ShellExpander):
                 self.i += 1
 
     def loop(self, feed: str | None) -> None:
-        """A for loop: its body is followed for each word, as long as there is room for that."""
+        """A for loop: its body is followed for each word, up to a limit."""
         self.space()
         name, values = "", [UNKNOWN]
         if self.s.startswith("((", self.i) and self.arithmetic(self.i + 2):
@@ -309,8 +311,8 @@ class Shell(ShellExpander):
         for number, value in enumerate(values[: ROUNDS_MAX + 1]):
             self.spend(self.i - start)
             self.i = start
-            known = number < ROUNDS_MAX and UNKNOWN not in value and set(value).isdisjoint(GLOBS)
-            self.set(name, [value] if known else None)
+            is_known = number < ROUNDS_MAX and UNKNOWN not in value and set(value).isdisjoint(GLOBS)
+            self.set(name, [value] if is_known else None)
             self.script("done", feed)
             self.merge(mark)
 
@@ -383,7 +385,7 @@ class Shell(ShellExpander):
         return name, ["".join(old[:1] if match[3] and old else []) + text]
 
     def redirect(self, match: re.Match[str], redirects: list[tuple[str, str]], feed: str | None) -> str | None:
-        """A redirect: its target is noted; standard input as it is after it."""
+        """Record the target of a redirect. Returns standard input after it."""
         op = match[1]
         self.i = match.end()
         self.space()
@@ -426,4 +428,4 @@ class Shell(ShellExpander):
             lines.append(line + "\n")
         self.here = start, at
         text = "".join(lines)
-        return text if close != mark else plain(self.inside(text, lambda: self.word("here")))
+        return text if close != mark else plain(self.within(text, lambda: self.word("here")))

@@ -71,17 +71,17 @@ def unescape(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Text from outside without the characters that are used as marks."""
+    """Text from outside, with the characters that are used as marks replaced."""
     return text.translate(_TO_CLEAN)
 
 
 def plain(text: str) -> str:
-    """A word as it is when its patterns match nothing."""
+    """A word whose patterns match nothing."""
     return text.translate(_TO_PLAIN)
 
 
 def _expand_braces(text: str, depth: int = 0) -> list[str]:
-    """The words that brace expansion makes of one; too many are Unparsable."""
+    """The words that brace expansion makes of a word. Raises Unparsable for too many."""
     stack: list[list[int]] = []
     groups: list[list[int]] = []  # of each outermost group: its opening brace, its commas, its closing brace
     for at, char in enumerate(text):
@@ -96,7 +96,7 @@ def _expand_braces(text: str, depth: int = 0) -> list[str]:
             groups.append(group)
     if depth > DEPTH_MAX or len(groups) > WORDS_MAX:
         raise Unparsable("too many braces")
-    made, done = [""], 0
+    words, end_of_last = [""], 0
     for marks in groups:
         start, end = marks[0], marks[-1]
         if len(marks) > 2:
@@ -104,11 +104,11 @@ def _expand_braces(text: str, depth: int = 0) -> list[str]:
         else:
             inner = text[start + 1 : end]
             options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _expand_braces(inner, depth + 1)]
-        if len(made) * len(options) > WORDS_MAX:
+        if len(words) * len(options) > WORDS_MAX:
             raise Unparsable("too many words")
-        made = [one + text[done:start] + other for one in made for other in options]
-        done = end + 1
-    return [one + text[done:] for one in made]
+        words = [word + text[end_of_last:start] + option for word in words for option in options]
+        end_of_last = end + 1
+    return [word + text[end_of_last:] for word in words]
 
 
 def _sequence(text: str) -> list[str]:
@@ -124,7 +124,7 @@ def _sequence(text: str) -> list[str]:
 
 
 def _edit_value(text: str, op: str, arg: str) -> str | None:
-    """What ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,} make of a value, where that needs no pattern."""
+    """The result of ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,}, where no pattern is needed."""
     if not set(text + arg).isdisjoint(f"*?[(&\\{UNKNOWN}"):
         return None
     if op[0] in "#%":
@@ -136,10 +136,8 @@ def _edit_value(text: str, op: str, arg: str) -> str | None:
 
 
 class ShellExpander:
-    """A place in a text, and the variables as far as the text so far tells them.
-
-    Every change of a variable is noted, so that a subshell is undone and what perhaps does not run becomes unknown.
-    """
+    """A position in a script, and the variables as far as the script determines them. Every change of a variable is
+    recorded, to undo a subshell and to make unknown what perhaps does not run."""
 
     def __init__(self, variables: dict[str, Value], complete: bool) -> None:
         self.s, self.i, self.n, self.depth, self.here = "", 0, 0, 0, (-1, -1)
@@ -147,34 +145,34 @@ class ShellExpander:
         self.exported, self.complete = set(self.vars), complete
         self.top = True  # here `&` leaves something behind
         self.changes: list[tuple[str, Value, bool]] = []
-        self.room = WORK_MAX
+        self.work_left = WORK_MAX
 
     def script(self, closer: str = "", feed: str | None = None) -> str | None:
-        """Follow commands up to a closing word or sign; what they print, when that is known."""
+        """Follow commands up to a closing word or sign. Returns what they print, if known."""
         raise NotImplementedError
 
-    def hidden(self, why: str) -> None:
+    def mark_opaque(self, reason: str) -> None:
         raise NotImplementedError
 
-    def inside(self, text: str, work: Callable[[], T]) -> T:
+    def within(self, text: str, work: Callable[[], T]) -> T:
         before = self.s, self.i, self.n, self.here, self.depth
         self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
         try:
-            self.deeper()
+            self.descend()
             return work()
         finally:
             self.s, self.i, self.n, self.here, self.depth = before
 
-    def deeper(self) -> None:
+    def descend(self) -> None:
         self.depth += 1
         self.spend(LEVEL_WORK)
         if self.depth > DEPTH_MAX:
             raise Unparsable("nested too deep")
 
     def spend(self, work: int) -> None:
-        """Take some of the work that is done for one command line; when there is none left, it cannot be followed."""
-        self.room -= work
-        if self.room < 0:
+        """Use up some of the work allowed for one command line. Raises Unparsable when none is left."""
+        self.work_left -= work
+        if self.work_left < 0:
             raise Unparsable("too much to follow")
 
     def need(self, text: str) -> None:
@@ -187,7 +185,7 @@ class ShellExpander:
         self.vars[name] = value
 
     def undo(self, mark: int) -> None:
-        """Forget the changes since a mark, as the end of a subshell does."""
+        """Revert the changes since a mark, as the end of a subshell does."""
         while len(self.changes) > mark:
             name, value, was = self.changes.pop()
             if was:
@@ -210,7 +208,7 @@ class ShellExpander:
             self.i = match.end()
         while self.i < self.n:
             if match := run.match(s, self.i):
-                cut = dict.fromkeys(map(ord, self.signs()), _BREAK) if mode == "brace" and split else {}
+                cut = dict.fromkeys(map(ord, self.separators()), _BREAK) if mode == "brace" and split else {}
                 text = match[0].translate(cut)
                 out.append(text if quoted else text.translate(_TO_PATTERN if mode == "word" else _TO_GLOBS))
                 self.i = match.end()
@@ -231,7 +229,7 @@ class ShellExpander:
                     raise Unparsable("an open `")
                 self.i = end.end()
                 inner = re.sub(r"\\([$`\\\"])" if quoted else r"\\([$`\\])", r"\1", end[0][:-1])
-                out.append(self.put([self.inside(inner, self.output)], quoted, split))
+                out.append(self.insert([self.within(inner, self.output)], quoted, split))
             elif char == '"' and mode != "double":
                 self.i += 1
                 empty = s.startswith('"', self.i)
@@ -273,17 +271,17 @@ class ShellExpander:
                     for each in words
                 ]
             except Unparsable as error:
-                self.hidden(str(error))
+                self.mark_opaque(str(error))
                 words = [UNKNOWN]
-        made = [each.translate(_TO_FIELD) for word in words for each in word.split(_BREAK) if each and each != _EDGE]
-        self.spend(WORD_WORK * (1 + len(made)))
-        return made
+        fields = [each.translate(_TO_FIELD) for word in words for each in word.split(_BREAK) if each and each != _EDGE]
+        self.spend(WORD_WORK * (1 + len(fields)))
+        return fields
 
-    def put(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
-        """A value as it goes into a word; in quotes with the index `*` as one field, with `@` perhaps as none."""
+    def insert(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
+        """A value as part of a word; in quotes with the index `*` one field, with `@` perhaps none."""
         texts = [UNKNOWN] if value is None else value if value or index == "@" else [""]
         self.spend(sum(map(len, texts)))
-        signs = self.signs()
+        signs = self.separators()
         if index == "*" and (quoted or not split):
             texts = [signs[:1].join(texts)]
         if not split:
@@ -295,7 +293,7 @@ class ShellExpander:
         cut = dict.fromkeys(map(ord, signs), _BREAK)
         return _BREAK.join(text.translate(cut).translate(_TO_GLOBS) for text in texts)
 
-    def signs(self) -> str:
+    def separators(self) -> str:
         ifs = self.vars.get("IFS")
         return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
 
@@ -313,18 +311,18 @@ class ShellExpander:
             if s.startswith("$((", i) and (number := self.arithmetic(i + 3)):
                 return number
             self.i = i + 2
-            return self.put([self.output(")")], quoted, split)
+            return self.insert([self.output(")")], quoted, split)
         if after == "{" and (match := _PARAMETER.match(s, i + 1)):
             self.i, arg = match.end(), ""
             if match[4]:
-                self.deeper()
+                self.descend()
                 arg = self.word("brace in quotes" if quoted else "brace", split)
                 self.depth -= 1
             self.need("}")
             value, instead = self.parameter(match[2], match[3] or "", match[4] or "", plain(arg), match[1])
             if instead:
                 return (_QUOTED if quoted and split else "") + arg
-            return self.put(value, quoted, split, match[3] or match[2])
+            return self.insert(value, quoted, split, match[3] or match[2])
         if after == "'" and not quoted:
             close = _ANSI.match(s, i + 2)
             if not close:
@@ -336,7 +334,7 @@ class ShellExpander:
         match = _NAME.match(s, i + 1)
         self.i = match.end() if match else i + 1
         if match:
-            text = self.put(self.parameter(match[0], "", "", "")[0], quoted, split, match[0])
+            text = self.insert(self.parameter(match[0], "", "", "")[0], quoted, split, match[0])
             if match[0][0].isdigit() or not match[0][0].isidentifier():
                 return text
             if s.startswith("\\\n", self.i):
@@ -379,8 +377,8 @@ class ShellExpander:
         return (None if None in edited else [text or "" for text in edited]), False
 
     def arithmetic(self, start: int) -> str:
-        """Go past arithmetic whose inside begins here, following what it runs; its number; empty when it is none."""
-        self.deeper()
+        """Skip arithmetic that begins at `start`, following its commands: its number; empty if it is none."""
+        self.descend()
         before, self.i, depth = self.i, start, 0
         while depth >= 0:
             self.word("sum")

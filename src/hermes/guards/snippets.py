@@ -48,9 +48,9 @@ def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
     for match in _REMOVES.finditer(code):
         yield ["rm", "-rf", clean(match[1] or "") or UNKNOWN]
     for match in _RUNS.finditer(code):
-        words = [match[3]] if match[3] and language in ("perl", "ruby", "php") else literals_of(match[2] or "")
-        if words and (not match[1] or "subprocess" in code):
-            yield words if len(words) > 1 and " " not in words[0] else words[0]
+        arguments = [match[3]] if match[3] and language in ("perl", "ruby", "php") else literals_of(match[2] or "")
+        if arguments and (not match[1] or "subprocess" in code):
+            yield arguments if len(arguments) > 1 and " " not in arguments[0] else arguments[0]
 
 
 def literals_of(code: str) -> list[str]:
@@ -76,7 +76,7 @@ def is_destructive_sql(sql: str) -> bool:
 
 
 def printed_text(argv: list[str], here: str) -> str | None:
-    """What echo, printf, pwd and which print, when that is known; others print nothing."""
+    """What echo, printf, pwd and which print, if known; empty for other commands."""
     name, args = argv[0], [arg.translate(_UNMATCHED) for arg in argv[1:]]
     if name == "pwd":
         return f"{here}\n"
@@ -94,12 +94,12 @@ def printed_text(argv: list[str], here: str) -> str | None:
         return ""
     if not args or args[0][:1] == "-" or re.search(r"%(?![sbd%])", args[0]):
         return None
-    whole, values = unescape(args[0]), iter(args[1:])
-    places = len(re.findall("%[sbd]", whole))
+    template, values = unescape(args[0]), iter(args[1:])
+    conversions = len(re.findall("%[sbd]", template))
 
     def value(match: re.Match[str]) -> str:
         text = "%" if match[1] == "%" else next(values, "")
         return unescape(text) if match[1] == "b" else text
 
-    rounds = -(-len(args[1:]) // places) if places else 1
-    return "".join(re.sub("%([sbd%])", value, whole) for _ in range(max(1, rounds)))
+    rounds = -(-len(args[1:]) // conversions) if conversions else 1
+    return "".join(re.sub("%([sbd%])", value, template) for _ in range(max(1, rounds)))

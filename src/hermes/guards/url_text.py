@@ -39,7 +39,7 @@ _KEY_VALUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_.-]{16,}")
 
 
 class FetchFailed(Exception):
-    """Nothing is fetched: the reason in a word and in a sentence, and nothing of the URL."""
+    """Nothing is fetched. `rule` names the reason; the message holds nothing of the URL."""
 
     code = "fetch_failed"
 
@@ -96,7 +96,7 @@ def parse(url: str) -> Target:
 
 
 def _host(bracketed: str | None, name: str) -> str:
-    """The host in ASCII; an address only as everybody writes it."""
+    """The host in ASCII; an IP address only in its usual notation."""
     try:
         if bracketed is not None:
             return str(IPv6Address(bracketed))
@@ -125,7 +125,7 @@ def has_secret(url: str, secrets: Secrets) -> bool:
 
 
 def _readings(url: str) -> Iterator[bytes]:
-    """A URL, and what is in it decoded, with more and more of its escapes undone."""
+    """A URL and the tokens in it decoded, with one more level of escapes undone each time."""
     for _ in range(ESCAPES_DEEP_MAX):
         yield url.encode("utf-8", "replace")
         for token in _TOKEN.findall(url):
@@ -163,12 +163,12 @@ def hosts_in(text: str) -> frozenset[str]:
 
 
 def is_named(host: str, named: Iterable[str]) -> bool:
-    """Whether a host is one of those; `www.` before either makes no difference, any other subdomain does."""
+    """Whether a host is among those; a prefix `www.` is ignored, other subdomains are not."""
     return host.removeprefix("www.") in {other.removeprefix("www.") for other in named}
 
 
 def domain_suffix(entry: object) -> str:
-    """A domain of the settings as the end of the hosts below it; one that is no host name stands for none."""
+    """A configured domain as a suffix of its hosts; one that matches nothing if it is no host name."""
     try:
         return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
     except UrlRefused:

@@ -1,4 +1,4 @@
-"""The one way to URLs for tools: each is checked at every hop, and the connection goes where the check said."""
+"""The one way to URLs for tools: each is checked at every redirect, and connected to at the addresses checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from hermes.guards.network import CONNECT_S_MAX, Network
-from hermes.guards.network import address_kinds as kinds_of_address
+from hermes.guards.network import CONNECT_S_MAX, Network, address_kinds
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, domain_suffix, has_secret, parse
 from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
@@ -38,11 +37,11 @@ _METADATA = re.compile(
     r"(.*\.)?(metadata|metadata\.(google\.internal|goog|azure\.(internal|com)|tencentyun\.com|packet\.net|"
     r"platformequinix\.com)|instance-data(\.ec2\.internal)?|rancher-metadata)"
 )
-# What no setting lifts.
-_FIXED = frozenset({"metadata", "link_local"})
+# Kinds of addresses that no setting allows.
+_ALWAYS_REFUSED = frozenset({"metadata", "link_local"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What another server may be told of a request; everything else may be a credential.
-_CARRIED = frozenset({"accept", "accept-encoding", "accept-language", "content-type", "user-agent"})
+# Request headers that are sent to another server after a redirect; any other may hold a credential.
+_PASSED_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "content-type", "user-agent"})
 
 
 class Fetched(NamedTuple):
@@ -61,44 +60,36 @@ class Opened:
         if encoding not in ("", *ENCODINGS):
             raise FetchFailed("encoding", "The answer is compressed in an unknown way.")
         self._inflater = Inflater(encoding) if encoding else None
-        self._given = 0
+        self._size = 0
 
     async def read(self) -> bytes:
-        """The next piece, decompressed; empty at the end. Raises FetchFailed past a limit."""
-        while not (piece := self._inflated()):
-            if not (data := await self._receive()):
-                return b""
-            if self._inflater is None:
-                piece = data
-                break
-            self._inflater.feed(data)
-        # Much can come out of little: others have their turn in between.
-        await asyncio.sleep(0)
-        self._given += len(piece)
-        if self._bytes_max is not None and self._given > self._bytes_max:
-            raise FetchFailed("too_large", f"The answer is longer than {self._bytes_max} bytes.")
-        return piece
-
-    async def _receive(self) -> bytes:
+        """The next piece, decompressed; empty at the end. Raises FetchFailed, also past the size limit."""
         try:
-            data = await self._answer.read()
-            if not data and self._inflater is not None:
-                self._inflater.finish()
+            piece = await self._next_piece()
         except TransportError as error:
             raise _as_fetch_failure(error) from error
         except InflateError as error:
             raise FetchFailed(error.reason, f"The answer {error}.") from None
-        return data
+        # A few bytes can decompress to many pieces: others have their turn in between.
+        await asyncio.sleep(0)
+        self._size += len(piece)
+        if self._bytes_max is not None and self._size > self._bytes_max:
+            raise FetchFailed("too_large", f"The answer is longer than {self._bytes_max} bytes.")
+        return piece
 
-    def _inflated(self) -> bytes:
-        try:
-            return b"" if self._inflater is None else self._inflater.read()
-        except InflateError as error:
-            raise FetchFailed(error.reason, f"The answer {error}.") from None
+    async def _next_piece(self) -> bytes:
+        if self._inflater is None:
+            return await self._answer.read()
+        while not (piece := self._inflater.read()):
+            if not (data := await self._answer.read()):
+                self._inflater.finish()
+                return b""
+            self._inflater.feed(data)
+        return piece
 
 
 def _as_fetch_failure(error: TransportError) -> FetchFailed:
-    """A failure of the exchange in words of ours: the library's may hold the URL."""
+    """The error without the text of the HTTP client, which may hold the URL."""
     if isinstance(error, TlsFailed):
         return FetchFailed("tls", "The certificate could not be verified.")
     if isinstance(error, RequestTimeout | StaleStream):
@@ -109,8 +100,8 @@ def _as_fetch_failure(error: TransportError) -> FetchFailed:
 
 
 class UrlGuard:
-    """The URLs of one run. `own_ports` tells where Hermes itself listens, `may_read` which hosts need not be asked
-    about; whoever asks does so before."""
+    """The URLs of one run. `own_ports` returns where Hermes itself listens, `may_read` whether a host needs no
+    approval; approvals are asked for before."""
 
     def __init__(
         self,
@@ -125,10 +116,8 @@ class UrlGuard:
         self._blocked = tuple(map(domain_suffix, settings.security.website_blocklist))
 
     def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
-        """The verdict on what a URL says; what its name stands for is looked up when it is opened.
-
-        `any_host`: nobody has to be asked about its host, as one that the operator named has sent us there.
-        """
+        """The verdict on a URL by its text; its name is resolved when it is opened. `any_host`: its host needs no
+        approval, because a trusted server has redirected there."""
         target, secrets = parse(url), self._secrets
         if trusted:
             # Everything in .env counts as secret, also the address of a server that the operator names there.
@@ -149,19 +138,16 @@ class UrlGuard:
         *,
         kinds: frozenset[str] = DOCUMENTS,
         bytes_max: int = FETCHED_BYTES_MAX,
-        seconds: float = FETCH_S_MAX,
         trusted: bool = False,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Fetched:
         """The whole answer, if it is of one of these kinds; a body is posted. Raises UrlRefused, FetchFailed."""
-        opening = self.open(
-            url, trusted=trusted, method="POST" if body else "GET", headers=headers, body=body, bytes_max=bytes_max,
-            timeouts=Timeouts(seconds, seconds),
-        )  # fmt: skip
+        method = "POST" if body else "GET"
+        opening = self.open(url, trusted=trusted, method=method, headers=headers, body=body, bytes_max=bytes_max)
         pieces: list[bytes] = []
         try:
-            async with asyncio.timeout(seconds), opening as opened:
+            async with asyncio.timeout(FETCH_S_MAX), opening as opened:
                 content_type, _, more = opened.headers.get("Content-Type", "").lower().partition(";")
                 content_type = content_type.strip()
                 while piece := await opened.read():
@@ -169,7 +155,7 @@ class UrlGuard:
                         raise FetchFailed("content_type", "The answer is of a type that is not taken here.")
                     pieces.append(piece)
         except TimeoutError:
-            raise FetchFailed("timeout", f"The answer took longer than {seconds:g} s.") from None
+            raise FetchFailed("timeout", f"The answer took longer than {FETCH_S_MAX:g} s.") from None
         charset = re.search(r"charset=[\"']?([\w.:-]+)", more)
         return Fetched(opened.url, opened.status, content_type, charset[1] if charset else "", b"".join(pieces))
 
@@ -187,25 +173,27 @@ class UrlGuard:
     ) -> AsyncIterator[Opened]:
         """The answer after all redirects, to be read piece by piece. `trusted`: the operator named this server."""
         first = target = self.check(url, trusted=trusted)
-        sent = {"Accept-Encoding": "gzip, deflate", **(headers or {})}
+        request_headers = {"Accept-Encoding": "gzip, deflate", **(headers or {})}
         for _ in range(REDIRECTS_MAX + 1):
             is_named = trusted and target.host == first.host and target.port in (first.port, 443)
             client = await self._network.client(target.host, await self._addresses(target, is_named))
             try:
-                async with client.send(method, target.url, sent, body, timeouts) as answer:
-                    place = answer.headers.get("Location") if answer.status in _REDIRECTS else None
-                    if place is None:
+                async with client.send(method, target.url, request_headers, body, timeouts) as answer:
+                    location = answer.headers.get("Location") if answer.status in _REDIRECTS else None
+                    if location is None:
                         yield Opened(target.url, answer, bytes_max)
                         return
             except TransportError as error:
                 raise _as_fetch_failure(error) from error
             finally:
                 await client.close()
-            before, target = target, self._next(target, place, trusted)
+            before, target = target, self._redirected(target, location, trusted)
             if answer.status == 303 or (answer.status < 303 and method == "POST"):
                 method, body = "GET", b""
             if target.origin != before.origin:
-                sent = {name: value for name, value in sent.items() if name.lower() in _CARRIED}
+                request_headers = {
+                    name: value for name, value in request_headers.items() if name.lower() in _PASSED_HEADERS
+                }
                 if body:
                     raise UrlRefused("redirected_body")
         raise UrlRefused("redirects")
@@ -222,9 +210,9 @@ class UrlGuard:
         except (OSError, TransportError):
             raise FetchFailed("connect", "No connection could be made.") from None
 
-    def _next(self, target: Target, place: str, trusted: bool) -> Target:
+    def _redirected(self, target: Target, location: str, trusted: bool) -> Target:
         try:
-            next_target = self.check(urljoin(target.url, place), any_host=trusted)
+            next_target = self.check(urljoin(target.url, location), any_host=trusted)
         except ValueError:
             raise UrlRefused("malformed") from None
         if target.scheme == "https" and next_target.scheme == "http":
@@ -239,9 +227,9 @@ class UrlGuard:
         if not addresses:
             raise UrlRefused("unresolvable")
         for address in addresses:
-            against = kinds_of_address(address)
-            if against and (not (trusted or self._private_ok) or _FIXED.intersection(against)):
-                raise UrlRefused(against[0])
+            kinds = address_kinds(address)
+            if kinds and (not (trusted or self._private_ok) or _ALWAYS_REFUSED.intersection(kinds)):
+                raise UrlRefused(kinds[0])
             if target.port in self._own_ports() and self._network.is_here(address):
                 raise UrlRefused("own_listener")
         return addresses

@@ -19,18 +19,18 @@ _CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
 
 
 def model_file(home: Home, settings: Settings) -> Path | None:
-    named = settings.model.path or settings.variable("HERMES_LOCAL_MODEL") or ""
-    if named == OFF:
+    configured = settings.model.path or settings.variable("HERMES_LOCAL_MODEL") or ""
+    if configured == OFF:
         return None
-    if named:
-        return Path(named).expanduser()
+    if configured:
+        return Path(configured).expanduser()
     return next(iter(sorted(home.models.glob("*.gguf"))), None)
 
 
 def context(settings: Settings) -> int:
-    wanted = settings.local.context
-    if wanted != "auto":
-        return int(wanted)
+    configured = settings.local.context
+    if configured != "auto":
+        return int(configured)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return next(tokens for least, tokens in _CONTEXTS if free >= least)
 
@@ -49,9 +49,9 @@ def status(home: Home, settings: Settings) -> dict[str, str | None]:
 
 def runtime_version() -> str | None:
     """The version of the runtime, without loading it; None where it is not installed."""
-    found = find_spec("xllamacpp")
-    if found is None or found.origin is None:
+    spec = find_spec("xllamacpp")
+    if spec is None or spec.origin is None:
         return None
     # What is installed says its version by the name of a folder, which is quicker to read than what is in it.
-    names = [name for name in os.listdir(Path(found.origin).parents[1]) if name.startswith("xllamacpp-")]
+    names = [name for name in os.listdir(Path(spec.origin).parents[1]) if name.startswith("xllamacpp-")]
     return names[0].removeprefix("xllamacpp-").removesuffix(".dist-info") if names else "of an unknown version"

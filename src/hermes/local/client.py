@@ -1,4 +1,4 @@
-"""The way to the local model: its worker, started when first asked and again when it has died, and what it answers."""
+"""The client of the local model: starts its worker when first needed and again when it has died."""
 
 from __future__ import annotations
 
@@ -61,32 +61,32 @@ class LocalModel:
         self._turns: asyncio.Semaphore | None = None
         self._waiting = 0
         self._halved = 0
-        self._wanted: JsonObject = {}
-        self._said: list[str] = []
+        self._options: JsonObject = {}
+        self._error_lines: list[str] = []
 
-    def telling(self, tell: Tell) -> _Carrier:
-        return _Carrier(self, tell)
+    def telling(self, tell: Tell) -> _QueuedClient:
+        return _QueuedClient(self, tell)
 
     def halve(self) -> None:
         self._halved += 1
 
     async def ready(self, tell: Tell) -> HttpClient:
         async with self._starting:
-            wanted = self._choice()
-            if wanted != self._wanted:
+            options = self._worker_options()
+            if options != self._options:
                 await self._stop()
-                self._wanted = wanted
-            if self._http is None or not await self._answers():
+                self._options = options
+            if self._http is None or not await self._is_healthy():
                 await self._start(tell)
             assert self._http is not None
             return self._http
 
-    def _choice(self) -> JsonObject:
+    def _worker_options(self) -> JsonObject:
         settings = self._settings()
         if problem := local.status(self._home, settings)["problem"]:
             raise LocalUnavailable(problem)
         threads, layers = settings.local.threads, settings.local.gpu_layers
-        choice = {
+        options = {
             "path": str(local.model_file(self._home, settings)),
             "context": max(LOCAL_CONTEXT_TOKENS_MIN, local.context(settings) >> self._halved),
             "parallel": settings.local.parallel,
@@ -94,10 +94,10 @@ class LocalModel:
             "gpu_layers": None if layers == "auto" else layers,
             "idle_seconds": int(settings.local.idle_unload_seconds) or -1,
         }
-        digest = hashlib.sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()[:12]
-        return {**choice, "name": f"model-{digest}"}
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+        return {**options, "name": f"model-{digest}"}
 
-    async def _answers(self) -> bool:
+    async def _is_healthy(self) -> bool:
         assert self._http is not None
         with suppress(TransportError):
             limits = Timeouts(LOCAL_END_S_MAX, LOCAL_END_S_MAX)
@@ -110,17 +110,17 @@ class LocalModel:
         folder = self._home.run_folder
         make_private_folder(folder)
         await self._stop()
-        path = self._worker.enter_context(reachable(folder / f"{self._wanted['name']}.sock"))
+        path = self._worker.enter_context(reachable(folder / f"{self._options['name']}.sock"))
         self._http = HttpClient(unix=path)
         self._worker.push_async_callback(self._http.close)
-        if await self._answers():  # another process of this home has it
+        if await self._is_healthy():  # another process of this home has it
             return
-        tell("model_loading", f"Loading the local model {Path(self._wanted['path']).stem}.")
+        tell("model_loading", f"Loading the local model {Path(self._options['path']).stem}.")
         env = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        self._said = []
-        argv = [sys.executable, "-I", _WORKER, json.dumps(self._wanted)]
+        self._error_lines = []
+        argv = [sys.executable, "-I", _WORKER, json.dumps(self._options)]
         self._process = await self._worker.enter_async_context(
-            piped_process(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
+            piped_process(argv, env, self._error_lines.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
         )
         assert self._process.stdout is not None
         try:
@@ -128,7 +128,7 @@ class LocalModel:
                 if await self._process.stdout.readline():
                     return
                 await self._process.wait()
-                while self._process.returncode == TAKEN and not await self._answers():  # noqa: ASYNC110
+                while self._process.returncode == TAKEN and not await self._is_healthy():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise LocalUnavailable(f"The local model was not loaded within {LOCAL_START_S_MAX:g} s.") from None
@@ -136,12 +136,12 @@ class LocalModel:
             raise self._failure()
 
     def _failure(self) -> TransportError:
-        message = " ".join(self._said)[-500:]
+        message = " ".join(self._error_lines)[-500:]
         code = self._process.returncode if self._process else None
         log.warning("the local model's worker ended with %s: %s", code, message)
         if code == 137 or any(word in message.lower() for word in _NO_MEMORY):
             return LocalMemory("The local model does not fit into memory.")
-        return LocalUnavailable(f"The local model could not be loaded from {self._wanted['path']}.")
+        return LocalUnavailable(f"The local model could not be loaded from {self._options['path']}.")
 
     @asynccontextmanager
     async def turn(self, tell: Tell) -> AsyncIterator[None]:
@@ -167,7 +167,7 @@ class LocalModel:
                 async with asyncio.timeout(LOCAL_END_S_MAX / 5):
                     await self._process.wait()
             return self._process.returncode is not None
-        return self._http is None or not await self._answers()
+        return self._http is None or not await self._is_healthy()
 
     async def _stop(self) -> None:
         worker, self._worker, self._process, self._http = self._worker, AsyncExitStack(), None, None
@@ -178,7 +178,7 @@ class LocalModel:
             await self._stop()
 
 
-class _Carrier:
+class _QueuedClient:
     def __init__(self, model: LocalModel, tell: Tell) -> None:
         self._model, self._tell = model, tell
 
@@ -190,14 +190,14 @@ class _Carrier:
             http = await self._model.ready(self._tell)
             try:
                 async with http.send(method, url, headers, body, timeouts) as answer:
-                    yield _Read(answer) if answer.is_stream and local.CHOOSES in headers else answer
+                    yield _RewrittenAnswer(answer) if answer.is_stream and local.CHOOSES in headers else answer
             except TransportError as error:
                 if await self._model.died():
                     raise WorkerDied("The local model's worker has died.", answered=error.answered) from error
                 raise
 
 
-class _Read(Answer):
+class _RewrittenAnswer(Answer):
     def __init__(self, answer: Answer) -> None:
         self._answer, self.status, self.headers = answer, answer.status, answer.headers
         self.is_stream, self.is_json = True, False
@@ -205,7 +205,7 @@ class _Read(Answer):
         self._reading = Reading(f"call_{secrets.token_hex(8)}")
 
     async def read(self) -> bytes:
-        """What has come, rewritten; empty at the end."""
+        """The next rewritten data; empty at the end."""
         while data := await self._answer.read():
             if out := b"".join(b"data: " + frame + b"\n\n" for frame in self._rewritten(data)):
                 return out

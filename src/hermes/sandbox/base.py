@@ -80,7 +80,7 @@ class Handle(Protocol):
         """Send a signal to the command's whole group; SIGKILL reaches everything the command has started."""
 
     async def sweep(self) -> None:
-        """The command has ended: end what it left behind, and let go of what was held for it."""
+        """The command has ended: kill what it left behind, and release its resources."""
 
 
 class Group:
@@ -103,17 +103,15 @@ class Group:
 
 
 class Process:
-    """A command that runs, or has run. Use it in `async with`: at its end the command is gone, however that came about.
-
-    Nobody but the reader of `chunks` takes output from the pipe: a command whose output is not read waits.
-    """
+    """A command that runs, or has run. Use it in `async with`: at its end the command is gone. Only the reader of
+    `chunks` empties the pipe: a command whose output is not read waits."""
 
     def __init__(
-        self, parts: Parts, handle: Handle, seconds: float | None, done: Callable[[Process], None] = lambda _: None
+        self, parts: Parts, handle: Handle, seconds: float | None, on_end: Callable[[Process], None] = lambda _: None
     ) -> None:
         loop = asyncio.get_running_loop()
         self._child, self._output = parts
-        self._handle, self._seconds, self._done = handle, seconds, done
+        self._handle, self._seconds, self._on_end = handle, seconds, on_end
         self._stop: asyncio.Future[Ended] = loop.create_future()
         self._began = loop.time()
         self._hurry: asyncio.Future[None] = loop.create_future()
@@ -136,7 +134,8 @@ class Process:
                 await wait_readable(self._output.fileno(), self._gone)
 
     async def wait(self) -> int:
-        """The exit code, once everything that the command had started is gone: 124 after its time, 130 interrupted."""
+        """The exit code, once everything that the command has started is gone; 124 after a timeout, 130 if
+        interrupted."""
         return await asyncio.shield(self._gone)
 
     def interrupt(self) -> None:
@@ -150,7 +149,7 @@ class Process:
             self._hurry.set_result(None)
 
     def end_because(self, reason: str) -> None:
-        """End the command at once; the reason is for whoever asks what became of it."""
+        """Kill the command; `reason` is kept for its answer."""
         self.reason = self.reason or reason
         self.kill()
 
@@ -185,7 +184,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=LADDER[0][1])
         self._gone.set_result(_EXIT_CODES["killed"] if failed else task.result())
-        self._done(self)
+        self._on_end(self)
 
     async def _end(self, exited: asyncio.Future[int]) -> None:
         young = asyncio.get_running_loop().time() - self._began < _YOUNG_S
@@ -201,7 +200,7 @@ class Process:
 
 
 class Sandbox:
-    """Where the commands of one session run. `isolated` ones show nothing of the machine but `mounts`."""
+    """Where the commands of one session run. An `isolated` one shows nothing of the machine but `mounts`."""
 
     name: ClassVar[str] = ""
     isolated: ClassVar[bool] = False
@@ -219,7 +218,7 @@ class Sandbox:
         self._kills, self._killed_because = 0, ""
 
     def mounts(self) -> list[Mount]:
-        """What an isolated sandbox shows, each at its own path, and how. Blocks."""
+        """What an isolated sandbox shows, at the same paths. Blocks."""
         return []
 
     async def spawn(
@@ -231,7 +230,7 @@ class Sandbox:
         seconds: float | None = None,
         network: bool | None = None,
     ) -> Process:
-        """Start a command. What is not given: the workspace, the environment of the place, no time limit, its network."""
+        """Start a command. Defaults: in the workspace, with the environment and network of the place, without limit."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
         command = Command(argv, cwd or str(place.workspace), env, network, seconds)
@@ -278,7 +277,7 @@ class Sandbox:
 
 
 class Record:
-    """A file that a command writes to by its name. We hold it open: nothing else is read in its stead. Blocks."""
+    """A file that a command writes to by its name. It is held open here, so that no other can replace it. Blocks."""
 
     def __init__(self, folder: Path) -> None:
         make_private_folder(folder)
@@ -301,10 +300,8 @@ class Record:
 def launch(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None, pass_fds: Sequence[int] = ()
 ) -> Parts:
-    """Start a process in a session of its own, without input; both its outputs are one pipe.
-
-    It belongs to the calling thread: what dies with its parent dies with that thread.
-    """
+    """Start a process in a session of its own, without input; both its outputs are one pipe. The death signal of its
+    parent is that of the calling thread."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
@@ -321,16 +318,15 @@ def launch(
     return child, output
 
 
-def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
+def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
+    """Run a command to its end: empty if it succeeds, else the end of its error output. Blocks."""
     null = subprocess.DEVNULL
     try:
-        done = subprocess.run(  # noqa: S603
-            argv, env=env, timeout=seconds, pass_fds=pass_fds, stdin=null, capture_output=True, check=False
-        )
+        result = subprocess.run(argv, env=env, timeout=seconds, stdin=null, capture_output=True, check=False)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    output = done.stderr.decode(errors="replace").strip()[-500:]
-    return "" if done.returncode == 0 else output or f"{argv[0]} ended with code {done.returncode}."
+    output = result.stderr.decode(errors="replace").strip()[-500:]
+    return "" if result.returncode == 0 else output or f"{argv[0]} ended with code {result.returncode}."
 
 
 async def wait_readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
@@ -369,7 +365,7 @@ _TAKE = f'eval "unset {VARIABLE}; ${VARIABLE}"'
 
 
 def hide_text(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """A command and its environment, with the text of `sh -c TEXT` in the environment instead."""
+    """A command and its environment, with the text of `sh -c TEXT` moved into the environment."""
     if len(argv) < 3 or argv[1] != "-c" or os.path.basename(argv[0]) not in _SHELLS:
         return list(argv), dict(env)
     return [argv[0], "-c", _TAKE, *argv[3:]], {**env, VARIABLE: argv[2]}

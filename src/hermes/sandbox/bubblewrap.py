@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from hermes.core.limits import (
@@ -25,12 +24,11 @@ from hermes.core.limits import (
     SANDBOXES_IDLE_MAX,
 )
 from hermes.sandbox import cgroup
-from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError, hide_text
-from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
+from hermes.sandbox.base import Command, Handle, Parts, SandboxError, hide_text
+from hermes.sandbox.mounts import Mount, Place, plan_mounts, trial_place
 from hermes.sandbox.namespace import Data, Namespace, RemoteProcess
 from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
-from hermes.sandbox.quota import quota_of
-from hermes.sandbox.watching import Watching
+from hermes.sandbox.watching import WatchedSandbox
 from hermes.sandbox.workspace_watch import WorkspaceWatch
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -42,27 +40,19 @@ _ETC = (
 INSTALL_HINT = "Install bubblewrap (on Debian and Ubuntu: apt-get install bubblewrap)."
 
 
-class Bubblewrap(Sandbox):
-    """Commands see the system read-only, their HOME, the workspace, and what the settings add.
-
-    The namespaces are built before the first command, and again when what must be protected has changed in between.
-    """
+class Bubblewrap(WatchedSandbox):
+    """Commands see the system read-only, their HOME, the workspace, and what the settings add. The namespaces are built
+    before the first command, and again when what must be protected has changed since."""
 
     name = "bubblewrap"
-    isolated = True
     python = os.path.realpath(sys.executable)
 
     def __init__(
         self, place: Place, is_granted: Callable[[str], bool] | None = None, idle: dict[Bubblewrap, None] | None = None
     ) -> None:
         """`idle` holds the idle sandboxes of a process, the longest idle one first."""
-        super().__init__(place)
+        super().__init__(place, is_granted)
         self._all_idle = {} if idle is None else idle
-        roots = partial(writable_roots, place)
-        self.watching = self._watching = Watching(
-            roots, is_granted or place.is_granted, self.kill_commands, partial(reserved_paths, place)
-        )
-        self.quota = quota_of(place)
         self._namespace: Namespace | None = None
         self._protected: WorkspaceWatch | None = None
         self._group: cgroup.Group | None = None
@@ -72,22 +62,16 @@ class Bubblewrap(Sandbox):
         self._idle: asyncio.TimerHandle | None = None
 
     def mounts(self) -> list[Mount]:
-        return [*(Mount(path, "ro") for path in _system_paths()), *plan_mounts(self.place)]
+        return [*(Mount(path, "ro") for path in _system_paths()), *super().mounts()]
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         self._wake_up()
-        await asyncio.to_thread(
-            plan_mounts, self.place
-        )  # refuses what can be no workspace before anything is looked at
-        watch = await self._watching.enter()
+        watch = await self._enter_workspace()
         try:
             async with self._building:
                 namespace = await self._ready(watch)
             argv, env = hide_text(command.argv, command.env)
-            if self.egress is not None:
-                self._serve_proxy(namespace)
-                env |= proxy_env(PROXY_PORT)
-            command = replace(command, argv=argv, env=env)
+            command = replace(command, argv=argv, env=env | self._serve_proxy(namespace))
             parts, child = await namespace.spawn(self._request(), command)
         except BaseException:
             await self._watching.abandon()
@@ -95,19 +79,16 @@ class Bubblewrap(Sandbox):
         return parts, _Handle(self, child)
 
     async def start_program(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[RemoteProcess, int, int, int]:
-        """Start a program that is spoken to: it, and descriptors of its input, output and errors. It ends with `stop`."""
-        await asyncio.to_thread(plan_mounts, self.place)
-        watch = await self._watching.enter()
+        """Start a program: it, and descriptors of its input, output and errors. It ends with `stop`."""
+        watch = await self._enter_workspace()
         async with self._building:
             namespace = await self._ready(watch)
-        if self.egress is not None:
-            self._serve_proxy(namespace)
-            env = {**env, **proxy_env(PROXY_PORT)}
+        env = {**env, **self._serve_proxy(namespace)}
         command = Command(argv, str(self.place.workspace), env, network=False, seconds=None)
         return await namespace.spawn_with_pipes(self._request(), command)
 
     async def _ready(self, watch: WorkspaceWatch) -> Namespace:
-        """The namespaces to start a command in: what they protect is what the watch has found."""
+        """The namespaces to start a command in. They protect what the watch has found."""
         if self._namespace is not None and self._namespace.alive and self._protected is watch:
             return self._namespace
         await self._close()
@@ -116,15 +97,19 @@ class Bubblewrap(Sandbox):
         self._protected = watch
         return self._namespace
 
-    def _serve_proxy(self, namespace: Namespace) -> None:
-        if self.egress is not None and self.egress is not self._served and namespace.listener is not None:
+    def _serve_proxy(self, namespace: Namespace) -> dict[str, str]:
+        """The variables by which a command finds the proxy, which is started if need be; none where there is no proxy."""
+        if self.egress is None:
+            return {}
+        if self.egress is not self._served and namespace.listener is not None:
             if self._serving is not None:
                 self._serving.cancel()
             self._served = self.egress
             self._serving = asyncio.create_task(self.egress.serve(namespace.listener.dup()))
+        return proxy_env(PROXY_PORT)
 
     def _bound(self, pid: int) -> None:
-        """Put the first process into a control group, where one can be made; all others are born there."""
+        """Put the first process into a control group, where one can be made; its children inherit it."""
         place = self.place
         self._group = cgroup.create(place.private.parent.name, place.memory_mb, place.cpus, SANDBOX_PROCESSES_MAX)
         if self._group is not None:
@@ -186,7 +171,7 @@ class Bubblewrap(Sandbox):
 
 
 class _Handle:
-    """A command in the namespaces: with its first process everything that it has started ends."""
+    """A command in the namespaces: when its first process ends, so does everything that it has started."""
 
     def __init__(self, sandbox: Bubblewrap, child: RemoteProcess) -> None:
         self._sandbox, self._child = sandbox, child
@@ -210,19 +195,19 @@ def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
     system = _system_paths()
     links = {path: os.readlink(path) for path in system if path in _SYSTEM and os.path.islink(path)}
     real = dict.fromkeys(os.path.realpath(path) for path in system if path not in links)
-    shown = {mount.path for mount in mounts}
+    mounted = {mount.path for mount in mounts}
     return {
         "memory_bytes": place.memory_mb * 1024**2,
         "links": links,
-        "system": [path for path in real if path not in shown],
+        "system": [path for path in real if path not in mounted],
         "mounts": [(mount.path, mount.mode, not mount.within) for mount in mounts],
         "proxy_port": PROXY_PORT,
     }
 
 
-@functools.cache
+@cache
 def probe() -> str:
-    """Build a sandbox once and run `true` in it: why that fails. Blocks; the answer is kept for the life of the process."""
+    """Run `true` in a sandbox: why that fails, empty if it works. Blocks; cached for the life of the process."""
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed: there is no command 'bwrap'. {INSTALL_HINT}"
     cgroup.sweep()
@@ -256,7 +241,7 @@ _IO_URING_SETUP = 425  # everywhere; what is done through it no filter sees
 
 
 class _Calls(NamedTuple):
-    """A kind of machine, its numbers of what is refused, and of `socket`, where only one family is."""
+    """An architecture with the numbers of its refused system calls, and of `socket`, of which one family is refused."""
 
     machine: int
     refused: tuple[int, ...]

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from hermes.core.processes import is_alive
 
@@ -24,19 +24,19 @@ _numbers = itertools.count(1)
 
 
 class Group:
-    """A group that processes can be put into. `bounds` are the limits in force: what is missing has to be bounded by
-    rlimits. In version 1 it is a folder in each hierarchy."""
+    """A group for processes. `bounds` are the limits in force; the others have to be set as rlimits. In version 1 it is
+    a folder in each hierarchy."""
 
     def __init__(self, folders: tuple[Path, ...], bounds: frozenset[Controller]) -> None:
         self._folders, self.bounds = folders, bounds
 
     def add(self, pid: int) -> None:
-        """Move a process into the group; its later children are born there. Raises OSError."""
+        """Move a process into the group; its later children inherit it. Raises OSError."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> bool:
-        """Whether the group is gone. One that still holds a process stays; the last one leaves it a moment after its end."""
+        """Whether the group is gone. One that holds a process stays; a process leaves its group a moment after its end."""
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -44,7 +44,7 @@ class Group:
 
 
 def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group | None:
-    """Make a group for one sandbox; None where no bound at all can be set. `name` is for whoever looks at the groups."""
+    """Make a group for one sandbox; None where no limit can be set. `name` is only for people."""
     title = f"{_PREFIX}{os.getpid()}-{next(_numbers)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}"
     memory, quota = str(memory_mb * 1024**2), str(max(1000, round(cpus * _PERIOD_US)))
     v1: dict[Controller, dict[str, str]] = {
@@ -71,14 +71,15 @@ def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group 
     unified = {controller: v2[controller] for controller, hierarchy in hierarchies.items() if not hierarchy}
     # A process is in one group of version 2 only, so that group has to hold all that is left.
     for parent in _v2_parents(paths) if unified else ():
-        if met := _bound(parent / title, unified):
+        if controllers := _bound(parent / title, unified):
             folders.append(parent / title)
-            bounds |= met
+            bounds |= controllers
             break
     return Group(tuple(dict.fromkeys(folders)), frozenset(bounds)) if bounds else None
 
 
 def sweep() -> None:
+    """Remove the groups of processes that are gone."""
     for group in (group for parent in _parents() for group in parent.glob(f"{_PREFIX}*-*")):
         maker = group.name.removeprefix(_PREFIX).partition("-")[0]
         if maker.isdigit() and not is_alive(int(maker), None):
@@ -86,16 +87,16 @@ def sweep() -> None:
 
 
 def _bound(folder: Path, limits: Mapping[Controller, Mapping[str, str]]) -> set[Controller]:
-    """Make the group if need be, and set what limits can be set; without any it is not left behind."""
-    met: set[Controller] = set()
+    """Make the group, and set the limits that can be set; without any it is removed again."""
+    bounded: set[Controller] = set()
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
         for controller, files in limits.items():
             if _limited(folder, controller, files):
-                met.add(controller)
-        if not met:
+                bounded.add(controller)
+        if not bounded:
             folder.rmdir()
-    return met
+    return bounded
 
 
 def _limited(folder: Path, controller: Controller, files: Mapping[str, str]) -> bool:
@@ -125,23 +126,22 @@ def _own_paths() -> dict[str, str]:
 
 def _v1_parents(hierarchy: str, paths: Mapping[str, str]) -> list[Path]:
     root = _ROOT / hierarchy
-    return _inside(root / paths[hierarchy], root)
+    return _existing(root / paths[hierarchy], root)
 
 
 def _v2_parents(paths: Mapping[str, str]) -> list[Path]:
-    """Beside ourselves, or below: a group that holds processes cannot have bounded groups below it, but for the root."""
+    """Our parent group, or our own: a group that holds processes cannot have limited groups below it, except for the
+    root."""
     own = _ROOT / paths.get("", "")
-    return _inside(own.parent, own)
+    return _existing(own.parent, own)
 
 
-def _inside(*candidates: Path) -> list[Path]:
+def _existing(*candidates: Path) -> list[Path]:
     return [path for path in dict.fromkeys(candidates) if path.is_relative_to(_ROOT) and path.is_dir()]
 
 
-def _parents(*controllers: Controller) -> Iterator[Path]:
-    """Where groups with these controllers can be; of all of ours if none is named."""
+def _parents() -> Iterator[Path]:
+    """The folders that can hold our groups."""
     paths = _own_paths()
-    for names in dict.fromkeys(
-        _hierarchy(controller, paths) for controller in controllers or ("memory", "cpu", "pids")
-    ):
-        yield from _v1_parents(names, paths) if names else _v2_parents(paths)
+    for hierarchy in dict.fromkeys(_hierarchy(controller, paths) for controller in get_args(Controller)):
+        yield from _v1_parents(hierarchy, paths) if hierarchy else _v2_parents(paths)

@@ -46,20 +46,20 @@ class Choice(NamedTuple):
 
 
 def choose_backend(settings: Settings) -> Choice:
-    """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
-    wanted = settings.terminal.backend
-    if wanted == "local":
+    """The backend that the settings mean. Blocks the first time. Raises ConfigError where a named one does not work."""
+    backend = settings.terminal.backend
+    if backend == "local":
         return Choice("local", isolated=False)
-    failure = docker.probe(settings.terminal.docker_image) if wanted == "docker" else bubblewrap.probe()
+    failure = docker.probe(settings.terminal.docker_image) if backend == "docker" else bubblewrap.probe()
     if not failure:
-        return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
-    if wanted == "auto":
+        return Choice("bubblewrap" if backend == "auto" else backend, isolated=True)
+    if backend == "auto":
         # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
         image = settings.terminal.docker_image
         if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
             return Choice("docker", isolated=True, failure=failure)
         return Choice("local" if settings.terminal.allow_local else "none", isolated=False, failure=failure)
-    message = f"The sandbox {wanted!r} does not work here: {failure}"
+    message = f"The sandbox {backend!r} does not work here: {failure}"
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
 
@@ -71,26 +71,29 @@ def why_no_commands(settings: Settings) -> str | None:
 
 
 def workspace_of(
-    home: Home, settings: Settings, owner: str, key: str | None, workdir: str | None = None, here: Path | None = None
+    home: Home,
+    settings: Settings,
+    owner: str,
+    key: str | None,
+    workdir: str | None = None,
+    here: Path | None = None,
 ) -> Path:
-    """Where commands work. `here` is the folder of a user at a terminal; without, it lies in the home, made if need be.
-
-    `workdir` is a folder that a caller names, inside `terminal.workspaces`.
-    """
+    """The folder in which commands work: `workdir`, which must lie inside `terminal.workspaces`; or `here`, the folder
+    of a user at a terminal; or one in the home, made if need be."""
     if workdir is not None:
-        wanted, roots = _real_path(workdir), [_real_path(root) for root in settings.terminal.workspaces]
-        if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
-            return wanted
+        folder, roots = real_path(workdir), [real_path(root) for root in settings.terminal.workspaces]
+        if any(folder.is_relative_to(root) for root in roots) and folder.is_dir():
+            return folder
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
-        return _real_path(here / Path(settings.terminal.cwd).expanduser())
+        return real_path(here / Path(settings.terminal.cwd).expanduser())
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
-        return _real_path(home.workspace)
+        return real_path(home.workspace)
     folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
-    return _real_path(folder)
+    return real_path(folder)
 
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
@@ -100,19 +103,19 @@ def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str
 
 
 def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
-    """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
+    """The real paths of configured folders. Inside folders that commands write to no link is followed."""
     for path in paths:
-        inside = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
-        if (real := resolve_root(Path(path).expanduser(), inside)) is not None:
+        others = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
+        if (real := resolve_root(Path(path).expanduser(), others)) is not None:
             yield Path(real)
 
 
-def _real_path(path: str | Path) -> Path:
+def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
 def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of commands, built from nothing: no key of a provider is in it, and no variable of our own."""
+    """The environment of commands, built from nothing: without keys of providers and variables of our own."""
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     env = _STANDARD | {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
@@ -121,7 +124,7 @@ def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[
         env |= {"HOME": str(private), "TMPDIR": "/tmp"}  # noqa: S108
     if backend == "docker":
         del env["PATH"]  # the image has its own
-    keys = {known.key_env for known in KNOWN_PROVIDERS.values()}
+    keys = {provider.key_env for provider in KNOWN_PROVIDERS.values()}
     keys |= {provider.key_env for provider in settings.providers.values() if provider.key_env}
     for name in settings.terminal.env_passthrough:
         value = settings.variable(name)
@@ -142,7 +145,7 @@ def shell_in(sandbox: Sandbox) -> Shell:
 class Sandboxes:
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
+        self._sandboxes: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
         # Reserved names that the user has allowed, for any session: none of their sandboxes sets them aside.
         self._granted: set[str] = set()
         self._idle: dict[Bubblewrap, None] = {}
@@ -155,7 +158,7 @@ class Sandboxes:
         return any(below(path, granted) for granted in self._granted)
 
     async def ready(self, settings: Settings) -> None:
-        """Have `choice` tried once, so that it does not block when it is asked for from the loop."""
+        """Probe the backend once, so that `choose_backend` does not block the loop."""
         terminal = settings.terminal
         key = terminal.backend, terminal.docker_image, terminal.allow_local
         if key not in self._tried:
@@ -178,14 +181,14 @@ class Sandboxes:
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
-        if (sandbox := self._known.get(key)) is None:
+        if (sandbox := self._sandboxes.get(key)) is None:
             if backend == "docker":
                 sandbox = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
                 sandbox = Bubblewrap(place, self._is_granted, self._idle)
             else:
                 sandbox = Local(place) if backend == "local" else NoSandbox(place)
-            self._known[key] = sandbox
+            self._sandboxes[key] = sandbox
         return sandbox
 
     def _place(
@@ -210,5 +213,5 @@ class Sandboxes:
         )
 
     async def close(self) -> None:
-        for sandbox in list(self._known.values()):
+        for sandbox in list(self._sandboxes.values()):
             await sandbox.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import functools
 import hashlib
 import io
@@ -24,15 +25,13 @@ from hermes.sandbox.base import (
     Parts,
     Process,
     Record,
-    Sandbox,
     SandboxError,
     failure_message,
     hide_text,
     launch,
 )
-from hermes.sandbox.mounts import Mode, Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
-from hermes.sandbox.quota import quota_of
-from hermes.sandbox.watching import Watching
+from hermes.sandbox.mounts import Mode, Place, plan_mounts, trial_place
+from hermes.sandbox.watching import WatchedSandbox, Watching
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
@@ -50,37 +49,23 @@ while left= && [ $n -lt 5000 ]; do
 done"""
 
 
-class Docker(Sandbox):
-    """Commands see the image, the workspace, their HOME, and what the settings add.
-
-    What a container shows is settled when it is made. When something else is to be shown, or the network is granted,
-    a new one takes its place; commands that still run in the old one stay there.
-    """
+class Docker(WatchedSandbox):
+    """Commands see the image, the workspace, their HOME, and what the settings add. The mounts of a container are
+    fixed: when they change, or the network is granted, a new container takes its place; running commands stay in the
+    old one."""
 
     name = "docker"
-    isolated = True
 
     def __init__(
         self, place: Place, image: str, session_id: str, is_granted: Callable[[str], bool] | None = None
     ) -> None:
-        super().__init__(place)
-        self.quota = quota_of(place)
-        roots = functools.partial(writable_roots, place)
-        self.watching = self._watching = Watching(
-            roots, is_granted or place.is_granted, self.kill_commands, functools.partial(reserved_paths, place)
-        )
+        super().__init__(place, is_granted)
         self._image, self._session_id = image, session_id
         self._containers: dict[tuple[str, ...], Container] = {}
         self.making = asyncio.Lock()
 
-    def mounts(self) -> list[Mount]:
-        return plan_mounts(self.place)
-
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
-        await asyncio.to_thread(
-            plan_mounts, self.place
-        )  # refuses what can be no workspace before anything is looked at
-        watch = await self._watching.enter()
+        watch = await self._enter_workspace()
         try:
             arguments = await asyncio.to_thread(_isolation_options, self.place, command.network, watch.covers)
             async with self.making:
@@ -93,15 +78,14 @@ class Docker(Sandbox):
             record = await asyncio.to_thread(Record, self.place.private)
             try:
                 argv, env = hide_text(command.argv, command.env)
-                listed, others = _variables(env)
-                options = ["--env-file", f"/proc/self/fd/{listed}", "--workdir", command.cwd, container.name]
+                env_fd, exports = _variables(env)
+                options = ["--env-file", f"/proc/self/fd/{env_fd}", "--workdir", command.cwd, container.name]
                 try:
-                    await asyncio.to_thread(record.write, others)
-                    parts = _launch_docker(
-                        "exec", *options, "/bin/sh", "-c", _RUNNER, str(record.path), *argv, pass_fds=[listed]
-                    )
+                    await asyncio.to_thread(record.write, exports)
+                    runner = ["/bin/sh", "-c", _RUNNER, str(record.path)]
+                    parts = _launch_docker("exec", *options, *runner, *argv, pass_fds=[env_fd])
                 finally:
-                    os.close(listed)
+                    os.close(env_fd)
             except BaseException:
                 record.close()
                 raise
@@ -118,10 +102,10 @@ class Docker(Sandbox):
             return container
         labels = {"home": _home_label(self.place.home), "holder": this_process(), "session": self._session_id}
         options = [part for name, value in labels.items() for part in ("--label", f"hermes.{name}={value}")]
-        made = Container(self)
-        await made.make(*options, *arguments, "-c", _KEEPER)
-        self._containers[arguments] = made
-        return made
+        container = Container(self)
+        await container.make(*options, *arguments, "-c", _KEEPER)
+        self._containers[arguments] = container
+        return container
 
     async def expire(self, container: Container) -> None:
         async with self.making:
@@ -160,16 +144,15 @@ class Container:
             self._idle.cancel()
 
     async def leave(self) -> None:
-        """A command has ended. With the last one everything ends that any of them has left behind."""
+        """A command has ended. With the last one everything is killed that any of them has left behind."""
         async with self._owner.making:
             if self.active == 1 and not self.doomed:
                 await _run_docker("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))
             self.active -= 1
         if not self.active:
             loop = asyncio.get_running_loop()
-            self._idle = loop.call_later(
-                limits.CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self))
-            )
+            expire = self._owner.expire
+            self._idle = loop.call_later(limits.CONTAINER_IDLE_S_MAX, lambda: loop.create_task(expire(self)))
 
     async def remove(self) -> None:
         if self._idle is not None:
@@ -180,7 +163,7 @@ class Container:
 
 
 class Exec:
-    """A command in a container. A signal to the client would not reach it: signals are sent from within."""
+    """A command in a container. Signals are sent from within: one to the client would not reach it."""
 
     def __init__(self, container: Container, record: Record, watching: Watching) -> None:
         self._container, self._record, self._watching = container, record, watching
@@ -208,7 +191,7 @@ class Exec:
 
 
 def _isolation_options(place: Place, network: bool, covers: Mapping[str, Mode] | None = None) -> list[str]:
-    """What keeps a container apart. Looks at the disk."""
+    """The options that isolate a container. Blocks."""
     memory = f"{place.memory_mb}m"
     arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
     arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
@@ -221,28 +204,26 @@ def _isolation_options(place: Place, network: bool, covers: Mapping[str, Mode] |
             source = "/dev/null" if mount.mode == "hide" else mount.path
             fields = ["type=bind", f"source={source}", f"target={mount.path}"]
             fields += [] if mount.mode == "rw" else ["readonly"]
-        import csv
-
         csv.writer(line := io.StringIO(), lineterminator="").writerow(fields)
         arguments += ["--mount", line.getvalue()]
     return [*arguments, "--workdir", str(place.workspace), "--env", f"HOME={place.private}", "--entrypoint", "/bin/sh"]
 
 
 def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
-    """The variables in a file that nobody else can read, and as lines of a shell those that fit into no line of one.
+    """A descriptor of an env file, and as shell lines the variables that such a file cannot hold.
 
-    None is ever among the arguments, which others can list, or in the environment of the client, which would obey it.
+    None is passed as an argument, which others can list, or in the environment of the client, which would obey it.
     """
-    listed, others = os.memfd_create("variables"), b""
-    with open(listed, "wb", closefd=False) as file:
+    env_fd, exports = os.memfd_create("variables"), b""
+    with open(env_fd, "wb", closefd=False) as file:
         for name, value in env.items():
             line = os.fsencode(f"{name}={value}")
             fits = len(line) <= limits.CONTAINER_VARIABLE_BYTES_MAX and b"\n" not in line and b"\r" not in line
             if fits and line[:1].isalpha():
                 file.write(line + b"\n")
             elif _NAME.fullmatch(name):
-                others += os.fsencode(f"export {name}={shlex.quote(value)}\n")
-    return listed, others
+                exports += os.fsencode(f"export {name}={shlex.quote(value)}\n")
+    return env_fd, exports
 
 
 def _launch_docker(*arguments: str, pass_fds: list[int] | None = None) -> Parts:
@@ -274,7 +255,8 @@ async def sweep(home: Home) -> None:
 
 @functools.cache
 def probe(image: str) -> str:
-    """Run the whole list of arguments once with `true`: why that fails. Blocks, and may fetch the image; kept."""
+    """Run `true` in a container with all options: why that fails, empty if it works. Blocks, and may fetch the
+    image."""
     with trial_place() as place:
         argv = ["docker", "run", "--rm", *_isolation_options(place, network=False), image, "-c", "true"]
         return failure_message(argv, _client_env(), limits.CONTAINER_PULL_S_MAX)

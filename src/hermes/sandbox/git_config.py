@@ -46,8 +46,8 @@ class Checked(NamedTuple):
 
 
 def check_config(text: str, worktree_allowed: Callable[[str], bool] = lambda _: False) -> Checked:
-    """Keep what is known to run nothing. A line that is not plain `key = value` is removed too: git might read more
-    in it than is seen here. `worktree_allowed` decides about a value of `core.worktree`."""
+    """Keep settings that are known to run nothing. A line that is not a plain `key = value` is removed, too: git might
+    read it otherwise. `worktree_allowed` decides about a value of `core.worktree`."""
     lines, removed, section = list[str](), list[str](), ""
     for line in text.split("\n"):
         plain = line.strip(" \t\r")
@@ -83,7 +83,7 @@ def _is_harmless(section: str, key: str, value: str | None, worktree_allowed: Ca
 
 
 def referenced_paths(text: str) -> list[str]:
-    """The values of settings that name files or folders with more settings or hooks, as far as lines are plain."""
+    """The paths of further settings and hooks that a config file names, as far as its lines are plain."""
     values, section = list[str](), ""
     for line in text.split("\n"):
         plain = line.strip(" \t\r")

@@ -55,16 +55,16 @@ _PACKET_BYTES, _FDS_MAX = 4096, 8
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, name: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), name)
     return result
 
 
-def _syscall(what: str, number: int, *arguments: object) -> int:
+def _syscall(name: str, number: int, *arguments: object) -> int:
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return _check(_libc.syscall(ctypes.c_long(number), *values), what)
+    return _check(_libc.syscall(ctypes.c_long(number), *values), name)
 
 
 def _call(name: str, *arguments: object) -> int:
@@ -85,15 +85,15 @@ def _clone_tree(fd: int, *, read_only: bool, devices: bool = False) -> int:
     """A detached copy of the mounts at this descriptor, without setuid programs and devices."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_RECURSIVE
     tree = _syscall("open_tree", _OPEN_TREE, fd, b"", flags)
-    wanted = (_ATTR_RDONLY if read_only else 0) | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
-    _set_attributes(tree, wanted, recursive=True)
+    attributes = (_ATTR_RDONLY if read_only else 0) | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
+    _set_attributes(tree, attributes, recursive=True)
     return tree
 
 
-def _set_attributes(fd: int, wanted: int, *, recursive: bool = False) -> None:
-    attributes = struct.pack("QQQQ", wanted, 0, 0, 0)
+def _set_attributes(fd: int, attributes: int, *, recursive: bool = False) -> None:
+    struct_attr = struct.pack("QQQQ", attributes, 0, 0, 0)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
-    _syscall("mount_setattr", _MOUNT_SETATTR, fd, b"", flags, attributes, len(attributes))
+    _syscall("mount_setattr", _MOUNT_SETATTR, fd, b"", flags, struct_attr, len(struct_attr))
 
 
 def _new_mount(kind: str, options: dict[str, str], attributes: int) -> int:
@@ -116,7 +116,7 @@ def _attach(tree: int, target: int) -> None:
 
 
 class _FileSystem:
-    """The root of the sandbox while it is built; `enter` makes it the root of this process, and the only one."""
+    """The root of the sandbox while it is built; `enter` makes it the only root of this process."""
 
     def __init__(self, memory_bytes: int, sources: "list[str]") -> None:
         self._memory_bytes = memory_bytes
@@ -139,7 +139,7 @@ class _FileSystem:
         os.close(source)
 
     def cover(self, path: str, mode: str) -> None:
-        """Make something that is shown read-only or hide it; `rw` leaves it as it is, but it cannot be renamed."""
+        """Make a path read-only or hide it; `rw` leaves it writable, but it cannot be renamed."""
         target = _open_beneath(self._root, path)
         kind = stat.S_IFMT(os.fstat(target).st_mode)
         if kind == stat.S_IFLNK:
@@ -185,21 +185,21 @@ class _FileSystem:
         return tree
 
     def _mount_point(self, path: str, is_folder: bool) -> int:
-        """What is to be mounted on: made where the folder around it is ours alone, elsewhere it must exist."""
-        here, names = os.dup(self._root), [name for name in path.split("/") if name]
+        """A descriptor of what is mounted on: created where only we can write, elsewhere it must exist."""
+        folder, names = os.dup(self._root), [name for name in path.split("/") if name]
         for index, name in enumerate(names):
-            if os.fstat(here).st_dev in self._own_devices:
+            if os.fstat(folder).st_dev in self._own_devices:
                 try:
                     if is_folder or index < len(names) - 1:
-                        os.mkdir(name, 0o755, dir_fd=here)
+                        os.mkdir(name, 0o755, dir_fd=folder)
                     else:
-                        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=here))
+                        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=folder))
                 except FileExistsError:
                     pass
-            inner = _open_beneath(here, name)
-            os.close(here)
-            here = inner
-        return here
+            inner = _open_beneath(folder, name)
+            os.close(folder)
+            folder = inner
+        return folder
 
 
 def _build(plan: "Json") -> None:
@@ -232,7 +232,7 @@ def _build(plan: "Json") -> None:
 
 
 def _restrict(limits: "dict[str, int]", seccomp: bytes) -> None:
-    """Give up every right that a command must not have, for good."""
+    """Give up every right that a command must not have, irrevocably."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -261,7 +261,8 @@ def _own_proc() -> None:
 
 
 def _first_process(request: "Json", stdin: int, output: int, errors: int) -> int:
-    """Process 1 of a command: runs it, hands signals on to its group, and ends when it does, and with it all it left."""
+    """Process 1 of a command: runs it, passes signals on to its group, and ends with it, which kills all it has
+    left."""
     for fd, number in ((stdin, 0), (output, 1), (errors, 2)):
         os.dup2(fd, number)
     os.closerange(3, 1024)
@@ -413,12 +414,12 @@ def _content(fd: int) -> "Json":
 
 
 def _listener(port: int) -> "socket.socket":
-    """Where commands reach the proxy: a socket stays in the network namespace in which it was made."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
-    made.listen(64)
-    return made
+    """Where commands reach the proxy. A socket stays in the network namespace in which it was made."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    return listener
 
 
 def main(control_fd: int) -> int:

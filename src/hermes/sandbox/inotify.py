@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
-    """`exhausted`: the system gave out no more watches, so not every folder is watched. `overflowed`: events were lost."""
+    """`exhausted`: the system has no more watches, so not every folder is watched. `overflowed`: events were lost."""
 
     def __init__(self) -> None:
         self.fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -30,7 +30,7 @@ class Inotify:
         self.exhausted = self.overflowed = False
 
     def watch(self, fd: int, path: str, more: int = 0) -> None:
-        """Report what appears in a folder; `more` are further kinds of events. `path` is the name it goes by."""
+        """Report what appears in the folder of this descriptor as below `path`; `more` are further kinds of events."""
         name = f"/proc/self/fd/{fd}".encode()
         watch = _libc.inotify_add_watch(self.fd, name, _APPEARS | more | (_MASK_ADD if more else 0))
         if watch >= 0:
@@ -39,7 +39,7 @@ class Inotify:
             self.exhausted = True
 
     def events(self) -> Iterator[tuple[str, bool]]:
-        """Paths with whether they are new there, as far as there are any now: others may go on making them."""
+        """The paths of pending events with whether they are new. Later events are left for the next call."""
         (left,) = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))
         while left > 0:
             data = os.read(self.fd, 65_536)

@@ -17,7 +17,7 @@ _HAS_REAPER = sys.platform == "linux"
 
 
 class NoSandbox(Sandbox):
-    """Where no command may be run. File tools work in the workspace and the folders that the settings add."""
+    """No command may be run. File tools work in the workspace and the folders that the settings add."""
 
     name = "none"
     isolated = True
@@ -27,7 +27,7 @@ class NoSandbox(Sandbox):
 
 
 class Local(Sandbox):
-    """The user's own machine. Where there is no reaper, what leaves its process group outlives the command."""
+    """The user's own machine. Without a reaper, what leaves its process group outlives the command."""
 
     name = "local"
     python = sys.executable

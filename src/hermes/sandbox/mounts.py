@@ -20,7 +20,7 @@ Mode = Literal["rw", "ro", "hide"]
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder or file at its own path. `within` is the root around it; a root has none."""
+    """A folder or file at its own path. `within` is the root that holds it; a root has none."""
 
     path: str
     mode: Mode
@@ -33,10 +33,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the commands of one session work with. `private` is their HOME in a sandbox, and kept between commands.
-
-    Workspace, `ro` and `rw` are real paths (`resolved`): they are not resolved again.
-    """
+    """Folders, limits and environment of the commands of one session. `private` is their HOME in a sandbox, and kept
+    between commands. Workspace, `ro` and `rw` are real paths and not resolved again."""
 
     home: Home
     workspace: Path
@@ -62,37 +60,35 @@ def writable_roots(place: Place) -> list[str]:
 
 
 def reserved_paths(place: Place) -> list[str]:
-    """Credentials and start files of the user, where a workspace holds their home; most may not be there yet."""
+    """Credentials and start files of the user that lie in a writable root; most may not exist."""
     home, roots = _real(place.user_home), writable_roots(place)
     entries = [entry for rule in RULES if rule.base == "~" and "w" in rule.modes for entry in rule.entries]
     return [f"{home}/{entry}" for entry in entries if any(below(home, root) for root in roots)]
 
 
 def resolve_root(path: str | Path, writable: Sequence[str]) -> str | None:
-    """The real path of a root. Links are followed where only the user can make them; None where one lies in a folder
-    that commands write to, for it could lead anywhere."""
-    here, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
+    """The real path of a root; None where a link lies in a folder that commands write to, and so could lead
+    anywhere."""
+    folder, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
     while names:
         name = names.pop(0)
-        there = os.path.normpath(os.path.join(here, name))
+        entry = os.path.normpath(os.path.join(folder, name))
         try:
-            target = os.readlink(there)
+            target = os.readlink(entry)
         except OSError:
-            here = there
+            folder = entry
             continue
         links += 1
-        if links > 40 or any(below(here, root) for root in writable):
+        if links > 40 or any(below(folder, root) for root in writable):
             return None
         names = [part for part in target.split("/") if part] + names
-        here = "/" if target.startswith("/") else here
-    return here
+        folder = "/" if target.startswith("/") else folder
+    return folder
 
 
 def plan_mounts(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
     """Every mount, outer ones first. What the path guard refuses is hidden, or read-only where only writing is refused.
-
-    `covers` are found by looking into the workspace; the rules for any folder are held to at the top of each root.
-    """
+    `covers` come from a scan of the workspace; rules for any folder apply to the top of each root."""
     make_private_folder(place.private)
     workspace, private = str(place.workspace), _real(place.private)
     roots: dict[str, Mode] = {str(path): "ro" for path in place.ro}

@@ -1,4 +1,4 @@
-"""The namespaces of one sandbox: started through bubblewrap, kept by `init.py`, and entered by every command."""
+"""The namespaces of one sandbox: started through bubblewrap, held by `init.py`, and entered by every command."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ def bwrap_argv(control: int, info: int) -> list[str]:
 
 
 class Namespace:
-    """Start it with `await Namespace.create(plan)`; `closed` is called once it is gone, for whatever reason."""
-
     def __init__(self, bwrap: ChildProcess, output: FileIO, control: socket.socket, pid: int) -> None:
         self._bwrap, self._output, self._control = bwrap, output, control
         self._numbers = itertools.count(1)
@@ -54,10 +52,10 @@ class Namespace:
 
     @classmethod
     async def create(cls, plan: Data, enter: Callable[[int], None] = lambda _: None) -> Namespace:
-        """Build the file system of the plan. `enter` gets the process id of the first process before it does anything."""
+        """Build the file system of the plan. `enter` gets the id of the first process before that does anything."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        info_read, info_write = _lasting_pipe()
+        info_read, info_write = _keep_open_pipe()
         try:
             fds = [theirs.fileno(), info_write]
             bwrap, output = launch(bwrap_argv(*fds), env={}, cwd="/", pass_fds=fds)
@@ -69,30 +67,32 @@ class Namespace:
             theirs.close()
             os.close(info_write)
         assert isinstance(bwrap, ChildProcess)
-        made = cls(bwrap, output, control, 0)
+        namespace = cls(bwrap, output, control, 0)
         try:
             async with asyncio.timeout(SANDBOX_START_S_MAX):
-                made.pid = await _child_pid(info_read)
-                enter(made.pid)
+                namespace.pid = await _child_pid(info_read)
+                enter(namespace.pid)
                 with _memory_file(plan) as fd:
-                    await made._send(b"{}", [fd])
+                    await namespace._send(b"{}", [fd])
                 await wait_readable(control.fileno())
                 data, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
                 answer = json.loads(data)
                 if "error" in answer:
                     raise SandboxError(f"The sandbox could not be built: {answer['error']}.", hint="hermes doctor")
-                made.listener = socket.socket(fileno=fds[0])
+                namespace.listener = socket.socket(fileno=fds[0])
         except (OSError, ValueError, KeyError, IndexError) as error:  # a TimeoutError is one of these
-            reason = made._said() or ("it did not answer" if isinstance(error, TimeoutError) else str(error))
-            made.close()
+            reason = namespace._last_output() or (
+                "it did not answer" if isinstance(error, TimeoutError) else str(error)
+            )
+            namespace.close()
             raise SandboxError(f"bubblewrap did not start: {reason}", hint="hermes doctor") from None
         except BaseException:
-            made.close()
+            namespace.close()
             raise
         finally:
             os.close(info_read)
-        asyncio.get_running_loop().add_reader(control, made._take)
-        return made
+        asyncio.get_running_loop().add_reader(control, namespace._read_messages)
+        return namespace
 
     async def spawn(self, request: Data, command: Command) -> tuple[Parts, RemoteProcess]:
         ours, theirs = os.pipe()
@@ -109,7 +109,7 @@ class Namespace:
         return (child, output), child
 
     async def spawn_with_pipes(self, request: Data, command: Command) -> tuple[RemoteProcess, int, int, int]:
-        """Start a program that is spoken to; returns it with descriptors of its input, output and errors."""
+        """Start a program; returns it with descriptors of its input, output and errors."""
         pipes = [os.pipe() for _ in range(3)]
         (input_read, input_write), (output_read, output_write), (errors_read, errors_write) = pipes
         try:
@@ -128,8 +128,8 @@ class Namespace:
         answer: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self._starting[number] = answer
         try:
-            more = {"argv": list(command.argv), "cwd": command.cwd, "env": dict(command.env)}
-            with _memory_file({**request, **more}) as fd:
+            fields = {"argv": list(command.argv), "cwd": command.cwd, "env": dict(command.env)}
+            with _memory_file({**request, **fields}) as fd:
                 await self._send(json.dumps({"id": number}).encode(), [fd, stdin, stdout, stderr])
             async with asyncio.timeout(SANDBOX_START_S_MAX):
                 return await answer
@@ -172,7 +172,7 @@ class Namespace:
         while self._running:
             self._running.popitem()[1].ended(137)
 
-    def _take(self) -> None:
+    def _read_messages(self) -> None:
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
@@ -201,7 +201,7 @@ class Namespace:
                 self._running[number] = child = RemoteProcess(self, number, fds[0])
                 answer.set_result(child)
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._bwrap.wait(0.5)
@@ -228,7 +228,7 @@ class RemoteProcess:
         return self._code.result() if self._code.done() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it is gone; its exit code is known a moment later."""
+        """Wait until it has ended; its exit code is known a moment later."""
         if self._pidfd >= 0:
             select.select([self._pidfd], [], [], timeout)
         return self.poll() or 0
@@ -252,8 +252,9 @@ def _pid_of(pidfd: int) -> int:
     return -1
 
 
-def _lasting_pipe() -> tuple[int, int]:
-    """A pipe whose writer can also read: bubblewrap writes to it, and lets its child begin, after this process died."""
+def _keep_open_pipe() -> tuple[int, int]:
+    """A pipe whose writer can also read: bubblewrap can write to it, and start its child, after this process has
+    died."""
     read, write = os.pipe()
     try:
         return read, os.open(f"/proc/self/fd/{write}", os.O_RDWR | os.O_CLOEXEC)
@@ -263,11 +264,11 @@ def _lasting_pipe() -> tuple[int, int]:
 
 async def _child_pid(fd: int) -> int:
     os.set_blocking(fd, False)
-    text, more = b"", b"-"
-    while more:
+    text, data = b"", b"-"
+    while data:
         await wait_readable(fd)
-        more = os.read(fd, 4096)
-        text += more
+        data = os.read(fd, 4096)
+        text += data
     return int(json.loads(text)["child-pid"])
 
 

@@ -33,10 +33,8 @@ async def piped_process(
     end_s: float,
     cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process in a group of its own, started now and gone at the end, with all that it has started.
-
-    `note` gets what it writes to its error output, as far as a log can stand it.
-    """
+    """A process in a group of its own; at the end it is gone with all that it has started. `note` gets its error
+    output, up to a limit."""
     reaper = [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid())] if _HAS_REAPER else []
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -67,7 +65,7 @@ async def sandboxed_process(
     line_bytes_max: int,
     end_s: float,
 ) -> AsyncIterator[Program]:
-    """Like `piped`, in a sandbox that ends with the program."""
+    """Like `piped_process`, in a sandbox that ends with the program."""
     pipes: list[asyncio.BaseTransport] = []
     try:
         child, *fds = await sandbox.start_program(argv, env)
@@ -107,7 +105,7 @@ async def _writer(fd: int, pipes: list[asyncio.BaseTransport]) -> asyncio.Stream
 
 
 class Throttle:
-    """Makes a program wait that says much of what nobody needs: it is read no faster than that costs little."""
+    """Slows down reading from a program that writes much that nobody needs."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -133,7 +131,7 @@ async def _read_errors(stderr: asyncio.StreamReader, note: Callable[[str], None]
 
 
 async def _wait_or_signal(exited: Callable[[], Awaitable[int]], send: Callable[[int], None], seconds: float) -> None:
-    """Wait so long for the end of a process, then so long after each signal."""
+    """Wait so many seconds for the end of a process, and again after SIGTERM and SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL, None):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -144,7 +142,7 @@ async def _wait_or_signal(exited: Callable[[], Awaitable[int]], send: Callable[[
 
 
 async def _end(process: asyncio.subprocess.Process, errors_task: asyncio.Future[None], seconds: float) -> None:
-    """Close its input; what does not end by that is told to, and then made to."""
+    """Close the input of a process; if it does not end by that, send signals."""
     assert process.stdin is not None
     group = Group(process.pid, reaped=_HAS_REAPER)
     process.stdin.close()

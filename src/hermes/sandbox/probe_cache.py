@@ -1,4 +1,4 @@
-"""Where commands run on this machine, as a server found out by trying, for those who only want to say so."""
+"""The sandbox backend that a server has found by probing, stored for commands that only show it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _RULES = (
 
 
 def known(settings: Settings) -> str | None:
-    """What was found out while machine and settings were as they are now; None: it must be tried.
+    """The backend found while machine and settings were as they are now; None if it has to be probed.
 
-    What did not work is tried again: it may have been mended in a way that cannot be seen from here.
+    One that did not work is probed again: it may have been repaired in a way that the key does not show.
     """
     try:
         with open(_path(settings), encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def known(settings: Settings) -> str | None:
 
 
 def remember(settings: Settings, name: str) -> None:
-    """Keep what was found out. Where that cannot be written, it is found out again."""
+    """Store the result of a probe; where that cannot be written, it is probed again."""
     with suppress(OSError, ValueError):
         write_private(_path(settings), f"{_key(settings)}\n{name}")
 
@@ -43,14 +43,14 @@ def _path(settings: Settings) -> Path:
 
 
 def _key(settings: Settings) -> str:
-    """All that decides where commands can run, as a hash: the settings, the user, the kernel, its rules, the programs."""
-    wanted = settings.terminal.backend, settings.terminal.docker_image, settings.terminal.allow_local
+    """A hash of all that decides where commands can run: settings, user, kernel and its rules, programs."""
+    chosen = settings.terminal.backend, settings.terminal.docker_image, settings.terminal.allow_local
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     programs = [_stamp(f"{folder}/{name}") for folder in folders for name in ("bwrap", "docker")]
     kernel = os.uname()
     rules = [_content(f"/proc/sys/{name}") for name in _RULES]
-    facts = wanted, os.getuid(), kernel.release, kernel.version, programs, rules
-    return sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
+    inputs = chosen, os.getuid(), kernel.release, kernel.version, programs, rules
+    return sha256(repr(inputs).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _content(path: str) -> bytes | None:

@@ -80,11 +80,9 @@ class _Client(asyncio.StreamReaderProtocol):
 
 
 class EgressProxy:
-    """An HTTP proxy over listening sockets that others have made: CONNECT, and requests with an absolute http:// URL.
-
-    `guard` returns the URL guard in force, `authorize(host, port)` whether the host is granted; it may take as long as a
-    human needs, and is cancelled when the client goes away. `refused` is told the reason of every refusal.
-    """
+    """An HTTP proxy on given listening sockets, for CONNECT and requests with an absolute http:// URL. `guard` returns
+    the URL guard in force, `authorize(host, port)` whether the host is granted; it may take as long as a human needs,
+    and is cancelled when the client goes away. `refused` gets the reason of every refusal."""
 
     def __init__(
         self, guard: Callable[[], UrlGuard], authorize: Authorize, refused: Callable[[str], None] = lambda _: None
@@ -96,7 +94,7 @@ class EgressProxy:
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled, or until the listener fails. Owns the listener and closes it at the end,
-        with all connections that came from it. Further connections wait in its backlog while all slots are taken."""
+        with all its connections. Further connections wait in its backlog while all slots are taken."""
         loop, serving = asyncio.get_running_loop(), asyncio.current_task()
         assert serving is not None
         connections: set[asyncio.Task[None]] = set()
@@ -237,7 +235,7 @@ class EgressProxy:
             raise Refused(504, f"Hermes: host {target.host} was silent for {limits.EGRESS_IDLE_S_MAX:g} s.") from None
 
     def _meter(self, idle: asyncio.Timeout, counter: Literal["sent_bytes", "received_bytes"]) -> _Meter:
-        """Counts what is carried; whatever is carried puts the end by idleness off."""
+        """A counter of transferred bytes, each of which postpones the idle timeout."""
         loop = asyncio.get_running_loop()
 
         def carried(size: int) -> None:
@@ -254,7 +252,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: _Meter) -> None:
-    """Copy to the end, and pass the end on. A writer that cannot keep up holds the reader back."""
+    """Copy to the end, and pass the end on, no faster than the writer takes it."""
     while data := await reader.read(limits.CHUNK_BYTES_MAX):
         meter(len(data))
         writer.write(data)
@@ -298,7 +296,7 @@ async def _respond(reader: asyncio.StreamReader, client: _Client, meter: _Meter)
 
 
 async def _refuse(refusal: Refused, client: _Client) -> None:
-    """Answer with the reason in the body, and in the status line: of a refused CONNECT most clients show only that."""
+    """Answer with the reason in the body and in the status line: of a refused CONNECT most clients show only that."""
     reason, text, writer = str(refusal), f"{refusal}\n".encode(), client.writer
     phrase = reason if refusal.status == 403 else HTTPStatus(refusal.status).phrase
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]

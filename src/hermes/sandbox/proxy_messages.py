@@ -60,8 +60,8 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
 
 
 def body_length(request: Request) -> int | None:
-    """How many bytes follow the head; None where the body is chunked. What two parsers could read in two ways is
-    refused: that is how a second request is hidden inside a first one."""
+    """The length of the body; None where it is chunked. What two parsers could read differently is refused: that is how
+    a second request is hidden inside a first one."""
     encodings, lengths = request.values("transfer-encoding"), request.values("content-length")
     if encodings:
         if lengths or request.version == "1.0" or [value.lower() for value in encodings] != ["chunked"]:
@@ -118,7 +118,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 def hop_by_hop(headers: Headers) -> frozenset[str]:
-    """The headers that are not passed on, in lower case. What says where a message ends always is."""
+    """The headers that are not passed on, in lower case. Those that frame the body always are."""
     named = {name.strip().lower() for key, value in headers if key.lower() == "connection" for name in value.split(",")}
     return _HOP_BY_HOP | (named - FRAMING)
 

@@ -25,12 +25,9 @@ _MB = 1024**2
 
 
 class DiskQuota:
-    """How much the commands of one sandbox may leave on disk.
-
-    `owned` folders count whole; of `shared` ones, which hold other work too, only growth since the first measurement
-    counts. While commands run, free space is looked at every few seconds (`statvfs`), and the folders are measured
-    (`du`) when it has shrunk by enough to matter, or after some minutes. Use it from one event loop.
-    """
+    """How much the commands of one sandbox may leave on disk. `owned` folders count whole; of `shared` ones only growth
+    since the first measurement. While commands run, free space is checked every few seconds (`statvfs`), and the
+    folders are measured (`du`) when it has shrunk by enough to matter, or after some minutes. For one event loop."""
 
     def __init__(self, quota_mb: int, owned: Sequence[Path], shared: Sequence[Path] = ()) -> None:
         """A quota of 0 MB means none."""
@@ -84,7 +81,7 @@ class DiskQuota:
             self._watcher = None
 
     def _look(self) -> None:
-        """Blocks. Afterwards `message` says what is wrong, or nothing."""
+        """Measure if need be, and set `message` to what is wrong. Blocks."""
         free = min((_free_bytes(folder) for folder in (*self._owned, *self._shared)), default=float("inf"))
         remaining = max(0, self._quota_bytes - self._used_bytes)
         shrunk = self._free_then - free >= max(limits.DISK_STEP_BYTES, remaining / 2)
@@ -117,18 +114,16 @@ def quota_of(place: Place) -> DiskQuota:
 
 
 def disk_use(folders: Sequence[Path]) -> int | None:
-    """How many bytes are allocated below these folders, each file once; None if that takes too long. Blocks.
-
-    Another process walks: here the walk would hold up everything else in this one.
-    """
+    """The bytes allocated below these folders, each file once; None if that takes too long. Blocks. Another process
+    walks: here the walk would hold up everything else."""
     folders = [folder for folder in folders if folder.is_dir()]
     if not folders:
         return 0
     argv = ["nice", "-n", "19", "du", "-skx", "--", *map(str, folders)]
     env = {"PATH": os.defpath, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, timeout=limits.DISK_MEASURE_S_MAX, check=False)  # noqa: S603
-        sizes = [int(line.split(b"\t", 1)[0]) for line in done.stdout.splitlines() if line]
+        result = subprocess.run(argv, env=env, capture_output=True, timeout=limits.DISK_MEASURE_S_MAX, check=False)  # noqa: S603
+        sizes = [int(line.split(b"\t", 1)[0]) for line in result.stdout.splitlines() if line]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return sum(sizes) * 1024 if sizes else None
@@ -154,8 +149,8 @@ def write_spill(path: Path, data: str | bytes) -> None:
 
 
 def note_spill(path: Path, size: int) -> None:
-    """Note that a spill file, `<folder>/<run>/<file>`, was written. Now and then the oldest ones are removed so that all
-    of the folder together stay within their limit. Blocks."""
+    """Note that a spill file, `<folder>/<run>/<file>`, was written. Now and then the oldest are removed, to keep the
+    folder within its limit. Blocks."""
     folder = path.parent.parent
     with _lock:
         # What an earlier process has left counts too: so the first one looks.
@@ -167,13 +162,13 @@ def note_spill(path: Path, size: int) -> None:
 
 
 def trim_spills(folder: Path, bytes_max: int, keep: Path | None = None) -> int:
-    """Remove the oldest spill files until the rest fit, but for one; how many were removed. Blocks."""
+    """Remove the oldest spill files but for `keep` until the rest fit; how many were removed. Blocks."""
     files: list[tuple[float, int, Path]] = []
     for run in _entries(folder):
         for path in _entries(run):
             with contextlib.suppress(OSError):
-                about = path.stat(follow_symlinks=False)
-                files.append((about.st_mtime, about.st_blocks * 512, path))
+                status = path.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_blocks * 512, path))
     excess, removed = sum(size for _, size, _ in files) - bytes_max, 0
     for modified_at, size, path in sorted(files):
         if excess <= 0:

@@ -18,10 +18,8 @@ _SWEEP_S_MAX = 3.0
 
 
 def main(parent: int, argv: list[str]) -> int:
-    """The command's exit code, as a shell tells it. The command has a process group of its own; signals go there.
-
-    Who blocks `AWAITED` when starting this may send signals from the first moment on: they wait for the command.
-    """
+    """The command's exit code, as a shell reports it. Signals go to the command's own process group. A caller that
+    blocks `AWAITED` may send signals from the first moment on: they wait for the command."""
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     import ctypes  # slow enough for a signal to come in between
 
@@ -82,7 +80,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _sweep(command: int) -> None:
-    """Kill the children, then those they leave to us, until there are none; another user's are not in our power."""
+    """Kill the children, then the orphans they leave to us, until there are none that we may kill."""
     until = time.monotonic() + _SWEEP_S_MAX
     while time.monotonic() < until:
         for pid in _children(command):

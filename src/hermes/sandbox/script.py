@@ -17,17 +17,17 @@ _one_at_a_time = threading.Lock()
 
 
 def _connect(purpose: bytes) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.connect("socket")
-    made.sendall(purpose + b"\n")
-    return made
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect("socket")
+    connection.sendall(purpose + b"\n")
+    return connection
 
 
 def _function(name: str, parameters: list[str], wire: Any) -> Any:
-    def call(*args: Any, **more: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
         if len(args) > len(parameters):
             raise TypeError(f"{name} takes {len(parameters)} arguments")
-        request = json.dumps({"name": name, "arguments": {**dict(zip(parameters, args)), **more}})  # noqa: B905
+        request = json.dumps({"name": name, "arguments": {**dict(zip(parameters, args)), **keywords}})  # noqa: B905
         with _one_at_a_time:
             wire.write(request.encode() + b"\n")
             wire.flush()

@@ -21,10 +21,7 @@ _TRAP = """{{ printf '%s\\0' "$(pwd -P)"; command -p env -0; printf '\\0'; }} 2>
 
 class Shell:
     """Each command is a new shell. At its end it writes its state to a record of its own: output cannot pretend to be
-    it, and a command that ends without writing leaves the state as it was.
-
-    `folder` is one that commands see at the same path.
-    """
+    it, and a command that ends without writing leaves the state as it was. Commands see `folder` at the same path."""
 
     def __init__(self, folder: Path, cwd: str, env: Mapping[str, str], shell: str = "/bin/sh") -> None:
         self._folder, self._shell = folder, shell
@@ -32,7 +29,8 @@ class Shell:
         self.cwd, self.env = cwd, dict(env)
 
     def argv(self, command: str, *, remember: bool = True) -> list[str]:
-        """What runs a command where the last one ended; `keep` takes over its state, if it is to `remember`. Blocks."""
+        """The arguments that run a command where the last one ended; with `remember` its state is kept for `keep`.
+        Blocks."""
         quote, trap = shlex.quote, ""
         if remember:
             self.keep()
@@ -41,7 +39,7 @@ class Shell:
         return [self._shell, "-c", _SCRIPT.format(cwd=quote(self.cwd), trap=quote(trap), command=quote(command))]
 
     def keep(self) -> None:
-        """Take over what the last command left, if it is whole and not too much to start another with. Blocks."""
+        """Take over the state that the last command left, if it is complete and not too large. Blocks."""
         if self._record is None:
             return
         data = self._record.read(SHELL_STATE_BYTES_MAX + 1)

@@ -1,23 +1,27 @@
-"""The watch over the workspace of one sandbox, for as long as that lives."""
+"""The watch over the workspace of one sandbox for as long as that lives, and sandboxes that have one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from hermes.sandbox.base import Sandbox
+from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, writable_roots
+from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import WorkspaceWatch
 
 
 class Watching:
-    """The watch of a sandbox over its life: made before its first command, and anew when what is to be covered has
-    changed while no command ran."""
+    """The watch of a sandbox: made before its first command, and anew when what it covers has changed while none
+    ran."""
 
     def __init__(
         self,
         roots: Callable[[], Sequence[str]],
         is_granted: Callable[[str], bool],
         end_commands: Callable[[str], None],
-        reserved_paths: Callable[[], Sequence[str]] = tuple,
+        reserved_paths: Callable[[], Sequence[str]],
     ) -> None:
         self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
         self._reserved_paths = reserved_paths
@@ -39,7 +43,7 @@ class Watching:
             return watch
 
     async def leave(self) -> None:
-        """A command has ended. What it has planted is set aside when this returns."""
+        """A command has ended. Reserved names that it has made are set aside when this returns."""
         async with self._lock:
             self.commands -= 1
             if (watch := self._watch) is not None:
@@ -47,7 +51,7 @@ class Watching:
                 self._set_aside |= watch.take_set_aside()
 
     async def abandon(self) -> None:
-        """The command could not be started. What was found may be out of date: the next one looks again."""
+        """The command could not be started. The scan may be out of date: the next command scans again."""
         async with self._lock:
             self.commands -= 1
             if not self.commands:
@@ -79,3 +83,23 @@ class Watching:
             watch.close()
             raise
         return watch
+
+
+class WatchedSandbox(Sandbox):
+    """A sandbox with a disk quota, whose commands share a workspace with the user."""
+
+    isolated = True
+
+    def __init__(self, place: Place, is_granted: Callable[[str], bool] | None = None) -> None:
+        super().__init__(place)
+        self.quota = quota_of(place)
+        granted, reserved = is_granted or place.is_granted, partial(reserved_paths, place)
+        self.watching = self._watching = Watching(partial(writable_roots, place), granted, self.kill_commands, reserved)
+
+    def mounts(self) -> list[Mount]:
+        return plan_mounts(self.place)
+
+    async def _enter_workspace(self) -> WorkspaceWatch:
+        """Watch the workspace for one more command. Refuses a folder that can be no workspace before it is scanned."""
+        await asyncio.to_thread(plan_mounts, self.place)
+        return await self._watching.enter()

@@ -60,8 +60,8 @@ class WorkspaceFolders:
         except OSError:
             return None
         try:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > _TEXT_BYTES_MAX:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _TEXT_BYTES_MAX:
                 return None
             return os.pread(fd, _TEXT_BYTES_MAX, 0).decode("utf-8", "surrogateescape")
         finally:
@@ -69,7 +69,7 @@ class WorkspaceFolders:
 
 
 class SetAside:
-    """What was set aside since it was last taken, by path with the reason, and how often since `times` was cleared."""
+    """Paths that were set aside since the last `take`, with the reason, and how often since `times` was cleared."""
 
     def __init__(
         self, folders: WorkspaceFolders, is_granted: Callable[[str], bool], end_commands: Callable[[str], object]
@@ -109,8 +109,10 @@ class SetAside:
         """Set a file aside and leave this text in its place."""
         with self._folders.opened(folder, force=True) as fd:
             draft = f".{name}-{os.urandom(8).hex()}"
-            made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
-            with os.fdopen(made, "w", encoding="utf-8", errors="surrogateescape") as file:
+            draft_fd = os.open(
+                draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd
+            )
+            with os.fdopen(draft_fd, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(text)
             with contextlib.suppress(OSError):
                 os.rename(name, f"{name}{SUFFIX}", src_dir_fd=fd, dst_dir_fd=fd)
@@ -126,7 +128,7 @@ class SetAside:
 
 
 def open_folder(name: str, parent: int, *, force: bool) -> int:
-    """`force`: one that its maker has closed to everybody is opened first; it is ours, for commands run as this user."""
+    """`force`: make a folder accessible whose mode forbids it; it is ours, because commands run as this user."""
     try:
         return os.open(name, _OPEN, dir_fd=parent)
     except PermissionError:
@@ -141,7 +143,7 @@ def open_folder(name: str, parent: int, *, force: bool) -> int:
 
 
 def path_in(folder: str, text: str | None) -> str:
-    """Where a path in a file leads; nowhere if it is none."""
+    """The real path that a file in a folder names; empty if it is none."""
     try:
         return os.path.realpath(os.path.join(folder, (text or "").strip())) if text is not None else ""
     except ValueError:
@@ -149,17 +151,17 @@ def path_in(folder: str, text: str | None) -> str:
 
 
 def git_file_target(folder: str, text: str | None) -> str:
-    """Where a file `.git` says that its repository lies; nowhere if it does not say."""
+    """The repository that a file `.git` names; empty if it names none."""
     return path_in(folder, text.removeprefix("gitdir:")) if text is not None and text.startswith("gitdir:") else ""
 
 
 def identity(path: str) -> Identity:
     try:
-        about = os.lstat(path)
-        kind = os.readlink(path) if stat.S_ISLNK(about.st_mode) else oct(stat.S_IFMT(about.st_mode))
+        status = os.lstat(path)
+        kind = os.readlink(path) if stat.S_ISLNK(status.st_mode) else oct(stat.S_IFMT(status.st_mode))
     except (OSError, ValueError):
         return (0, 0, "")
-    return (about.st_dev, about.st_ino, kind)
+    return (status.st_dev, status.st_ino, kind)
 
 
 def exists(folder: str, name: str) -> bool:

@@ -45,8 +45,8 @@ _SPECIAL = RESERVED_NAMES | {".git"}
 
 
 class WorkspaceWatch:
-    """The writable folders of one sandbox. `scan` looks at all of them; `active` says that commands run, so that what
-    appears is theirs. `is_granted` tells what the user has allowed to be written, `reserved_paths` are reserved besides
+    """The writable folders of one sandbox. `scan` looks at all of them; while `active`, commands run, so that what
+    appears is theirs. `is_granted` tells what the user has allowed to be written; `reserved_paths` are reserved besides
     the names that are so everywhere."""
 
     def __init__(
@@ -62,12 +62,12 @@ class WorkspaceWatch:
         self._lock = threading.RLock()
         self._inotify = Inotify()
         self._budget = WATCHED_FOLDERS_MAX
-        self._doubtful = False  # something could not be looked at: a look at everything is due
+        self._needs_rescan = False  # something could not be looked at: a look at everything is due
         # The identities of what is covered and of the folders around it, and of other special names at the scan.
         self._ids: dict[str, folders.Identity] = {}
-        self._known: dict[folders.Identity, str] = {}
+        self._path_of_identity: dict[folders.Identity, str] = {}
         # Repositories and `.git` files that were not there at the scan, and reserved names that have just appeared.
-        self._made: set[str] = set()
+        self._new_repositories: set[str] = set()
         self._git_files: set[str] = set()
         self._pending: dict[str, float] = {}
         self._set_aside = SetAside(self._folders, is_granted, end_commands)
@@ -76,7 +76,7 @@ class WorkspaceWatch:
         self._recheck_s = _RECHECK_S
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._closed = self._stale = False
+        self._closed = self._is_stale = False
         self.covers: dict[str, Cover] = {}
         self.active = False
 
@@ -95,15 +95,15 @@ class WorkspaceWatch:
             )
 
     def begin(self) -> bool:
-        """Commands are about to run. False: what is to be covered has changed since the scan, by other hands."""
+        """Commands are about to run. False: what is covered has been changed by others since the scan."""
         with self._lock:
-            if self._stale or any(self._steers(path) for path, _ in self._inotify.events()):
+            if self._is_stale or any(self._steers(path) for path, _ in self._inotify.events()):
                 return False
             self.activate()
             return True
 
     def activate(self) -> None:
-        """Commands are about to run: what has happened since the scan is dealt with as what happens from now on."""
+        """Commands are about to run: events since the scan count as theirs."""
         with self._lock:
             self.active = True
             self._set_aside.times.clear()
@@ -120,8 +120,8 @@ class WorkspaceWatch:
                         break
                 self._rename_pending(now=True)
                 self._check_made()
-                if self._doubtful or self._inotify.overflowed or self._inotify.exhausted:
-                    self._doubtful = self._inotify.overflowed = False
+                if self._needs_rescan or self._inotify.overflowed or self._inotify.exhausted:
+                    self._needs_rescan = self._inotify.overflowed = False
                     self._look_everywhere()
 
     def end(self) -> None:
@@ -153,11 +153,11 @@ class WorkspaceWatch:
         os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
-        """While commands run, deal with what happens at once; otherwise leave it for `begin` to look at."""
+        """While commands run, handle events at once; otherwise leave them for `begin`."""
         while not self._closed:
             fds = [self._wake_read, self._inotify.fd] if self.active else [self._wake_read]
             # A repository that a command has made can also be changed through another name of its files.
-            waits = self.active and (self._made or self._git_files or self._pending)
+            waits = self.active and (self._new_repositories or self._git_files or self._pending)
             ready, _, _ = select.select(fds, [], [], self._recheck_s if waits else None)
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
@@ -171,12 +171,12 @@ class WorkspaceWatch:
                     self._recheck_s = max(_RECHECK_S, 10 * (time.monotonic() - began))
 
     def _attempt(self, look: Callable[[str], None], path: str) -> None:
-        """Whatever is wrong with one file, the others are looked at, and it is so once more at the end."""
+        """A failure with one file does not stop the others; everything is looked at again at the end."""
         try:
             look(path)
         except Exception:
             log.warning("%s could not be looked at", path, exc_info=True)
-            self._doubtful = True
+            self._needs_rescan = True
 
     def _look_everywhere(self) -> None:
         for root in self._roots:
@@ -186,7 +186,7 @@ class WorkspaceWatch:
         self._rename_pending(now=True)
 
     def _check_made(self) -> None:
-        for path in list(self._made):
+        for path in list(self._new_repositories):
             self._attempt(self._check_repository, path)
         for path in list(self._git_files):
             self._attempt(self._check_git_file, path)
@@ -228,8 +228,8 @@ class WorkspaceWatch:
                 self._enter(path)
 
     def _replaced(self, path: str) -> None:
-        """Something was put at a covered path. Its identity says nothing: the number of the inode that was replaced is
-        given out again, and a file that is put back has lost its cover."""
+        """Something was put at a covered path. Its identity says nothing: inode numbers are used again, and a file that
+        is put back has lost its cover."""
         folder = os.path.dirname(path)
         if folders.identity(folder) != self._ids.get(folder):
             self._appeared(path)
@@ -237,9 +237,10 @@ class WorkspaceWatch:
             self._changed_by_user(path)
 
     def _changed_by_user(self, path: str) -> None:
-        """Commands cannot replace what is covered. Who did has taken the cover off: nothing runs on without it."""
-        if not self._stale:
-            self._stale = True
+        """Commands cannot replace what is covered: somebody else has, and so removed the cover. Nothing runs on without
+        it."""
+        if not self._is_stale:
+            self._is_stale = True
             self._end_commands(f"{path} was changed by somebody else meanwhile; try again.")
 
     def _is_covered(self, path: str) -> bool:
@@ -250,7 +251,7 @@ class WorkspaceWatch:
         return not _SKIPPED.isdisjoint(path[len(root) :].split("/"))
 
     def _rename_pending(self, *, now: bool = False) -> None:
-        """Set aside reserved names, but not while they are still being written with other files."""
+        """Set reserved names aside, but not while they are still being written together with other files."""
         for path, since in list(self._pending.items()):
             if now or time.monotonic() - since >= _PENDING_S:
                 del self._pending[path]
@@ -267,8 +268,8 @@ class WorkspaceWatch:
         self._check_git_file(path)
 
     def _check_git_file(self, path: str) -> None:
-        """A file `.git` may lead to a repository in the same folders, which is then looked at like any other. While it
-        is empty, or leads to nothing, it does nothing."""
+        """A file `.git` may lead to a repository in the same folders, which is then checked like any other. An empty
+        one does nothing."""
         folder, name = os.path.split(path)
         if not folders.exists(folder, name):
             self._git_files.discard(path)
@@ -293,25 +294,25 @@ class WorkspaceWatch:
         if self._budget <= 0:
             log.warning("%s has more than %d folders; those beyond are not watched", path, WATCHED_FOLDERS_MAX)
 
-    def _walk(self, fd: int, here: str, depth: int, *, baseline: bool) -> None:
+    def _walk(self, fd: int, path: str, depth: int, *, baseline: bool) -> None:
         self._budget -= 1
-        self._inotify.watch(fd, here)
+        self._inotify.watch(fd, path)
         with os.scandir(fd) as listing:
             entries = list(listing)
         names = {entry.name for entry in entries}
         if "HEAD" in names and names & {"objects", "commondir"}:
-            self._cover_repository(here) if baseline else self._enter_repository(here)
-        for name in list(self._look(here, entries, baseline=baseline)):
+            self._cover_repository(path) if baseline else self._enter_repository(path)
+        for name in list(self._look(path, entries, baseline=baseline)):
             if self._budget > 0 and depth < WATCHED_DEPTH_MAX:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     inner = folders.open_folder(name, fd, force=not baseline)
                     try:
-                        self._walk(inner, f"{here}/{name}", depth + 1, baseline=baseline)
+                        self._walk(inner, f"{path}/{name}", depth + 1, baseline=baseline)
                     finally:
                         os.close(inner)
 
     def _look(self, folder: str, entries: list[os.DirEntry[str]], *, baseline: bool) -> Iterator[str]:
-        """The names of ordinary folders to go on with; what is special is dealt with."""
+        """The names of ordinary folders to walk; special names are handled here."""
         skipped = self._in_skipped(folder)
         for entry in entries:
             name = entry.name
@@ -327,23 +328,23 @@ class WorkspaceWatch:
 
     def _look_at_special(self, path: str, entry: os.DirEntry[str], *, baseline: bool) -> None:
         identity = folders.identity(path)
-        known = self._known.get(identity)
+        known_path = self._path_of_identity.get(identity)
         if baseline:
             self._ids[path] = identity
-            self._known[identity] = path
+            self._path_of_identity[identity] = path
             if plain(entry.name) == ".git" and entry.is_dir(follow_symlinks=False):
                 self._cover_repository(path)
             elif not self._is_granted(path):
                 self._cover(path)
                 if plain(entry.name) == ".git":
                     self._cover_git_file(path)
-        elif known is None or (known == path and not self._is_covered(path) and path in self.covers):
+        elif known_path is None or (known_path == path and not self._is_covered(path) and path in self.covers):
             self._appeared(path)
-        elif known != path:
-            self._follow(known, path)
+        elif known_path != path:
+            self._follow(known_path, path)
 
     def _follow(self, before: str, path: str) -> None:
-        """A folder around something that is covered was renamed: it is still covered, at its new path."""
+        """A folder around covered paths was renamed: they are still covered, at their new paths."""
         for covered, mode in list(self.covers.items()):
             if below(covered, before):
                 moved = path + covered.removeprefix(before)
@@ -359,11 +360,11 @@ class WorkspaceWatch:
     # ---- repositories
 
     def _cover_repository(self, path: str) -> None:
-        """Keep what steers an existing repository as it is: its settings, hooks, and where it finds them."""
+        """Protect the settings and hooks of an existing repository, and where it finds them."""
         if self._is_granted(path) or path in self.covers:
             return
         if not folders.exists(path, "config") and not folders.exists(path, "commondir"):
-            self._made.add(path)
+            self._new_repositories.add(path)
             return
         self.covers[path] = "rw"
         with contextlib.suppress(OSError), self._folders.opened(path) as fd:
@@ -387,7 +388,7 @@ class WorkspaceWatch:
                 inner += [f"{here}/{name}" for name in names if name not in ("objects", "refs", "logs", "hooks")]
 
     def _cover_git_file(self, path: str) -> None:
-        """A file `.git` of the user: what it leads to is a repository like any other, also one that is not there yet."""
+        """A file `.git` of the user: the repository it leads to is covered, also one that does not exist yet."""
         folder, name = os.path.split(path)
         target = folders.git_file_target(folder, self._folders.read(folder, name))
         if self._folders.holds_below_root(target):
@@ -397,7 +398,7 @@ class WorkspaceWatch:
                 self._reserved_paths.add(target)
 
     def _cover_references(self, repository: str) -> None:
-        """What the settings of a repository name as more settings or as hooks, if it lies in the workspace."""
+        """Cover what a repository's settings name as further settings or hooks, if it lies in the workspace."""
         tree, files, seen = os.path.dirname(repository), [f"{repository}/config"], set[str]()
         while files:
             file = files.pop()
@@ -409,14 +410,14 @@ class WorkspaceWatch:
                         self._reserved_paths.add(path)
                         if os.path.lexists(path):
                             self._ids[path] = folders.identity(path)
-                            self._known[self._ids[path]] = path
+                            self._path_of_identity[self._ids[path]] = path
                             self._cover(path)
                             files.append(path)
 
     def _enter_repository(self, path: str) -> None:
-        if self._is_granted(path) or self._is_covered(path) or path in self._made:
+        if self._is_granted(path) or self._is_covered(path) or path in self._new_repositories:
             return
-        self._made.add(path)
+        self._new_repositories.add(path)
         try:
             with self._folders.opened(path) as fd:
                 self._inotify.watch(fd, path, inotify.MODIFY)
@@ -431,12 +432,12 @@ class WorkspaceWatch:
     def _check_repository(self, path: str) -> None:
         if os.path.basename(path) == "hooks":
             path = os.path.dirname(path)
-        if path in self._made:
+        if path in self._new_repositories:
             for name in ("config", "config.worktree"):
                 self._check_config(path, name)
             if folders.exists(path, "commondir"):
                 target = folders.path_in(path, self._folders.read(path, "commondir"))
-                if target not in self._made and not self._is_covered(target):
+                if target not in self._new_repositories and not self._is_covered(target):
                     self._set_aside.rename(path, "commondir", "other settings for a repository")
             self._check_hooks(path)
         elif self._is_covered(path):

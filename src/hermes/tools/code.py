@@ -22,22 +22,14 @@ from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import why_no_commands
+from hermes.tools import terminal
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError, render
 from hermes.tools.output_buffer import CapturedOutput
-from hermes.tools.terminal import (
-    ENDED,
-    environment,
-    follow_process,
-    output_chars_max,
-    run_to_end,
-    sandbox_and_shell,
-    start_process,
-)
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
-_LAST_WORDS_S = 1.0
+_LAST_OUTPUT_S = 1.0
 
 
 class ExecuteCode(ToolArguments):
@@ -51,30 +43,30 @@ class ScriptChannel:
         self.calls, self._over = 0, False
         self._ctx, self._folder, self._errors = ctx, folder, errors
         self._tasks: set[asyncio.Task[None]] = set()
-        self._taken: dict[str, asyncio.Task[None]] = {}
+        self._connections: dict[str, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self, code: str) -> None:
-        listening = await self._ctx.blocking(partial(_write_script, self._folder, code))
+        listener = await self._ctx.blocking(partial(_write_script, self._folder, code))
         self._server = await asyncio.start_unix_server(
             lambda *streams: self._tasks.add(asyncio.create_task(self._serve(*streams))),
-            sock=listening,
+            sock=listener,
             limit=limits.CODE_CALL_BYTES_MAX,
         )
 
-    def hang_up(self) -> None:
+    def cancel_calls(self) -> None:
         self._over = True
-        if (calls := self._taken.get("calls")) is not None:
+        if (calls := self._connections.get("calls")) is not None:
             calls.cancel()
 
     async def close(self) -> None:
-        """The script is gone: its last words are heard, and nothing of it stays."""
+        """The script has ended: read its last output, and remove its folder."""
         if self._server is not None:
             self._server.close()
-        self.hang_up()
+        self.cancel_calls()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
-            for task in late - {self._taken.get("calls")}:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_OUTPUT_S)
+            for task in late - {self._connections.get("calls")}:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._ctx.blocking(partial(shutil.rmtree, self._folder, ignore_errors=True))
@@ -83,30 +75,30 @@ class ScriptChannel:
         serve = asyncio.current_task()
         try:
             purpose = (await reader.readline()).decode("ascii", "replace").strip()
-            if purpose in self._taken or purpose not in ("calls", "errors") or serve is None:
+            if purpose in self._connections or purpose not in ("calls", "errors") or serve is None:
                 return
-            self._taken[purpose] = serve
-            await (self._answer(reader, writer) if purpose == "calls" else self._listen(reader))
+            self._connections[purpose] = serve
+            await (self._serve_calls(reader, writer) if purpose == "calls" else self._read_errors(reader))
         except (ConnectionError, ValueError, LookupError, TypeError):
-            return  # it has hung up, or does not speak as it should
+            return  # the script has closed the connection, or does not keep to the protocol
         finally:
             writer.close()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _read_errors(self, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(CHUNK_BYTES_MAX):
             await self._errors.add(data)
         await self._errors.add(b"", end=True)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_calls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            asked = json.loads(line)
-            answer = await self._carried_out(str(asked["name"]), asked["arguments"])
-            if self._over:  # also where the call itself has seen to its end, and told how
+            request = json.loads(line)
+            answer = await self._call_tool(str(request["name"]), request["arguments"])
+            if self._over:
                 return
             writer.write(answer.encode() + b"\n")
             await writer.drain()
 
-    async def _carried_out(self, name: str, arguments: Mapping[str, object]) -> str:
+    async def _call_tool(self, name: str, arguments: Mapping[str, object]) -> str:
         if name not in CALLABLE or name not in self._ctx.tools or self._ctx.call is None:
             hint = f"A script can call {', '.join(name for name in CALLABLE if name in self._ctx.tools)}."
             return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool", "hint": hint})
@@ -122,26 +114,26 @@ def _write_script(folder: Path, code: str) -> socket.socket:
     make_private_folder(folder.parent)
     os.mkdir(folder, 0o700)
     # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    listening = socket.socket(socket.AF_UNIX)
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX)
     try:
         for name, data in (("script.py", code.encode("utf-8", "replace")), ("hermes_tools.py", _CHILD.read_bytes())):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(name, flags, 0o600, dir_fd=inside), "wb") as file:
+            with open(os.open(name, flags, 0o600, dir_fd=folder_fd), "wb") as file:
                 file.write(data)
         # The path of a socket must be short, too.
-        listening.bind(f"/proc/self/fd/{inside}/socket" if sys.platform == "linux" else f"{folder}/socket")
-        listening.listen()
+        listener.bind(f"/proc/self/fd/{folder_fd}/socket" if sys.platform == "linux" else f"{folder}/socket")
+        listener.listen()
     except BaseException:
-        listening.close()
+        listener.close()
         raise
     finally:
-        os.close(inside)
-    return listening
+        os.close(folder_fd)
+    return listener
 
 
 async def _prepare(ctx: ToolContext, args: ExecuteCode) -> Prepared:
-    sandbox, shell = await sandbox_and_shell(ctx)
+    sandbox, shell = await terminal.sandbox_and_shell(ctx)
     await approvals.script(ctx, args.code, shell.cwd)
     return Prepared(value=(sandbox, shell))
 
@@ -150,25 +142,25 @@ async def _run(ctx: ToolContext, args: ExecuteCode) -> Answer:
     sandbox, shell = ctx.prepared
     folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
     names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
-    output = CapturedOutput(min(limits.CODE_OUTPUT_CHARS_MAX, output_chars_max(ctx) * 4 // 5), ctx.secrets, ctx.emit)
-    errors = CapturedOutput(
-        min(limits.CODE_ERRORS_CHARS_MAX, output_chars_max(ctx) // 5), ctx.secrets, ctx.emit, "stderr"
+    output = CapturedOutput(
+        min(limits.CODE_OUTPUT_CHARS_MAX, terminal.output_chars_max(ctx) * 4 // 5), ctx.secrets, ctx.emit
     )
+    errors_max = min(limits.CODE_ERRORS_CHARS_MAX, terminal.output_chars_max(ctx) // 5)
+    errors = CapturedOutput(errors_max, ctx.secrets, ctx.emit, "stderr")
     channel = ScriptChannel(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await channel.open(args.code)
         async with ctx.resources.session.hosts.call(ctx) as call:
-            process, _ = await start_process(
-                sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
-            )
-            code = await follow_process(process, output, channel.hang_up)
+            env = terminal.environment(ctx, shell)
+            process, _ = await terminal.start_process(sandbox.spawn(argv, env=env, seconds=limits.CODE_S_MAX))
+            code = await terminal.follow_process(process, output, channel.cancel_calls)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
-        await run_to_end(channel.close())
-    status, error = ENDED[process.ended_by]
+        await terminal.run_to_end(channel.close())
+    status, error = terminal.ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = channel.calls
     answer |= await approvals.set_aside(ctx, sandbox, ask=status == "ok")

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # What a child is not offered: it works alone, once, and leaves nothing behind for later.
 WITHOUT = frozenset({"delegation", "clarify", "memory", "cronjob"})
+# Who has given an answer: fields of a `Control` with their defaults.
+_ORIGIN = {"by": "user", "surface": "", "credential": ""}
 _STATUS = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
 
@@ -47,39 +49,40 @@ class DelegateTask(ToolArguments):
 
 
 class Child:
-    """One task and the run that does it. Its id follows from the call's, so that a call cut off finds it again."""
+    """A task and the run that does it. Its id is derived from the call's, so that an interrupted call finds it
+    again."""
 
     def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, goal: str, context: str | None) -> None:
         self._ctx, self._parent, self._number, self._goal, self._context = ctx, parent, number, goal, context
         self._engine = ctx.resources.engine
-        place = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
-        self._id = hashlib.sha256(place.encode()).hexdigest()[:32]
+        identity = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
+        self._id = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self.run_id = f"run_{self._id}"
         self._begun = False
-        self._seen = 0
-        self._asked: dict[str, JsonObject] = {}
-        self._open: dict[str, asyncio.Task[None]] = {}
+        self._last_seq = 0
+        self._questions: dict[str, JsonObject] = {}
+        self._forwarded: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
-        """The task's outcome; what goes wrong with it is part of that."""
+        """The outcome of the task. Its failure is an outcome, too."""
         try:
             async with slots:
                 await self._begin(recorded)
                 return await self._follow(recorded)
         except asyncio.CancelledError:
-            await self._let_go(recorded)
+            await self._cancel_with_parent(recorded)
             raise
         except (StoreError, LogEnded):
             raise
         except Refused as refusal:
-            return {"status": "failed", "child_run_id": self.run_id, "summary": "", "error": str(refusal)}
+            error = str(refusal)
         except Exception:  # one task's failure is not the others'
             log.exception("the subagent %s could not be followed", self.run_id)
             error = "The subagent could not be followed to its end."
-            return {"status": "failed", "child_run_id": self.run_id, "summary": "", "error": error}
         finally:
-            for question in self._open.values():
+            for question in self._forwarded.values():
                 question.cancel()
+        return {"status": "failed", "child_run_id": self.run_id, "summary": "", "error": error}
 
     async def cancel(self, reason: str, by: str) -> bool:
         control = Control("cancel", {"reason": reason}, by=by or "parent")
@@ -89,7 +92,7 @@ class Child:
         self._begun = True
         if ("subagent.started", self.run_id) not in recorded:
             goal = self._ctx.secrets.redact(self._goal)[:GOAL_SHOWN_CHARS_MAX]
-            await self._tell("subagent.started", goal=goal)
+            await self._record("subagent.started", goal=goal)
         if await self._engine.get(self.run_id) is None:
             await self._engine.start(await self._spec())
 
@@ -131,48 +134,47 @@ class Child:
 
     async def _follow(self, recorded: set[tuple[str, str]]) -> Answer:
         while True:
-            async with aclosing(self._engine.batches(self.run_id, self._seen)) as batches:
+            async with aclosing(self._engine.batches(self.run_id, self._last_seq)) as batches:
                 async for batch in batches:
                     for event in batch:
-                        self._seen = event.seq
+                        self._last_seq = event.seq
                         if event.final:
                             return await self._outcome(event, recorded)
-                        await self._take(event)
-                    for approval_id in self._asked.keys() - self._open.keys():
-                        await self._ask(approval_id)
+                        await self._handle_event(event)
+                    for approval_id in self._questions.keys() - self._forwarded.keys():
+                        await self._forward_question(approval_id)
             # Whoever carried it on is gone, and it is not at its end.
             await self._engine.resume(self.run_id)
             await asyncio.sleep(STORE_POLL_S)
 
-    async def _take(self, event: Event) -> None:
+    async def _handle_event(self, event: Event) -> None:
         data = event.data
         if event.type == "tool.started":
             self._ctx.emit("info", f"[{self._number + 1}] {data['name']}: {data['preview']}\n")
         elif event.type == "tool.finished":
             self._ctx.foreign = self._ctx.foreign or bool(data.get("foreign"))
         elif event.type == "approval.requested":
-            self._asked[data["approval_id"]] = data
+            self._questions[data["approval_id"]] = data
         elif event.type == "approval.resolved":
-            self._asked.pop(data["approval_id"], None)
-            question = self._open.pop(data["approval_id"], None)
+            self._questions.pop(data["approval_id"], None)
+            question = self._forwarded.pop(data["approval_id"], None)
             if question is not None:
                 question.cancel()
                 await self._parent.log.emit("approval.resolved", **data)
 
-    async def _ask(self, approval_id: str) -> None:
+    async def _forward_question(self, approval_id: str) -> None:
         """Put the child's question into the parent's log; whoever answers there answers the child."""
-        data = self._asked[approval_id]
+        data = self._questions[approval_id]
         path = [self.run_id, *(data.get("path") or ())]
         event = self._parent.log.event("approval.requested", **{**data, "call_id": self._ctx.call_id, "path": path})
         answered = self._parent.controls.approvals.ask(approval_id)
-        self._open[approval_id] = asyncio.create_task(self._pass_on(approval_id, answered))
+        self._forwarded[approval_id] = asyncio.create_task(self._forward_answer(approval_id, answered))
         await self._parent.log.append(event)
 
-    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Data]) -> None:
+    async def _forward_answer(self, approval_id: str, answered: asyncio.Future[Data]) -> None:
         answer = dict(await answered)
-        by, surface = str(answer.pop("by", "user")), str(answer.pop("surface", ""))
-        who = (by, surface, str(answer.pop("credential", "")))
-        await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, *who))
+        origin = [str(answer.pop(name, default)) for name, default in _ORIGIN.items()]
+        await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, *origin))
 
     async def _outcome(self, end: Event, recorded: set[tuple[str, str]]) -> Answer:
         data, status = end.data, _STATUS[end.type]
@@ -182,7 +184,7 @@ class Child:
         usage = dict(data.get("usage") or {})
         if ("subagent.finished", self.run_id) not in recorded:
             steps = data.get("steps") or 0
-            await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
+            await self._record("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
             self._ctx.resources.spend({**usage, "calls": steps})
         chars_max = self._ctx.settings.delegation.max_summary_chars
         if len(text) > chars_max:
@@ -193,14 +195,14 @@ class Child:
             answer["error"] = data.get("error") or "The subagent failed."
         return answer
 
-    async def _tell(self, kind: str, **data: Any) -> None:
+    async def _record(self, kind: str, **data: Any) -> None:
         await self._parent.log.emit(kind, call_id=self._ctx.call_id, child_run_id=self.run_id, **data)
 
-    async def _let_go(self, recorded: set[tuple[str, str]]) -> None:
-        """The parent is to stop: so is the child, for the same reason. One that will be taken up again waits for that."""
+    async def _cancel_with_parent(self, recorded: set[tuple[str, str]]) -> None:
+        """Stop the child for the same reason as the parent, unless the run will be resumed."""
         stop, spec = self._parent.controls.stop, self._parent.spec
-        waits = stop.reason == "server_shutdown" and spec.persist and spec.on_detach == "continue"
-        if not self._begun or stop.reason is None or waits:
+        resumes = stop.reason == "server_shutdown" and spec.persist and spec.on_detach == "continue"
+        if not self._begun or stop.reason is None or resumes:
             return
         with suppress(TimeoutError, StoreError, LogEnded):
             async with asyncio.timeout(CLOSE_S_MAX):
@@ -243,7 +245,7 @@ async def _run(ctx: ToolContext, args: DelegateTask) -> Answer:
 
 
 async def _reconcile(ctx: ToolContext, args: DelegateTask, _: Data) -> Reconciled:
-    """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
+    """An interrupted call resumes with its children; where its run is not resumed, they are cancelled."""
     parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
         return "not_done"

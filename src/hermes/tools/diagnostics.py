@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable
 
 from hermes.core.json_types import JsonObject
@@ -19,7 +20,7 @@ class _Fault(ValueError):
 
 
 def diagnostics(path: str, data: bytes) -> list[JsonObject] | None:
-    """Where and why content does not parse; None where it is too much to be looked at."""
+    """Syntax errors of a file's content; None where it is too large to be parsed."""
     parse = _PARSERS.get(os.path.splitext(path)[1].lower())
     if parse is None:
         return []
@@ -29,10 +30,10 @@ def diagnostics(path: str, data: bytes) -> list[JsonObject] | None:
         parse(data.decode("utf-8-sig"))
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         text = str(getattr(error, "msg", error)) or "nested too deeply"
-        place = re.search(r" \(at line (\d+), column (\d+)\)$", text)  # the way of tomllib
-        line, column = place.groups() if place else (getattr(error, "lineno", 1), getattr(error, "colno", None))
+        match = re.search(r" \(at line (\d+), column (\d+)\)$", text)  # the way of tomllib
+        line, column = match.groups() if match else (getattr(error, "lineno", 1), getattr(error, "colno", None))
         column = getattr(error, "offset", 1) if column is None else column
-        message = text[: place.start()] if place else text
+        message = text[: match.start()] if match else text
         return [{"line": int(line or 1), "column": int(column or 1), "message": message}]
     return []
 
@@ -49,12 +50,6 @@ def _yaml(text: str) -> None:
         raise _Fault(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, message) from None
 
 
-def _toml(text: str) -> None:
-    import tomllib
-
-    tomllib.loads(text)
-
-
 def _python(text: str) -> None:
     compile(text, "<content>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
 
@@ -63,7 +58,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     ".json": json.loads,
     ".yaml": _yaml,
     ".yml": _yaml,
-    ".toml": _toml,
+    ".toml": tomllib.loads,
     ".py": _python,
     ".pyi": _python,
 }

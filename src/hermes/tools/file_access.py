@@ -1,4 +1,4 @@
-"""What the file tools share: paths and refusals in words, lines without secrets, changes with their digests."""
+"""Shared by the file tools: paths, errors for the model, lines without secrets, and changes with their digests."""
 
 from __future__ import annotations
 
@@ -94,32 +94,32 @@ def report_file_errors(ctx: ToolContext, paths: Paths, path: str) -> Iterator[No
 
 
 def _similar_names(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
-    folder, wanted = os.path.split(os.path.normpath(resolve_path(ctx, paths, path)))
+    folder, name = os.path.split(os.path.normpath(resolve_path(ctx, paths, path)))
     names = None
     while names is None:
         try:
             names = paths.names(folder)
         except (FileNotFoundError, NotADirectoryError):
-            folder, wanted = os.path.split(folder)
+            folder, name = os.path.split(folder)
         except (PathRefused, OSError):
             return []
-    known = {name.lower(): name for name in sorted(names)[: limits.COMPARED_LINES_MAX]}
-    close = difflib.get_close_matches(wanted.lower(), known, limits.NEAR_NAMES_MAX, 0.5)
-    return [display_path(ctx, paths, os.path.join(folder, known[name])) for name in close]
+    by_lower = {each.lower(): each for each in sorted(names)[: limits.COMPARED_LINES_MAX]}
+    close = difflib.get_close_matches(name.lower(), by_lower, limits.NEAR_NAMES_MAX, 0.5)
+    return [display_path(ctx, paths, os.path.join(folder, by_lower[key])) for key in close]
 
 
 async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
-    """The real path of a file that may be written, with the user's leave where that is needed."""
+    """The real path of a file to write, after the user has approved it where that is needed."""
     from hermes.tools.framework import approvals
 
-    where = resolve_path(ctx, paths, path)
+    absolute = resolve_path(ctx, paths, path)
 
     def look() -> tuple[Path, Path | None, Path | None]:
         with report_file_errors(ctx, paths, path):
             try:
-                real = paths.check(where, "write")
+                real = paths.check(absolute, "write")
             except PathRefused as refused:
-                real = Path(os.path.realpath(os.path.expanduser(where)))
+                real = Path(os.path.realpath(os.path.expanduser(absolute)))
                 entry = paths.reserved_entry(str(real))
                 if refused.rule not in ("git_control", "reserved_name") or entry is None:
                     raise
@@ -140,7 +140,7 @@ async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
 
 
 class Lines:
-    """The lines of a file in order. A file of any size takes little memory, and so does a line."""
+    """The lines of a file in order, in little memory however large the file or a line is."""
 
     def __init__(self, file: BufferedReader, cancelled: threading.Event) -> None:
         self._file, self._cancelled = file, cancelled
@@ -165,14 +165,15 @@ class Lines:
                     end = block.index(b"\n", end) + 1
                 self._file.seek(end - len(block), os.SEEK_CUR)
                 block = block[:end]
-            self._took(block)
+            self._count(block)
 
     def next(self) -> bytes:
-        """A line, or of a very long one its beginning; nothing at the end of the file. `is_key`: of a private key."""
+        """The next line, or the beginning of a very long one; empty at the end. `is_key`: it is part of a private
+        key."""
         while self._last != b"\n" and (rest := self._file.readline(limits.BLOCK_BYTES)):
-            self._took(rest)
+            self._count(rest)
         was_in_key = self._in_key
-        self._took(line := self._file.readline(limits.LINE_BYTES_MAX))
+        self._count(line := self._file.readline(limits.LINE_BYTES_MAX))
         self.is_key = self._in_key or (was_in_key and b"-----END" in line)
         return line
 
@@ -181,10 +182,10 @@ class Lines:
 
     def finish(self) -> str:
         while block := self._file.read(limits.BLOCK_BYTES):
-            self._took(block)
+            self._count(block)
         return self._sha.hexdigest()
 
-    def _took(self, data: bytes) -> None:
+    def _count(self, data: bytes) -> None:
         if self._cancelled.is_set():
             raise ToolError("Reading was stopped.", "interrupted", "Read a smaller part.")
         self._sha.update(data)
@@ -199,32 +200,31 @@ class Lines:
 
 
 def content_chars_max(ctx: ToolContext) -> int:
-    """How many characters of files an answer has room for; a longer one would be spilled."""
+    """How many characters of files fit into an answer without being spilled."""
     share = int(ctx.resources.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
     return min(ctx.settings.file_read_max_chars, max(limits.SPILLED_CHARS_MIN, share))
 
 
 class LineRedactor:
-    """Lines as the model sees them: without secrets, and never too long."""
+    """Lines as the model sees them: without secrets, and cut where they are too long."""
 
     def __init__(self, ctx: ToolContext) -> None:
         self._secrets, self._all = ctx.secrets, ctx.settings.security.redact_secrets
 
     def hides_nothing(self, lines: bytes) -> bool:
-        """Whether there is no secret in lines, and so none in any of them."""
         text = lines.decode("utf-8", "replace")
         return self.text(text) == text
 
     def line(self, raw: bytes, is_key: bool = False, *, plain: bool = False) -> tuple[str, bool]:
-        """A line without its end, and whether it was cut. A plain one is known to hide nothing."""
+        """A line without its end, and whether it was cut. A `plain` one is known to hold no secret."""
         if is_key:
             return "«redacted:private_key»", False
         text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
         if plain and len(text) <= limits.LINE_CHARS_MAX:
             return text, False
-        shown = self.text(text[: limits.LINE_CHARS_MAX + _BEYOND_CHARS])
-        cut = len(shown) > limits.LINE_CHARS_MAX or len(text) > limits.LINE_CHARS_MAX + _BEYOND_CHARS
-        return (shown[: limits.LINE_CHARS_MAX] + " […]" if cut else shown), cut
+        redacted = self.text(text[: limits.LINE_CHARS_MAX + _BEYOND_CHARS])
+        cut = len(redacted) > limits.LINE_CHARS_MAX or len(text) > limits.LINE_CHARS_MAX + _BEYOND_CHARS
+        return (redacted[: limits.LINE_CHARS_MAX] + " […]" if cut else redacted), cut
 
     def text(self, text: str) -> str:
         masked = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
@@ -235,19 +235,19 @@ class LineRedactor:
 
 
 def refuse_redaction_marks(*texts: str) -> None:
-    """Refuse to write what stands for a secret: the secret itself would be lost."""
+    """Refuse to write a mark that stands for a secret: the secret itself would be lost."""
     if mark := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
         raise ToolError(f"The text holds {mark}, which only stands for a secret.", "redacted_marker", hint)
 
 
 def type_of(head: bytes, name: str) -> str | None:
-    """The type of a file that is no text, by its beginning."""
+    """The media type of a file that is no text, by its first bytes; None for a text."""
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "image/webp"
-    known = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)
-    if known or b"\0" not in head:
-        return known
+    kind = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)
+    if kind or b"\0" not in head:
+        return kind
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
@@ -258,9 +258,9 @@ def binary_refusal(path: str, kind: str, size: int, hint: str = "") -> ToolError
 
 def content_of(paths: Paths, real: str) -> tuple[bytes, os.stat_result] | None:
     with paths.open(real) as file:
-        about = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         data = file.read(limits.WRITTEN_BYTES_MAX + 1)
-    return None if len(data) > limits.WRITTEN_BYTES_MAX else (data, about)
+    return None if len(data) > limits.WRITTEN_BYTES_MAX else (data, status)
 
 
 def is_crlf(data: bytes) -> bool:
@@ -272,7 +272,8 @@ def is_crlf(data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of one file. No data: it goes. `old` and `like` are what it was, to be put back."""
+    """The new content of a file, None to delete it. `old` and `like` are its old content and status, to undo the
+    change."""
 
     path: str
     before: str | None
@@ -292,7 +293,7 @@ def prepare_changes(changes: list[Change], value: object) -> Prepared:
 
 
 def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
-    """Make all changes, or none: files that have changed since they were looked at stay as they are."""
+    """Make all changes or none. Raises ToolError if a file has changed since it was read."""
     for change in changes:
         if paths.digest(change.path) != change.before:
             raise stale_refusal(display_path(ctx, paths, change.path), "has changed meanwhile")
@@ -302,9 +303,14 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
             _put(paths, change.path, change.data, change.like)
             done.append(change)
     except BaseException:
-        left = [change.path for change in reversed(done) if not _undone(paths, change)]
-        if left:
-            names = ", ".join(display_path(ctx, paths, path) for path in left)
+        not_undone = []
+        for change in reversed(done):
+            try:
+                _put(paths, change.path, change.old, change.like)
+            except (OSError, PathRefused):
+                not_undone.append(change.path)
+        if not_undone:
+            names = ", ".join(display_path(ctx, paths, path) for path in not_undone)
             message = f"The change failed half-way, and could not be undone in: {names}."
             raise ToolError(message, "tool_crashed", "Look at these files and tell the user.") from None
         raise
@@ -316,14 +322,6 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
             seen[change.path] = change.after
 
 
-def _undone(paths: Paths, change: Change) -> bool:
-    try:
-        _put(paths, change.path, change.old, change.like)
-    except (OSError, PathRefused):
-        return False
-    return True
-
-
 def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | None) -> None:
     if data is None:
         paths.remove(path)
@@ -331,9 +329,8 @@ def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | Non
         paths.replace(path, data, like)
 
 
-def stale_refusal(path: str, why: str) -> ToolError:
-    """The refusal to write over what the model does not know."""
-    return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
+def stale_refusal(path: str, reason: str) -> ToolError:
+    return ToolError(f"{path} {reason}.", "stale_file", "Read it first, then write again.")
 
 
 async def reconcile(ctx: ToolContext, _: Args, started: Data) -> Reconciled:

@@ -44,8 +44,8 @@ def _read(ctx: ToolContext, args: ReadFile) -> Answer:
             kind = access.type_of(head, real)
             is_image = kind is not None and kind.startswith("image/")
             if kind is not None and not (is_image and ctx.sees_images):
-                seen = is_image and "vision_analyze" in ctx.tools
-                raise access.binary_refusal(path, kind, size, "vision_analyze can look at it." if seen else "")
+                has_vision = is_image and "vision_analyze" in ctx.tools
+                raise access.binary_refusal(path, kind, size, "vision_analyze can look at it." if has_vision else "")
             file.seek(0)
             answer: Answer = {"path": access.display_path(ctx, paths, real)}
             if not is_image:
@@ -56,7 +56,11 @@ def _read(ctx: ToolContext, args: ReadFile) -> Answer:
 
 def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, real: str) -> Answer:
     offset, limit = args.offset, args.limit
-    lines, redactor, left = access.Lines(file, ctx.cancelled), access.LineRedactor(ctx), access.content_chars_max(ctx)
+    lines, redactor, chars_left = (
+        access.Lines(file, ctx.cancelled),
+        access.LineRedactor(ctx),
+        access.content_chars_max(ctx),
+    )
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
@@ -70,8 +74,8 @@ def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, re
         if not (raw := lines.next()):
             break
         text, cut = redactor.line(raw, lines.is_key, plain=plain and lines.passed_bytes <= looked_at)
-        left -= len(spaced_json(text)) + len(str(number))
-        if more := len(content) == limit or (left < 0 and bool(content)):
+        chars_left -= len(spaced_json(text)) + len(str(number))
+        if more := len(content) == limit or (chars_left < 0 and bool(content)):
             break
         content.append(f"{number}|{text}")
         cut_lines += [number] if cut else []
@@ -129,12 +133,9 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
         with access.report_file_errors(ctx, paths, path):
             before, old = paths.digest(real), None
             if before is not None and not args.overwrite and ctx.resources.session.seen.get(real) != before:
-                why = (
-                    "was not read in this session"
-                    if real not in ctx.resources.session.seen
-                    else "has changed since it was read"
-                )
-                raise access.stale_refusal(path, why)
+                is_read = real in ctx.resources.session.seen
+                reason = "has changed since it was read" if is_read else "was not read in this session"
+                raise access.stale_refusal(path, reason)
             if before is not None:
                 with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
                     old = access.content_of(paths, real)
@@ -144,7 +145,7 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
         if old is not None and old[0].startswith(access.BOM) and not data.startswith(access.BOM):
             data = access.BOM + data
         answer: Answer = {"path": access.display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
-        answer |= _counts(b"" if before is None else old and old[0], data)
+        answer |= _count_lines(b"" if before is None else old and old[0], data)
         answer["diagnostics"] = diagnostics(real, data)
         change = access.Change(real, before, data)
         return access.prepare_changes([change], (paths, change, answer))
@@ -152,8 +153,8 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
     return await ctx.blocking(look)
 
 
-def _counts(old: bytes | None, new: bytes) -> Answer:
-    """How many lines came and went; those that only moved do not count."""
+def _count_lines(old: bytes | None, new: bytes) -> Answer:
+    """How many lines were added and removed; lines that only moved do not count."""
     if old is None:
         return {"added": len(new.splitlines()), "removed": None}
     lines = [Counter(data.split(b"\n")) for data in (old, new)]

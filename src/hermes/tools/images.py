@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 
 from hermes.core.json_types import Message
@@ -32,10 +33,10 @@ async def replace_by_descriptions(
             if _is_image(part) and part["image_url"]["url"] not in texts:
                 texts[part["image_url"]["url"]] = await describe(part)
 
-    def words(part: Message) -> Message:
+    def as_text(part: Message) -> Message:
         return {"type": "text", "text": f"[An image: {texts[part['image_url']['url']]}]"}
 
-    return [_map_images(message, words) for message in messages]
+    return [_map_images(message, as_text) for message in messages]
 
 
 def hide_tool_images(messages: Sequence[Message]) -> list[Message]:
@@ -61,20 +62,12 @@ def _map_images(message: Message, change: Callable[[Message], Message]) -> Messa
 
 def _shrink(part: Message) -> Message:
     url: str = part["image_url"]["url"]
-    small = {**part["image_url"], "detail": "low"}
     if url.startswith("data:image/") and ";base64," in url:
-        small["url"] = _scaled(url)
-    return {**part, "image_url": small}
+        from PIL import Image
 
-
-def _scaled(url: str) -> str:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(base64.b64decode(url.partition(";base64,")[2]))) as image:
-            image.thumbnail((SHRUNK_PIXELS_MAX, SHRUNK_PIXELS_MAX))
-            out = io.BytesIO()
-            image.convert("RGB").save(out, "JPEG", quality=80)
-    except (OSError, ValueError):
-        return url
-    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+        with suppress(OSError, ValueError):
+            with Image.open(io.BytesIO(base64.b64decode(url.partition(";base64,")[2]))) as image:
+                image.thumbnail((SHRUNK_PIXELS_MAX, SHRUNK_PIXELS_MAX))
+                image.convert("RGB").save(out := io.BytesIO(), "JPEG", quality=80)
+            url = f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return {**part, "image_url": {**part["image_url"], "detail": "low", "url": url}}

@@ -1,4 +1,4 @@
-"""The MCP servers of a process: connected in the background, kept up, and their tools offered to the turns that want them."""
+"""The MCP servers of a process: connected in the background, reconnected, and their tools offered to turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hermes.core.tokens import estimate
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
 from hermes.sandbox.bubblewrap import Bubblewrap
-from hermes.sandbox.choose import child_env
+from hermes.sandbox.choose import child_env, real_path
 from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
@@ -45,9 +45,9 @@ State = Literal["connecting", "up", "waiting", "down"]
 Notice = tuple[str, str]
 PREFIX = "mcp:"
 INSTALL = "The MCP client is not installed. Install it with: pip install 'hermes[mcp]'"
-_WORDS_CHARS_MAX = 300
+_ERROR_CHARS_MAX = 300
 _NAMED_MAX = 20
-_OTHERWISE = "Change the arguments, or go on without it and tell the user."
+_FAILED_HINT = "Change the arguments, or go on without it and tell the user."
 
 
 async def _any_host(_host: str, _port: int) -> bool:
@@ -55,20 +55,16 @@ async def _any_host(_host: str, _port: int) -> bool:
     return True
 
 
-def _expanded(path: str) -> Path:
-    return Path(os.path.realpath(Path(path).expanduser()))
-
-
 def _program_paths(command: str, args: Sequence[str]) -> list[Path]:
-    """What a program needs to see beside the system: where it is installed, and what its arguments name."""
+    """The folders that a program must see beside the system's: its own, and those that its arguments name."""
     program = shutil.which(os.path.expanduser(command)) or command
-    seen = [Path(place).parent.parent for place in (program, os.path.realpath(program)) if os.path.isabs(place)]
+    folders = [Path(path).parent.parent for path in (program, os.path.realpath(program)) if os.path.isabs(path)]
     for path in (Path(arg).expanduser() for arg in args if arg.startswith(("/", "~/"))):
         if path.exists():
             alone = path.is_dir() or path.parent in (Path.home(), Path("/"), Path("/tmp"))  # noqa: S108
-            seen.append(path if alone else path.parent)
+            folders.append(path if alone else path.parent)
     system = (Path("/"), Path("/usr"), Path("/usr/local"), Path.home())
-    return [Path(os.path.realpath(path)) for path in seen if path not in system]
+    return [real_path(path) for path in folders if path not in system]
 
 
 class Servers:
@@ -82,25 +78,24 @@ class Servers:
         blocking: RunBlocking,
     ) -> None:
         self.network, self.secrets, self.own_ports, self.blocking = network, secrets, own_ports, blocking
-        self.taken: dict[str, str] = {}
+        self.tool_names: dict[str, str] = {}
         self._servers: dict[str, Server] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, settings: Settings) -> None:
-        for name, wanted in settings.mcp_servers.items():
-            if wanted.enabled and wanted.connect == "eager":
+        for name, config in settings.mcp_servers.items():
+            if config.enabled and config.connect == "eager":
                 self._server(name, settings)
 
     def _server(self, name: str, settings: Settings) -> Server | None:
-        """The server, as it is configured now: another configuration is another connection."""
-        wanted = settings.mcp_servers.get(name)
-        known = self._servers.get(name)
-        if known is not None and known.wanted != wanted:
+        """The server as it is configured now: when its configuration has changed, it is connected anew."""
+        config = settings.mcp_servers.get(name)
+        if name in self._servers and self._servers[name].config != config:
             self._retire(name)
-        if wanted is None or not wanted.enabled:
+        if config is None or not config.enabled:
             return None
         if name not in self._servers:
-            self._servers[name] = Server(name, wanted, settings, self)
+            self._servers[name] = Server(name, config, settings, self)
         return self._servers[name]
 
     def _retire(self, name: str) -> None:
@@ -109,11 +104,10 @@ class Servers:
         task.add_done_callback(self._closing.discard)
 
     async def test(self, name: str, settings: Settings) -> JsonObject | None:
-        """Connect a server anew, whatever has become of it, and say how it stands; None: there is none."""
+        """Connect a server anew, in whatever state it is, and return its new state; None if none has this name."""
         if name in self._servers:
             self._retire(name)
-        server = self._server(name, settings)
-        if server is None:
+        if (server := self._server(name, settings)) is None:
             return None
         await asyncio.wait([server.tried])
         return next(state for state in self.states() if state["name"] == name)
@@ -133,28 +127,27 @@ class Servers:
         sets: Collection[str],
         settings: Settings,
         window: int,
-        known: dict[str, str],
+        reported: dict[str, str],
     ) -> tuple[dict[str, ToolDef], list[Notice]]:
-        """The tools of a turn with those of its servers, as many as fit, and what is to be said about them.
+        """The tools of a turn with as many of its servers' as fit, and notices for the user.
 
-        A server that is being connected is waited for, but only until it has had its time once. `known` is what the
-        session has been told before: of a change it is told once.
+        A server that is being connected is waited for, until `mcp_discovery_timeout` has passed once. `reported` is what
+        the session was told before, and is updated: each change is reported once.
         """
-        wanted = (self._server(name.removeprefix(PREFIX), settings) for name in sorted(sets) if name.startswith(PREFIX))
-        servers = [server for server in wanted if server is not None]
-        until = settings.mcp_discovery_timeout
-        if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
-            await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
+        names_of_servers = [name.removeprefix(PREFIX) for name in sorted(sets) if name.startswith(PREFIX)]
+        servers = [server for name in names_of_servers if (server := self._server(name, settings)) is not None]
+        if fresh := [server for server in servers if not server.tried.done()]:
+            until = max(server.began for server in fresh) + settings.mcp_discovery_timeout
+            await asyncio.wait([server.tried for server in fresh], timeout=max(0.0, until - time.monotonic()))
         offered = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
         room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
         fitting, left_out = names.fit_into_window(((name, _size(offered[name])) for name in sorted(offered)), room)
-        notices = _new_notices(servers, {name: offered[name] for name in fitting}, known)
+        offered = {name: offered[name] for name in fitting}
+        notices = _new_notices(servers, offered, reported)
         if left_out:
-            notices.append(
-                ("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left_out)}.")
-            )
-        every = {**tools, **{name: offered[name] for name in fitting}}
-        return dict(sorted(every.items())), notices
+            message = f"Too large for the window, and not offered: {_shorten_list(left_out)}."
+            notices.append(("mcp_tools_left_out", message))
+        return dict(sorted({**tools, **offered}.items())), notices
 
     async def close(self) -> None:
         for name in list(self._servers):
@@ -172,28 +165,27 @@ def _shorten_list(texts: list[str]) -> str:
     return ", ".join(texts[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], known: dict[str, str]) -> list[Notice]:
+def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], reported: dict[str, str]) -> list[Notice]:
     notices: list[Notice] = []
     for server in servers:
-        failed = server.error if server.state in ("waiting", "down") else ""
-        if known.get(f"server {server.name}", "") != failed and failed:
-            notices.append(("mcp_unavailable", f"The MCP server {server.name!r} is not available: {failed}"))
-        known[f"server {server.name}"] = failed
-        unfit = "; ".join(f"{tool}: {why}" for tool, why in server.unfit.items())
-        if unfit and known.get(f"unfit {server.name}") != unfit:
+        error = server.error if server.state in ("waiting", "down") else ""
+        if error and reported.get(f"server {server.name}", "") != error:
+            notices.append(("mcp_unavailable", f"The MCP server {server.name!r} is not available: {error}"))
+        reported[f"server {server.name}"] = error
+        unfit = "; ".join(f"{tool}: {reason}" for tool, reason in server.unfit.items())
+        if unfit and reported.get(f"unfit {server.name}") != unfit:
             notices.append(("mcp_tools_unfit", f"Not offered of {server.name!r}: {unfit[:1000]}."))
-        known[f"unfit {server.name}"] = unfit
-    now = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
-    changed = [name for name in sorted(now) if known.get(name, now[name]) != now[name]]
-    if changed:
+        reported[f"unfit {server.name}"] = unfit
+    schemas = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
+    if changed := [name for name in sorted(schemas) if reported.get(name, schemas[name]) != schemas[name]]:
         notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_shorten_list(changed)}."))
-    known |= now
+    reported |= schemas
     return notices
 
 
 class Server:
-    def __init__(self, name: str, wanted: McpServer, settings: Settings, servers: Servers) -> None:
-        self.name, self.wanted = name, wanted
+    def __init__(self, name: str, config: McpServer, settings: Settings, servers: Servers) -> None:
+        self.name, self.config = name, config
         self.state: State = "connecting"
         self.error = ""
         self.tools: dict[str, ToolDef] = {}
@@ -202,10 +194,10 @@ class Server:
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settings, self._servers = settings, servers
         self._client: Client | None = None
-        self._up, self._news = asyncio.Event(), asyncio.Event()
+        self._up, self._changed = asyncio.Event(), asyncio.Event()
         self._lost = False
-        self._said = ""
-        self._served = False
+        self._last_note = ""
+        self._served = False  # whether this connection has answered a call
         self._calls: set[asyncio.Task[Any]] = set()
         # It serves many turns, and belongs to none.
         self._task = asyncio.create_task(self._keep_up(), context=Context())
@@ -229,7 +221,7 @@ class Server:
                 log.warning("no MCP server can be used: %s", error)
                 failures = limits.MCP_FAILURES_MAX
             except Exception as error:  # noqa: BLE001  (whatever a server does, it is its connection's end only)
-                self.error = self._words(error)
+                self.error = self._describe_error(error)
                 log.warning("the MCP server %s was lost: %s", self.name, self.error)
             finally:
                 self._client = None
@@ -244,13 +236,13 @@ class Server:
 
     async def _connect(self) -> None:
         link = await self._servers.blocking(_load_client)
-        if self.wanted.sandbox and self.wanted.command:
+        if self.config.sandbox and self.config.command:
             await self._servers.blocking(bubblewrap.probe)
         self._lost = False
-        async with asyncio.timeout(self.wanted.timeout) as limit:
-            async with link.connected(self._streams(link), self._news.set, self._leave) as client:
+        async with asyncio.timeout(self.config.timeout) as limit:
+            async with link.connected(self._streams(link), self._changed.set, self._reconnect) as client:
                 self._client = client
-                await self._take(await link.tools(client))
+                await self._update_tools(await link.tools(client))
                 limit.reschedule(None)
                 self.state, self.error = "up", ""
                 self._up.set()
@@ -259,83 +251,86 @@ class Server:
                 watching = asyncio.create_task(link.watch(client))
                 try:
                     while not self._lost:
-                        self._news.clear()
-                        await self._news.wait()
+                        self._changed.clear()
+                        await self._changed.wait()
                         if not self._lost:
-                            await self._take(await link.tools(client))
-                            await asyncio.sleep(
-                                limits.MCP_RELIST_S
-                            )  # who changes all the time is not asked all the time
+                            await self._update_tools(await link.tools(client))
+                            # A server that reports changes all the time is not listed all the time.
+                            await asyncio.sleep(limits.MCP_RELIST_S)
                 finally:
                     self._up.clear()
                     watching.cancel()
                     await asyncio.wait([watching])
         raise link.Lost
 
-    def _leave(self) -> None:
+    def _reconnect(self) -> None:
         self._lost = True
         self._up.clear()
-        self._news.set()
+        self._changed.set()
 
     def _streams(self, link: ModuleType) -> Any:
-        command, url = self.wanted.command or "", self.wanted.url
+        command, url = self.config.command or "", self.config.url
         if bool(command) == bool(url):
             raise ValueError("Its settings need either `command` or `url`.")
         if url:
-            servers = self._servers
-            guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
-            return link.over_http(url, self.wanted.headers, guard, self._note)
+            return link.over_http(url, self.config.headers, self._guard(), self._note)
         env = child_env(self._settings, "local", self._settings.home.path, os.environ)
         sandbox = None
-        if self.wanted.sandbox:
+        if self.config.sandbox:
             sandbox = self._sandbox(command)
             env |= {"HOME": str(sandbox.place.private), "TMPDIR": "/tmp"}  # noqa: S108
-        return link.over_pipes([command, *self.wanted.args], {**env, **self.wanted.env}, self._note, sandbox)
+        return link.over_pipes([command, *self.config.args], {**env, **self.config.env}, self._note, sandbox)
 
     def _sandbox(self, command: str) -> Bubblewrap:
-        """A sandbox of its own. It sees the program, and what its arguments name, read-only; and public hosts."""
+        """A sandbox that sees the program and what its arguments name, read-only, and reaches public hosts."""
         if bubblewrap.probe():
             raise ValueError(f"{bubblewrap.INSTALL_HINT} Without a sandbox: mcp_servers.{self.name}.sandbox: false.")
-        terminal, home, servers = self._settings.terminal, self._settings.home, self._servers
+        terminal, home = self._settings.terminal, self._settings.home
         private = home.sandbox / f"mcp-{folder_name(self.name)}" / "home"
         place = Place(
             home,
             private,
             private,
-            ro=(*map(_expanded, terminal.sandbox_ro), *_program_paths(command, self.wanted.args)),
-            rw=tuple(map(_expanded, terminal.sandbox_rw)),
+            ro=(*map(real_path, terminal.sandbox_ro), *_program_paths(command, self.config.args)),
+            rw=tuple(map(real_path, terminal.sandbox_rw)),
             memory_mb=terminal.container_memory,
             cpus=terminal.container_cpu,
         )
-        made = Bubblewrap(place)
-        guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
-        made.egress = EgressProxy(lambda: guard, _any_host)
-        return made
+        sandbox, guard = Bubblewrap(place), self._guard()
+        sandbox.egress = EgressProxy(lambda: guard, _any_host)
+        return sandbox
+
+    def _guard(self) -> UrlGuard:
+        servers = self._servers
+        return UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
 
     def _note(self, text: str) -> None:
-        self._said = self._servers.secrets().redact(text).splitlines()[-1][:_WORDS_CHARS_MAX] if text else self._said
+        if text:
+            self._last_note = self._servers.secrets().redact(text).splitlines()[-1][:_ERROR_CHARS_MAX]
         log.info("MCP server %s: %s", self.name, text)
 
-    def _words(self, error: BaseException) -> str:
+    def _describe_error(self, error: BaseException) -> str:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, TimeoutError):
-            return f"It gave no answer within {self.wanted.timeout:g} s."
+            return f"It gave no answer within {self.config.timeout:g} s."
         text = self._servers.secrets().redact(str(error))
         if text in ("", "Connection closed", "Server returned an error response"):
-            text = f"It has ended, or refuses. {self._said}"
-        return " ".join(text.split())[:_WORDS_CHARS_MAX]
+            text = f"It has ended, or refuses. {self._last_note}"
+        return " ".join(text.split())[:_ERROR_CHARS_MAX]
 
-    async def _take(self, listing: list[JsonObject]) -> None:
-        chosen, taken = self.wanted.tools, self._servers.taken
+    async def _update_tools(self, listing: list[JsonObject]) -> None:
+        chosen, registered = self.config.tools, self._servers.tool_names
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
-        made: list[ToolDef] = []
+        tools: list[ToolDef] = []
         if self._client is not None and self._client.server_capabilities.resources is not None:
-            name = names.toolname(self.name, _RESOURCE.name, taken, "resource")
-            made.append(self._tool(name, _RESOURCE, self._read_resource))
-        made += (self._tool(names.toolname(self.name, t.name, taken), t, partial(self._call, t.name)) for t in fit)
-        self.tools = {tool.name: tool for tool in made}
+            name = names.toolname(self.name, _RESOURCE.name, registered, "resource")
+            tools.append(self._tool(name, _RESOURCE, self._read_resource))
+        for tool in fit:
+            name = names.toolname(self.name, tool.name, registered)
+            tools.append(self._tool(name, tool, partial(self._call, tool.name)))
+        self.tools = {tool.name: tool for tool in tools}
 
     def _tool(self, name: str, tool: names.Fit, run: Callable[[ToolContext, Args], Awaitable[Answer]]) -> ToolDef:
         return ToolDef(
@@ -346,40 +341,42 @@ class Server:
             run=run,
             effect=names.effect(tool.hints),
             scope=lambda _: frozenset({f"mcp:{self.name}"}),
-            timeout_s=self.wanted.timeout,
+            timeout_s=self.config.timeout,
             foreign=True,
-            prepare=partial(self._ask, tool.name) if names.needs_approval(self.wanted.approval, tool.hints) else None,
+            prepare=partial(self._ask_approval, tool.name)
+            if names.needs_approval(self.config.approval, tool.hints)
+            else None,
         )
 
     # ---- calls
 
-    async def _ask(self, raw: str, ctx: ToolContext, args: Args) -> Prepared:
+    async def _ask_approval(self, tool: str, ctx: ToolContext, args: Args) -> Prepared:
         from hermes.tools.framework import approvals
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
-        subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"
-        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
+        subject = f"{self.name}: {tool} {json.dumps(args, ensure_ascii=False)}"
+        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self.name} {tool}")
         return Prepared()
 
-    async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:
-        result = await self._asked(lambda client: client.call_tool(raw, args))
+    async def _call(self, tool: str, ctx: ToolContext, args: Args) -> Answer:
+        result = await self._request(lambda client: client.call_tool(tool, args))
         answer, blobs = names.answer(result["content"], result.get("structuredContent"))
         if result.get("isError"):
             text = str(answer.get("text") or answer.get("structured") or "it does not say why")
-            raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _OTHERWISE)
+            raise ToolError(f"{tool} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _FAILED_HINT)
         return await _store_blobs(ctx, answer, blobs)
 
     async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
         uri = args.get("uri")
         if not uri:
-            listed = await self._asked(lambda client: client.list_resources())
+            listed = await self._request(lambda client: client.list_resources())
             answer, _ = names.answer(listed["resources"])
             return answer or {"resources": [], "note": "The server lists no resources."}
-        result = await self._asked(lambda client: client.read_resource(uri))
+        result = await self._request(lambda client: client.read_resource(uri))
         return await _store_blobs(ctx, *names.answer(result["contents"]))
 
-    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> JsonObject:
-        """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
+    async def _request(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> JsonObject:
+        """The server's answer. A cancelled caller leaves at once; the server is told of it in the background."""
         client = await self._ready()
         link = await self._servers.blocking(_load_client)
         call = asyncio.create_task(ask(client))
@@ -392,16 +389,17 @@ class Server:
             call.cancel()
             raise
         except link.MCPError as error:
-            message = self._words(error)
+            message = self._describe_error(error)
             if error.code == link.CONNECTION_CLOSED or error.message == link.FORGOTTEN:
-                self._leave()
+                self._reconnect()
                 raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
-            raise ToolError(
-                f"The MCP server {self.name!r} refuses: {message}", code, _OTHERWISE, foreign=True
-            ) from None
+            message = f"The MCP server {self.name!r} refuses: {message}"
+            raise ToolError(message, code, _FAILED_HINT, foreign=True) from None
         except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
-            log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
+            log.warning(
+                "the MCP server %s gave an answer that cannot be used: %s", self.name, self._describe_error(error)
+            )
             raise self._unavailable("gave an answer that cannot be used") from None
         self._served = True
         dumped: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -422,7 +420,7 @@ class Server:
 
 
 async def _store_blobs(ctx: ToolContext, answer: JsonObject, blobs: list[names.Blob]) -> Answer:
-    """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
+    """The answer with its binary parts written to files; images are shown to a model that sees them."""
     files: list[JsonObject] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"

@@ -52,12 +52,12 @@ FORGOTTEN = "Session terminated"
 Ends = tuple[Any, Any]
 Streams = AbstractAsyncContextManager[Ends]
 # How long an exchange takes is up to the calls made over it.
-_UNHURRIED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
-_HEARD = frozenset(
+_UNLIMITED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
+_PASSED_NOTIFICATIONS = frozenset(
     f"notifications/{name}" for name in ("tools/list_changed", "subscriptions/acknowledged", "cancelled")
 )
-_NOT_SENT = frozenset({"host", "accept-encoding", "connection", "content-length", "transfer-encoding"})
-_NOT_TOLD = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+_REQUEST_HEADERS_DROPPED = frozenset({"host", "accept-encoding", "connection", "content-length", "transfer-encoding"})
+_RESPONSE_HEADERS_DROPPED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
 class Lost(Exception):
@@ -65,13 +65,13 @@ class Lost(Exception):
 
 
 @asynccontextmanager
-async def connected(streams: Streams, changed: Callable[[], None], gone: Callable[[], None]) -> AsyncIterator[Client]:
-    async def heard(message: object) -> None:
+async def connected(streams: Streams, changed: Callable[[], None], closed: Callable[[], None]) -> AsyncIterator[Client]:
+    async def on_message(message: object) -> None:
         if isinstance(message, ToolListChangedNotification):
             changed()
 
-    us = Implementation(name="hermes", version=__version__)
-    client = Client(_declining(streams, gone), client_info=us, message_handler=heard, cache=None)
+    client_info = Implementation(name="hermes", version=__version__)
+    client = Client(_declining(streams, closed), client_info=client_info, message_handler=on_message, cache=None)
     async with client:
         yield client
 
@@ -89,19 +89,19 @@ async def tools(client: Client) -> list[JsonObject]:
 
 
 async def watch(client: Client) -> None:
-    """Hear of changes also from servers that tell only those who listen. It lasts as long as they let it."""
+    """Subscribe to changes of the tool list, for servers that report them to subscribers only."""
     capability = client.server_capabilities.tools
     if capability is not None and capability.list_changed:
         with suppress(RuntimeError, MCPError):
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
-                    pass  # each is told like those of other servers
+                    pass  # each also arrives as a notification
 
 
 @asynccontextmanager
-async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterator[Ends]:
-    """The streams without what the server asks of us, and without its chatter: each question is declined before anything
-    more is read."""
+async def _declining(streams: Streams, closed: Callable[[], None]) -> AsyncIterator[Ends]:
+    """The streams without requests of the server, each of which is declined before anything more is read, and without
+    notifications that nothing here uses."""
     send, receive = anyio.create_memory_object_stream[Any](0)
 
     async def pump(read: Any, write: Any) -> None:
@@ -111,13 +111,13 @@ async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterato
                     async for item in read:
                         message = getattr(item, "message", None)
                         if isinstance(message, JSONRPCRequest):
-                            await write.send(SessionMessage(_declined(message)))
+                            await write.send(SessionMessage(_decline(message)))
                         elif not _is_chatter(message):
                             if isinstance(message, JSONRPCResponse):
-                                _without_output_schemas(message.result)
+                                _remove_output_schemas(message.result)
                             await send.send(item)
         finally:
-            gone()
+            closed()
 
     async with send, receive, streams as (read, write), anyio.create_task_group() as group:
         group.start_soon(pump, read, write)
@@ -126,19 +126,19 @@ async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterato
 
 
 def _is_chatter(message: object) -> bool:
-    return isinstance(message, JSONRPCNotification) and message.method not in _HEARD
+    return isinstance(message, JSONRPCNotification) and message.method not in _PASSED_NOTIFICATIONS
 
 
-def _declined(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
-    """Sampling, elicitation and roots are not for servers to have."""
+def _decline(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
+    """Refuse sampling, elicitation and roots; answer a ping."""
     if request.method == "ping":
         return JSONRPCResponse(jsonrpc="2.0", id=request.id, result={})
     error = ErrorData(code=METHOD_NOT_FOUND, message="This client does not do that.")
     return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
 
 
-def _without_output_schemas(result: JsonObject) -> None:
-    """The SDK would hold answers against them on our loop, with patterns that the server has chosen."""
+def _remove_output_schemas(result: JsonObject) -> None:
+    """The SDK would validate answers on our loop, with patterns that the server has chosen."""
     listed = result.get("tools")
     for tool in listed if isinstance(listed, list) else ():
         if isinstance(tool, dict):
@@ -175,7 +175,13 @@ async def _read(process: asyncio.subprocess.Process | Program, incoming: Any) ->
     throttle = Throttle()
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
         async with incoming:
-            while line := await _line(process.stdout):
+            while True:
+                try:
+                    line = await process.stdout.readline()
+                except ValueError:
+                    raise Lost(f"It sent a message of more than {MCP_MESSAGE_BYTES_MAX} bytes.") from None
+                if not line:
+                    return
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
@@ -185,13 +191,6 @@ async def _read(process: asyncio.subprocess.Process | Program, incoming: Any) ->
                     await throttle.spend(line)
                 else:
                     await incoming.send(SessionMessage(message))
-
-
-async def _line(stdout: asyncio.StreamReader) -> bytes:
-    try:
-        return await stdout.readline()
-    except ValueError:
-        raise Lost(f"It sent a message of more than {MCP_MESSAGE_BYTES_MAX} bytes.") from None
 
 
 async def _write(process: asyncio.subprocess.Process | Program, outgoing: Any) -> None:
@@ -223,10 +222,12 @@ class _Guarded(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = await request.aread()
-        sent = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_SENT}
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in _REQUEST_HEADERS_DROPPED
+        }
         opening = self._guard.open(
-            str(request.url), trusted=True, method=request.method, headers=sent, body=body, bytes_max=None,
-            timeouts=_BRIEF if request.method == "DELETE" else _UNHURRIED,
+            str(request.url), trusted=True, method=request.method, headers=headers, body=body, bytes_max=None,
+            timeouts=_BRIEF if request.method == "DELETE" else _UNLIMITED,
         )  # fmt: skip
         try:
             opened = await opening.__aenter__()
@@ -234,12 +235,14 @@ class _Guarded(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError(str(error), request=request) from error
         if opened.status >= 400:
             self._note(f"It answered a {request.method} with status {opened.status}.")
-        headers = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
-        return httpx2.Response(opened.status, headers=headers, stream=_Body(opening, opened))
+        response_headers = [
+            (name, value) for name, value in opened.headers.items() if name.lower() not in _RESPONSE_HEADERS_DROPPED
+        ]
+        return httpx2.Response(opened.status, headers=response_headers, stream=_Body(opening, opened))
 
 
 class _Body(httpx2.AsyncByteStream):
-    """An answer as it comes. What is no stream of events is one message, and has its limit."""
+    """The body of a response. One that is no event stream is a single message, whose size is limited."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Opened], opened: Opened) -> None:
         self._opening, self._opened = opening, opened

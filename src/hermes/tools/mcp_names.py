@@ -1,9 +1,8 @@
-"""What an MCP server tells of its tools, made fit to be offered, and what they answer, made fit to be read. Pure."""
+"""Names, descriptions and schemas of MCP tools checked before they are offered, and their answers converted. Pure."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -25,13 +24,14 @@ class Unfit(ValueError):
     pass
 
 
-def toolname(server: str, tool: str, taken: dict[str, str], kind: str = "tool") -> str:
-    """What the model calls it, noted in `taken`. One that is too long, or another's already, ends in a mark of its own."""
+def toolname(server: str, tool: str, registered: dict[str, str], kind: str = "tool") -> str:
+    """The name under which the model calls a tool, entered into `registered`. One that is too long, or belongs to
+    another tool, ends in a hash instead."""
     key = f"{kind}\0{server}\0{tool}"
     name = re.sub(r"[^a-z0-9_]", "_", f"mcp_{server}_{tool}".lower())
-    if len(name) > limits.MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
-        mark = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
-        name = f"{name[: limits.MCP_NAME_CHARS_MAX - 9]}_{mark}"
+    if len(name) > limits.MCP_NAME_CHARS_MAX or registered.setdefault(name, key) != key:
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
+        name = f"{name[: limits.MCP_NAME_CHARS_MAX - 9]}_{digest}"
     return name
 
 
@@ -49,8 +49,8 @@ def fit(server: str, listing: Iterable[JsonObject]) -> tuple[list[Fit], dict[str
         name, hints = str(tool.get("name")), tool.get("annotations")
         try:
             offer = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
-        except Unfit as why:
-            unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
+        except Unfit as error:
+            unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(error)
         else:
             fitting.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
     return list(fitting.values()), unfit
@@ -64,30 +64,30 @@ def description(server: str, tool: str, text: object) -> str:
     return f"{begin}, which says of it: {fenced(quote, 'that server')}" if quote else f"{begin}."
 
 
-def schema(given: object) -> JsonObject:
-    """A schema of arguments that is one, refers to nothing outside, gives no orders, and is small. Raises Unfit."""
-    if not isinstance(given, dict) or given.get("type", "object") not in ("object", ["object"]):
+def schema(source: object) -> JsonObject:
+    """The schema of a tool's arguments, if it is valid, self-contained and small; without descriptions that give orders.
+    Raises Unfit."""
+    if not isinstance(source, dict) or source.get("type", "object") not in ("object", ["object"]):
         raise Unfit("its arguments are no object")
-    made = _clean(given, 0)
-    top = {name: value for name, value in made.items() if name not in _NOT_ON_TOP}
+    top = {name: value for name, value in _clean(source, 0).items() if name not in _NOT_ON_TOP}
     if not isinstance(top.setdefault("properties", {}), dict):
         raise Unfit("its schema is malformed")
     top["type"] = "object"
     if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > limits.MCP_SCHEMA_BYTES_MAX:
         raise Unfit(f"its schema is larger than {limits.MCP_SCHEMA_BYTES_MAX // 1024} KB")
-    if fault := schema_problem(top):
-        raise Unfit(f"its schema {fault[:120]}")
+    if problem := schema_problem(top):
+        raise Unfit(f"its schema {problem[:120]}")
     return top
 
 
-def _clean(value: object, deep: int) -> Any:
-    if deep > limits.MCP_SCHEMA_DEPTH_MAX:
+def _clean(value: object, depth: int) -> Any:
+    if depth > limits.MCP_SCHEMA_DEPTH_MAX:
         raise Unfit("its schema is nested too deeply")
     if isinstance(value, list):
-        return [_clean(item, deep + 1) for item in value]
+        return [_clean(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    made: JsonObject = {}
+    cleaned: JsonObject = {}
     for name, item in value.items():
         if name in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(item, str) and not item.startswith("#"):
             raise Unfit("its schema refers to another document")
@@ -95,8 +95,8 @@ def _clean(value: object, deep: int) -> Any:
             continue
         if name == "description" and isinstance(item, str):
             item = item[: limits.MCP_DESCRIPTION_CHARS_MAX]
-        made[name] = _clean(item, deep + 1)
-    return made
+        cleaned[name] = _clean(item, depth + 1)
+    return cleaned
 
 
 def effect(hints: JsonObject) -> Effect:
@@ -129,7 +129,7 @@ class Blob(NamedTuple):
 
 
 def answer(content: Iterable[JsonObject], structured: object = None) -> tuple[JsonObject, list[Blob]]:
-    """What a tool or a resource has given: its texts, its structured part, and what is to be kept as files."""
+    """The content of a tool or resource for the model: texts, structured part and links; and its binary parts."""
     texts: list[str] = []
     links: list[JsonObject] = []
     blobs: list[Blob] = []
@@ -140,20 +140,23 @@ def answer(content: Iterable[JsonObject], structured: object = None) -> tuple[Js
         if isinstance(inner.get("text"), str):
             texts.append(inner["text"])
         elif isinstance(data, str):
-            blobs.append(_blob(str(inner.get("mimeType") or "application/octet-stream"), data))
+            try:
+                blobs.append(Blob(str(inner.get("mimeType") or "application/octet-stream"), base64.b64decode(data)))
+            except ValueError:
+                blobs.append(Blob("text/plain", b"[unreadable]"))
         elif inner.get("uri"):
             links.append({name: inner[name] for name in ("uri", "name", "description", "mimeType") if name in inner})
     text = "\n".join(texts)
-    made: JsonObject = {}
+    result: JsonObject = {}
     if structured is not None:
-        made["structured"] = structured
+        result["structured"] = structured
     if text and not (structured is not None and _repeats(text, structured)):
-        made["text"] = text
+        result["text"] = text
         if len(text) > limits.MCP_ANSWER_CHARS_MAX:
-            made["text"] = f"{text[: limits.MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
+            result["text"] = f"{text[: limits.MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
     if links:
-        made["resources"] = links
-    return made, blobs
+        result["resources"] = links
+    return result, blobs
 
 
 def _repeats(text: str, structured: object) -> bool:
@@ -165,10 +168,3 @@ def _repeats(text: str, structured: object) -> bool:
     except (ValueError, RecursionError):
         return False
     return value == structured or {"result": value} == structured
-
-
-def _blob(media_type: str, data: str) -> Blob:
-    try:
-        return Blob(media_type, base64.b64decode(data, validate=False))
-    except (binascii.Error, ValueError):
-        return Blob("text/plain", b"[unreadable]")

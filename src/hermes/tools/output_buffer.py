@@ -1,4 +1,4 @@
-"""What a command says: made readable, shown as it comes, and kept in bounded room however much it is."""
+"""Output of a command: decoded, shown as it comes, and kept in bounded memory however long it is."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class OutputDecoder:
     def __init__(self, secrets: Secrets) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mask = secrets.stream()
-        self._begun = ""
+        self._pending = ""
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """The text that these bytes bring; what may go on as something else comes with the next."""
-        text = self._begun + self._decoder.decode(data, end)
-        self._begun = ""
+        """The text of these bytes. An escape sequence or line end that may be incomplete is returned with the next."""
+        text = self._pending + self._decoder.decode(data, end)
+        self._pending = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
             if (match := _UNFINISHED.search(text)) and not end and len(text) - match.start() < _UNFINISHED_CHARS_MAX:
-                text, self._begun = text[: match.start()], match[0]
+                text, self._pending = text[: match.start()], match[0]
             text = text.replace("\x1b", "")
         if text.endswith("\r") and not end:
-            text, self._begun = text[:-1], f"\r{self._begun}"
+            text, self._pending = text[:-1], f"\r{self._pending}"
         text = self._mask.feed(text.replace("\r\n", "\n").replace("\x00", "\ufffd"))
         return text + self._mask.finish() if end else text
 
 
 class HeadAndTail:
-    """The first two fifths and the last three of a text."""
+    """Keeps the first two fifths and the last three fifths of a limit."""
 
     def __init__(self, chars_max: int) -> None:
         self.chars_max, self.total = chars_max, 0
@@ -108,24 +108,24 @@ class LiveOutput:
 
 
 class Spill:
-    """A file for the whole of a text, up to a limit, without what `redact` takes out of its lines."""
+    """A file for the whole text up to a limit, redacted."""
 
     def __init__(self, path: Path, blocking: RunBlocking, redact: Callable[[str], str]) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
         self.begun, self.whole = False, True
-        self._room, self._held = limits.COMMAND_OUTPUT_BYTES_KEPT, ""
+        self._room, self._buffer = limits.COMMAND_OUTPUT_BYTES_KEPT, ""
 
     async def add(self, text: str) -> None:
         self.begun = True
         if self.whole:
-            self._held += text
-            if len(self._held) >= _FILE_PIECE_CHARS:
-                await self.flush(self._held.rfind("\n") + 1)
+            self._buffer += text
+            if len(self._buffer) >= _FILE_PIECE_CHARS:
+                await self.flush(self._buffer.rfind("\n") + 1)
 
     async def flush(self, chars: int = 0) -> None:
-        """Write what waits to be written, or so much of it."""
-        chars = chars or len(self._held)
-        text, self._held = self._held[:chars], self._held[chars:]
+        """Write the buffer, or its first `chars` characters."""
+        chars = chars or len(self._buffer)
+        text, self._buffer = self._buffer[:chars], self._buffer[chars:]
         if text:
             await self._blocking(partial(self._append, text))
 
@@ -152,18 +152,18 @@ class CapturedOutput:
         spill: Spill | None = None,
     ) -> None:
         self.ends, self.spill = HeadAndTail(chars_max), spill
-        self._readable, self._shown = OutputDecoder(secrets), LiveOutput(emit, stream)
+        self._decoder, self._live = OutputDecoder(secrets), LiveOutput(emit, stream)
 
     async def add(self, data: bytes, *, end: bool = False) -> None:
-        text = self._readable.feed(data, end=end)
+        text = self._decoder.feed(data, end=end)
         if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
             await self.spill.add(text if self.spill.begun else self.ends.text() + text)
         self.ends.add(text)
-        for at in range(0, len(text) if self._shown.open else 0, limits.COMMAND_PIECE_CHARS):
-            self._shown.add(text[at : at + limits.COMMAND_PIECE_CHARS])
+        for at in range(0, len(text) if self._live.open else 0, limits.COMMAND_PIECE_CHARS):
+            self._live.add(text[at : at + limits.COMMAND_PIECE_CHARS])
             await asyncio.sleep(0)
         if end:
-            self._shown.flush()
+            self._live.flush()
             if self.spill is not None:
                 await self.spill.flush()
 
@@ -171,5 +171,5 @@ class CapturedOutput:
         spill = self.spill
         if spill is None or not spill.begun:
             return self.ends.text()
-        what = "all of it is" if spill.whole else f"its first {limits.COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
-        return self.ends.text(f"; {what} in {spill.path}")
+        part = "all of it is" if spill.whole else f"its first {limits.COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
+        return self.ends.text(f"; {part} in {spill.path}")

@@ -27,7 +27,7 @@ _CHARSETS = re.compile(r"(utf_?(8|16|32)|ascii|latin|iso|cp|mac|shift|euc|gb|big
 
 
 class Unreadable(Exception):
-    """A document that gives no text; the sentence says what to do."""
+    """A document without text; the message says what to do."""
 
     def __init__(self, message: str, code: str = "fetch_failed") -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Page(NamedTuple):
-    """A document; not `complete` where there was no time or room for all of it."""
+    """A document. `complete` is False where there was no time or room for all of it."""
 
     title: str
     text: str
@@ -43,7 +43,6 @@ class Page(NamedTuple):
 
 
 def read(data: bytes, content_type: str, charset: str, url: str) -> Page:
-    """The text of a document that was fetched from a URL. Raises Unreadable."""
     if content_type == "application/pdf":
         return _read_pdf(data)
     is_html = "html" in content_type
@@ -74,9 +73,8 @@ def _read_pdf(data: bytes) -> Page:
     try:
         pypdf = import_module("pypdf")
     except ImportError:
-        raise Unreadable(
-            "PDF files are read with the extra `web`: pip install 'hermes[web]'.", "tool_unavailable"
-        ) from None
+        message = "PDF files are read with the extra `web`: pip install 'hermes[web]'."
+        raise Unreadable(message, "tool_unavailable") from None
     until, texts, size = time.monotonic() + PAGE_READ_S_MAX, [""], 0
     complete = True
     try:
@@ -125,7 +123,7 @@ class TimeUp(Exception):
 
 
 def markdown(html: str, url: str) -> tuple[str, str, bool]:
-    """A page's title and visible text, of its main part where there is one; and whether there was time to read it all."""
+    """The title and the visible text of a page, of its main part where it has one; and whether all of it was read."""
     writer = _Writer(url, time.monotonic() + PAGE_READ_S_MAX)
     complete = True
     try:
@@ -136,7 +134,7 @@ def markdown(html: str, url: str) -> tuple[str, str, bool]:
 
 
 def _parse(html: str, writer: _Writer) -> bool:
-    """Show the writer all of a page; not of one that is too long for the parser at hand."""
+    """Feed a page to the writer; False if it was too long for the parser at hand."""
     parser: Any
     text, complete = html, True
     try:
@@ -168,7 +166,7 @@ class _Plain(HTMLParser):
 
 
 class _Block(NamedTuple):
-    """A piece of the text: what it is, where neighbours of its kind belong together, and the parts it is in."""
+    """A paragraph: its kind (neighbours of the same kind are joined closely), its text, and the main parts it is in."""
 
     kind: str
     text: str
@@ -176,7 +174,7 @@ class _Block(NamedTuple):
 
 
 class _Writer:
-    """Makes Markdown of what a parser meets: the target of either parser."""
+    """The target of both HTML parsers: writes Markdown."""
 
     def __init__(self, url: str, until: float) -> None:
         self.title: list[str] = []
@@ -188,7 +186,7 @@ class _Writer:
         self._lists: list[int] = []
         self._cells = self._quotes = 0
         # The parts that may be the main one: how many there were, and how many are open.
-        self._met, self._open = Counter[str](), Counter[str]()
+        self._main_parts, self._open_parts = Counter[str](), Counter[str]()
         self._mark = self._heading = ""
         self._in_pre = self._in_title = False
         self._skipped, self._depth = "", 0
@@ -196,7 +194,7 @@ class _Writer:
     def text(self) -> str:
         self._end_pre()
         self._end_block(ends_row=True)
-        for name in (name for name in _MAIN if self._met[name] == 1):
+        for name in (name for name in _MAIN if self._main_parts[name] == 1):
             part = _join_blocks([block for block in self._blocks if name in block.parts])
             if len(part) >= MAIN_PART_CHARS_MIN:
                 return part
@@ -239,13 +237,13 @@ class _Writer:
         if tag in _BLOCKS:
             self._end_block(ends_row=tag in ("table", "tr"))
         if tag in _MAIN:
-            self._met[tag] += not self._open[tag]
-            self._open[tag] += 1
+            self._main_parts[tag] += not self._open_parts[tag]
+            self._open_parts[tag] += 1
         if tag == "a":
             self._link = (len(self._inline), attrs.get("href") or "")
-        elif tag == "img" and (message := " ".join((attrs.get("alt") or "").split())):
+        elif tag == "img" and (label := " ".join((attrs.get("alt") or "").split())):
             address = _absolute_url(self._url, attrs.get("src") or "")
-            self._inline.append(f"![{message}]({address})" if address else "")
+            self._inline.append(f"![{label}]({address})" if address else "")
         elif tag in ("br", "code"):
             self._inline.append("\n" if tag == "br" else "" if self._in_pre else "`")
         elif tag in ("ul", "ol"):
@@ -268,8 +266,8 @@ class _Writer:
             self._end_pre()
         if tag in _BLOCKS:
             self._end_block(ends_row=tag in ("table", "tr"))
-        if tag in _MAIN and self._open[tag]:
-            self._open[tag] -= 1
+        if tag in _MAIN and self._open_parts[tag]:
+            self._open_parts[tag] -= 1
         if tag == "a":
             self._end_link()
         elif tag == "code" and not self._in_pre:
@@ -288,8 +286,8 @@ class _Writer:
         (at, href), self._link = self._link or (len(self._inline), ""), None
         text, address = "".join(self._inline[at:]), _absolute_url(self._url, href)
         if address and text.strip() and not self._in_pre:
-            message = " ".join(text.split())
-            self._inline[at:] = [" " * text[:1].isspace(), f"[{message}]({address})", " " * text[-1:].isspace()]
+            link = f"[{' '.join(text.split())}]({address})"
+            self._inline[at:] = [" " * text[:1].isspace(), link, " " * text[-1:].isspace()]
 
     def _next_mark(self) -> str:
         if not self._lists or not self._lists[-1]:
@@ -322,12 +320,12 @@ class _Writer:
             self._put(f"{fence}\n{text}\n{fence}")
 
     def _put(self, text: str, kind: str = "") -> None:
-        quotes, deep = "> " * min(self._quotes, NESTED_LISTS_SHOWN_MAX), min(len(self._lists), NESTED_LISTS_SHOWN_MAX)
-        first = rest = "  " * deep
+        quotes, depth = "> " * min(self._quotes, NESTED_LISTS_SHOWN_MAX), min(len(self._lists), NESTED_LISTS_SHOWN_MAX)
+        first = rest = "  " * depth
         if self._mark:
-            first, kind, self._mark = "  " * (deep - 1) + self._mark, "item", ""
+            first, kind, self._mark = "  " * (depth - 1) + self._mark, "item", ""
         lines = [quotes + (rest if n else first) + line for n, line in enumerate(text.split("\n"))]
-        parts = frozenset(name for name in _MAIN if self._open[name])
+        parts = frozenset(name for name in _MAIN if self._open_parts[name])
         self._blocks.append(_Block(kind, "\n".join(lines), parts))
 
 

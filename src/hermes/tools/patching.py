@@ -1,4 +1,4 @@
-"""The tool `patch`: finding what is to be changed although it is not quoted exactly, and changing several files as one."""
+"""The tool `patch`: finds the lines to change although they are not quoted exactly, and changes several files as one."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ _GRAMMAR = (
 # ---- finding
 
 
-def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
-    want = [form(line) for line in wanted]
+def find_blocks(lines: list[str], sought: list[str], form: Callable[[str], str]) -> list[int]:
+    keys = [form(line) for line in sought]
     # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
-    shorter = [0] * len(want)
+    shorter = [0] * len(keys)
     matched = 0
-    for at in range(1, len(want)):
-        while matched and want[at] != want[matched]:
+    for at in range(1, len(keys)):
+        while matched and keys[at] != keys[matched]:
             matched = shorter[matched - 1]
-        matched += want[at] == want[matched]
+        matched += keys[at] == keys[matched]
         shorter[at] = matched
     starts, matched = [], 0
     for at, line in enumerate(map(form, lines)):
-        while matched and (matched == len(want) or line != want[matched]):
+        while matched and (matched == len(keys) or line != keys[matched]):
             matched = shorter[matched - 1]
-        matched += line == want[matched]
-        if matched == len(want):
+        matched += line == keys[matched]
+        if matched == len(keys):
             starts.append(at + 1 - matched)
     return starts
 
 
 def reindent(new: list[str], old: list[str], block: list[str]) -> list[str]:
-    """New lines, moved in or out as far as what was found is moved against what was looked for."""
+    """New lines, indented as much more or less as `block` is against `old`."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
     was, now = _indent(old[first]), _indent(block[first])
     if was == now:
@@ -76,30 +76,30 @@ def _indent(line: str) -> str:
 
 
 def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
-    """The text with old made new, and how old was found. Raises ToolError where its place is not the only one."""
+    """The text with `old` replaced, and how `old` was matched. Raises ToolError where it matches several times or
+    never."""
     starts = [match.start() for match in re.finditer(re.escape(old), text)]
     if starts:
         if len(starts) > 1 and not every:
-            raise ambiguous_match(
-                [text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]], len(starts)
-            )
+            numbers = [text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]]
+            raise ambiguous_match(numbers, len(starts))
         return text.replace(old, new), "exact"
-    lines, wanted, instead = _lines(text), _lines(old), _lines(new)
+    lines, sought, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
-        if places := find_blocks(lines, wanted, form):
+        if places := find_blocks(lines, sought, form):
             if len(places) > 1 and not every:
                 raise ambiguous_match([at + 1 for at in places], len(places))
             pieces: list[list[str]] = []
             free = len(lines)
             for at in reversed(places):
-                end = at + len(wanted)
+                end = at + len(sought)
                 if end <= free:  # places may overlap
-                    here = reindent(instead, wanted, lines[at:end]) if by == "indentation" else instead
-                    pieces += (lines[end:free], here)
+                    replacement = reindent(instead, sought, lines[at:end]) if by == "indentation" else instead
+                    pieces += (lines[end:free], replacement)
                     free = at
             pieces.append(lines[:free])
             return _join_lines([line for piece in reversed(pieces) for line in piece], text), by
-    raise no_match("old_string does not occur in the file", lines, wanted)
+    raise no_match("old_string does not occur in the file", lines, sought)
 
 
 def _lines(text: str) -> list[str]:
@@ -118,28 +118,30 @@ def ambiguous_match(numbers: list[int], count: int) -> ToolError:
     return ToolError(message, "ambiguous_match", hint, lines=numbers)
 
 
-def no_match(why: str, lines: list[str], wanted: list[str]) -> ToolError:
-    near = [{"line": at + 1, "text": "\n".join(lines[at : at + _NEAREST_LINES])} for at in nearest(lines, wanted)]
+def no_match(problem: str, lines: list[str], sought: list[str]) -> ToolError:
+    near = [{"line": at + 1, "text": "\n".join(lines[at : at + _NEAREST_LINES])} for at in nearest(lines, sought)]
     hint = "Compare with the nearest places, or read the file again." if near else "Read the file again."
-    if any("«redacted:" in line for line in wanted):
+    if any("«redacted:" in line for line in sought):
         hint = "A «redacted:kind» is not in the file: it stands for a secret. Quote only lines without one."
-    return ToolError(f"{why}.", "no_match", hint, nearest=near)
+    return ToolError(f"{problem}.", "no_match", hint, nearest=near)
 
 
-def nearest(lines: list[str], wanted: list[str]) -> list[int]:
-    """Up to three places most like what is wanted: where most of its lines stand, else where one is like its longest."""
+def nearest(lines: list[str], sought: list[str]) -> list[int]:
+    """Up to three positions most like the lines sought: where most of them occur, else where one is like the longest."""
     stripped, votes = [line.strip() for line in lines], Counter[int]()
     places: dict[str, list[int]] = {}
     for at, line in enumerate(stripped):
         places.setdefault(line, []).append(at)
-    for offset, line in enumerate(line.strip() for line in wanted):
-        if line and len(known := places.get(line, [])) <= limits.PLACES_TOLD_MAX:
-            votes.update(max(0, at - offset) for at in known)
+    for offset, line in enumerate(line.strip() for line in sought):
+        if line and len(positions := places.get(line, [])) <= limits.PLACES_TOLD_MAX:
+            votes.update(max(0, at - offset) for at in positions)
     if votes:
         return [at for at, _ in votes.most_common(_NEAREST)]
-    longest = max((line.strip() for line in wanted), key=len, default="")[:_COMPARED_CHARS]
-    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][: limits.COMPARED_LINES_MAX]
-    return [places[line][0] for line in difflib.get_close_matches(longest, some, _NEAREST, 0.5)] if longest else []
+    longest = max((line.strip() for line in sought), key=len, default="")[:_COMPARED_CHARS]
+    candidates = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][: limits.COMPARED_LINES_MAX]
+    return (
+        [places[line][0] for line in difflib.get_close_matches(longest, candidates, _NEAREST, 0.5)] if longest else []
+    )
 
 
 # ---- patches of several files
@@ -147,7 +149,7 @@ def nearest(lines: list[str], wanted: list[str]) -> list[int]:
 
 @dataclass(slots=True)
 class Hunk:
-    """Rows of a sign and a line each; `anchors` are lines above it."""
+    """Rows of sign and line; `anchors` are lines above it."""
 
     anchors: list[str] = field(default_factory=list)
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -201,7 +203,7 @@ def _syntax_error(number: int, line: str) -> ToolError:
 
 
 def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
-    """The text after all hunks, and the weakest way in which one was found."""
+    """The text after all hunks, and the weakest level at which one was matched."""
     places = _LineIndex(_lines(text))
     lines, out = places.lines, list[str]()
     at, level = 0, 0
@@ -209,10 +211,10 @@ def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
         old = [line for sign, line in hunk.rows if sign != "+"]
         start, match_level = _locate_hunk(places, old, hunk, at)
         level = max(level, match_level)
-        here = lines[start : start + len(old)]
+        block = lines[start : start + len(old)]
         added = [line for sign, line in hunk.rows if sign == "+"]
-        new = iter(reindent(added, old, here) if LEVELS[match_level][0] == "indentation" else added)
-        context = iter(here)
+        new = iter(reindent(added, old, block) if LEVELS[match_level][0] == "indentation" else added)
+        context = iter(block)
         out += lines[at:start]
         for sign, _ in hunk.rows:
             if sign == "+":
@@ -225,30 +227,30 @@ def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
 
 
 class _LineIndex:
-    """The lines of a file and where each of them stands, so that the hunks of a patch do not each read all of it."""
+    """The positions of each line of a file, so that not every hunk of a patch reads all of it."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines, self._compared = lines, 0
         self._by_level: dict[int, tuple[list[str], dict[str, list[int]]]] = {}
 
-    def blocks(self, wanted: list[str], level: int, above: int) -> list[int]:
+    def blocks(self, sought: list[str], level: int, above: int) -> list[int]:
         if level not in self._by_level:
-            formed, known = list(map(LEVELS[level][1], self.lines)), dict[str, list[int]]()
+            formed, positions = list(map(LEVELS[level][1], self.lines)), dict[str, list[int]]()
             for at, line in enumerate(formed):
-                known.setdefault(line, []).append(at)
-            self._by_level[level] = formed, known
-        formed, known = self._by_level[level]
-        want = list(map(LEVELS[level][1], wanted))
-        first = min(range(len(want)), key=lambda at: len(known.get(want[at], ())))
-        possible = known.get(want[first], [])
+                positions.setdefault(line, []).append(at)
+            self._by_level[level] = formed, positions
+        formed, positions = self._by_level[level]
+        keys = list(map(LEVELS[level][1], sought))
+        first = min(range(len(keys)), key=lambda at: len(positions.get(keys[at], ())))
+        possible = positions.get(keys[first], [])
         starts = [at - first for at in possible[bisect_left(possible, above + first) :]]
-        if len(starts) * len(want) <= _COMPARED_AT_ONCE:
-            return [start for start in starts if formed[start : start + len(want)] == want]
+        if len(starts) * len(keys) <= _COMPARED_AT_ONCE:
+            return [start for start in starts if formed[start : start + len(keys)] == keys]
         self._compared += len(formed)
         if self._compared > limits.REPEATED_LINES_MAX:
             message = "The patch changes too many places that look alike."
             raise ToolError(message, "too_large", "Apply it in several smaller patches.")
-        return [start for start in find_blocks(formed, want, str) if start >= above]
+        return [start for start in find_blocks(formed, keys, str) if start >= above]
 
 
 def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
@@ -257,10 +259,10 @@ def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tup
     named = [anchor for anchor in hunk.anchors if not re.match(r"-\d+", anchor)]
     above = at
     for anchor in named:
-        known = next((i for i in range(above, len(lines)) if anchor in lines[i]), None)
-        if known is None:
+        index = next((i for i in range(above, len(lines)) if anchor in lines[i]), None)
+        if index is None:
             raise no_match(f"The line {anchor!r} behind @@ does not occur there", lines, [anchor])
-        above = known + (not old)
+        above = index + (not old)
     if not old:
         if named or hunk.at_end or not lines:
             return (above if named else len(lines)), 0
@@ -314,13 +316,13 @@ def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[
 
 
 def _text(data: bytes) -> str:
-    """A file's text, from which `_bytes` gets back every byte."""
+    """A file's text, from which `_bytes` restores every byte."""
     plain = data.removeprefix(access.BOM)
     return (plain.replace(b"\r\n", b"\n") if access.is_crlf(data) else plain).decode("utf-8", "surrogateescape")
 
 
 def _bytes(text: str, before: bytes) -> bytes:
-    """A text as the file had it before: its first mark, its line ends, and bytes that are no text."""
+    """A text encoded as the file was before: BOM, line ends, and bytes that are no UTF-8."""
     data = text.encode("utf-8", "surrogateescape")
     data = re.sub(rb"\r?\n", b"\r\n", data) if access.is_crlf(before) else data
     return (access.BOM if before.startswith(access.BOM) else b"") + data
@@ -365,7 +367,7 @@ async def _prepare(ctx: ToolContext, args: Patch) -> Prepared:
 
 
 def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], real: dict[str, str]) -> Prepared:
-    """Every file as it will be; nothing is written yet."""
+    """The content of every file after the patch; nothing is written yet."""
     changes: list[access.Change] = []
     diffs: list[str] = []
     answer: Answer = {"diff": "", "files": [], "matched_by": "exact"}
@@ -376,8 +378,8 @@ def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], 
             for new in [p for p in (section.move, path if section.kind == "Add" else "") if p]:
                 if paths.digest(real[new]) is not None:
                     raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
-            was, like = (b"", None) if section.kind == "Add" else _load(paths, path, real[path])
-        before, after, by = _text(was), None, "exact"
+            old, like = (b"", None) if section.kind == "Add" else _load(paths, path, real[path])
+        before, after, by = _text(old), None, "exact"
         try:
             if args.mode == "replace":
                 after, by = replace_text(before, args.old_string or "", args.new_string or "", args.replace_all)
@@ -388,18 +390,17 @@ def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], 
             for place in refusal.answer.get("nearest", ()):
                 place["text"] = access.LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
             raise
-        data = None if after is None else _bytes(after, was)
-        changes += [access.Change(real[target], None, data, like=like)] if section.move else []
-        digest = None if like is None else hashlib.sha256(was).hexdigest()
-        changes.append(
-            access.Change(real[path], digest, None if section.move else data, None if like is None else was, like)
-        )
+        data = None if after is None else _bytes(after, old)
+        if section.move:
+            changes.append(access.Change(real[target], None, data, like=like))
+        digest = None if like is None else hashlib.sha256(old).hexdigest()
+        content = None if section.move else data
+        changes.append(access.Change(real[path], digest, content, None if like is None else old, like))
         names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
         text, added, removed = unified_diff(_lines(before), _lines(after or ""), names)
         diffs.append(text)
-        answer["files"].append(
-            {"path": access.display_path(ctx, paths, real[target]), "added": added, "removed": removed}
-        )
+        shown_path = access.display_path(ctx, paths, real[target])
+        answer["files"].append({"path": shown_path, "added": added, "removed": removed})
         answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
         faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
     answer["diff"] = _shorten_diff(ctx, "\n".join(diffs))
@@ -411,14 +412,14 @@ def _printable(text: str) -> str:
 
 
 def _shorten_diff(ctx: ToolContext, diff: str) -> str:
-    """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
-    some = diff[: 2 * limits.DIFF_CHARS_MAX]
-    if len(some) < len(diff):
-        some = some[: some.rfind("\n") + 1]
-    some = access.LineRedactor(ctx).text(_printable(some))
-    if len(some) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
-        return some
-    return some[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
+    """The diff without secrets, cut between lines, which no secret spans."""
+    excerpt = diff[: 2 * limits.DIFF_CHARS_MAX]
+    if len(excerpt) < len(diff):
+        excerpt = excerpt[: excerpt.rfind("\n") + 1]
+    excerpt = access.LineRedactor(ctx).text(_printable(excerpt))
+    if len(excerpt) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
+        return excerpt
+    return excerpt[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
 
 
 def _run(ctx: ToolContext, args: Patch) -> Answer:

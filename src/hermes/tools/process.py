@@ -34,7 +34,7 @@ _FLOOD_PAUSE_S = 0.01
 
 @dataclass(slots=True)
 class Background:
-    """One of them, with the last of what it has said. Its sandbox lives as long as it does.
+    """A background process with the end of its output. Its sandbox lives as long as it does.
 
     A stop of one of the runs in `run_ids`, its own and the one that this is part of, ends it unless it is to `keep` on.
     """
@@ -66,46 +66,48 @@ class Background:
     def total(self) -> int:
         return self.dropped + len(self.output)
 
-    def say(self, text: str) -> None:
+    def append_output(self, text: str) -> None:
         self.output += text
         if (over := len(self.output) - limits.BACKGROUND_OUTPUT_CHARS_MAX) > 0:
             self.output, self.dropped = self.output[over:], self.dropped + over
 
 
 class Processes:
-    """Those of a server. A session sees its own, and each owner has places of its own."""
+    """The background processes of a server. A session sees its own; the number is limited per owner."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Background] = {}
+        self._processes: dict[str, Background] = {}
 
     def of(self, owner: str, session_id: str) -> list[Background]:
-        return [background for background in self._known.values() if background.is_of(owner, session_id)]
+        return [background for background in self._processes.values() if background.is_of(owner, session_id)]
 
     def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
-        background = self._known.get(process_id)
+        background = self._processes.get(process_id)
         return background if background is not None and background.is_of(owner, session_id) else None
 
     def make_room(self, owner: str) -> bool:
-        """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
-        own = [background for background in self._known.values() if background.owner == owner]
-        over = next((background.id for background in own if background.ended.is_set()), None)
-        if len(own) >= limits.BACKGROUND_MAX and over is not None:
-            del self._known[over]
+        """Drop the owner's oldest ended process if there are too many. False: all of the owner's are running."""
+        own = [background for background in self._processes.values() if background.owner == owner]
+        ended_id = next((background.id for background in own if background.ended.is_set()), None)
+        if len(own) >= limits.BACKGROUND_MAX and ended_id is not None:
+            del self._processes[ended_id]
             return True
         return len(own) < limits.BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
-        if not self._known:
+        if not self._processes:
             return
-        for background in [each for each in self._known.values() if each.session_id in session_ids]:
+        for background in [each for each in self._processes.values() if each.session_id in session_ids]:
             background.forgotten = True
             background.process.kill()
             if background.task is not None:
-                background.task.add_done_callback(partial(self._known.pop, background.id))  # with the task as default
+                background.task.add_done_callback(
+                    partial(self._processes.pop, background.id)
+                )  # with the task as default
 
     async def end_run(self, run_id: str) -> None:
-        """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
-        own = [each for each in self._known.values() if run_id in each.run_ids and not each.keep]
+        """End the processes that a stopped run has started, and wait for their end. Its session is not notified."""
+        own = [each for each in self._processes.values() if run_id in each.run_ids and not each.keep]
         running = [background for background in own if not background.ended.is_set()]
         for background in running:
             background.stopped = True
@@ -116,51 +118,58 @@ class Processes:
     def add(
         self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
     ) -> Background:
-        """Look after a process from now on; with `notify` its session is told of its end, with `keep` no stop ends it."""
-        made = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
-        self._known[made.id] = made
+        """Follow a process until it ends. `notify`: tell its session of the end; `keep`: a stop of the run does not end
+        it."""
+        background = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
+        self._processes[background.id] = background
         # Only what outlives the turn: nothing here leads to its conversation.
         resources = ctx.resources
-        made.run_ids, made.keep = frozenset({ctx.run_id, resources.engine.root_spec(resources.spec).run_id}), keep
-        tell = (
-            partial(_tell, resources.engine, resources.session, ctx.owner, ctx.session_id, ctx.run_id)
-            if notify
-            else None
+        background.run_ids, background.keep = (
+            frozenset({ctx.run_id, resources.engine.root_spec(resources.spec).run_id}),
+            keep,
         )
-        made.task = asyncio.create_task(_follow(made, OutputDecoder(ctx.secrets), tell))
-        return made
+        report = partial(_report_end, resources.engine, resources.session, ctx.owner, ctx.session_id, ctx.run_id)
+        following = _follow(background, OutputDecoder(ctx.secrets), report if notify else None)
+        background.task = asyncio.create_task(following)
+        return background
 
     async def close(self) -> None:
-        tasks = [
-            background.task
-            for background in self._known.values()
-            if background.task is not None and not background.ended.is_set()
-        ]
-        for background in self._known.values():
+        tasks = []
+        for background in self._processes.values():
             background.process.kill()
+            if background.task is not None and not background.ended.is_set():
+                tasks.append(background.task)
         if tasks:
             await asyncio.wait(tasks)
 
 
-async def _follow(made: Background, readable: OutputDecoder, tell: Callable[[str], Awaitable[None]] | None) -> None:
-    process = made.process
+async def _follow(
+    background: Background, decoder: OutputDecoder, report: Callable[[str], Awaitable[None]] | None
+) -> None:
+    process = background.process
     try:
         async with process:
             async for data in process.chunks():
-                made.say(readable.feed(data))
+                background.append_output(decoder.feed(data))
                 if len(data) == CHUNK_BYTES_MAX:  # nobody waits for a flood; it can wait for others
                     await asyncio.sleep(_FLOOD_PAUSE_S)
-            made.say(readable.feed(b"", end=True))
-            made.exit_code = await process.wait()
+            background.append_output(decoder.feed(b"", end=True))
+            background.exit_code = await process.wait()
     finally:
-        made.state, made.ended_at, made.sandbox = _STATES.get(process.ended_by, "killed"), time.time(), None
-        made.ended.set()
-    if tell is not None and not made.forgotten and not made.stopped:
-        await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
+        background.state, background.ended_at, background.sandbox = (
+            _STATES.get(process.ended_by, "killed"),
+            time.time(),
+            None,
+        )
+        background.ended.set()
+    if report is not None and not background.forgotten and not background.stopped:
+        await report(f"[The background process {background.id} has ended with exit code {background.exit_code}.]")
 
 
-async def _tell(engine: RunEngine, session: SessionState, owner: str, session_id: str, run_id: str, text: str) -> None:
-    """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
+async def _report_end(
+    engine: RunEngine, session: SessionState, owner: str, session_id: str, run_id: str, text: str
+) -> None:
+    """Steer the turn that runs in the session with the text, or keep it as a notice for the next turn."""
     if engine.draining:
         return
     with contextlib.suppress(StoreError):
@@ -210,22 +219,18 @@ async def _run(ctx: ToolContext, args: ProcessAction) -> Answer:
 
 
 def _summary(background: Background) -> Answer:
-    summary = {
-        "session_id": background.id,
-        "state": background.state,
-        "exit_code": background.exit_code,
-        "pid": background.process.pid,
-    }
+    summary: Answer = {"session_id": background.id, "state": background.state}
+    summary |= {"exit_code": background.exit_code, "pid": background.process.pid}
     seconds = (background.ended_at or time.time()) - background.began_at
     return {**summary, "command": background.command[: limits.PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
 
 
 def _slice(background: Background, offset: int | None, limit: int) -> Answer:
-    wanted = max(0, background.total - limit) if offset is None else min(offset, background.total)
-    begin = max(wanted, background.dropped)
+    start = max(0, background.total - limit) if offset is None else min(offset, background.total)
+    begin = max(start, background.dropped)
     text = background.output[begin - background.dropped :][:limit]
-    lost = {"dropped": begin - wanted} if begin > wanted else {}
-    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": background.total, **lost}
+    dropped = {"dropped": begin - start} if begin > start else {}
+    return {"output": text, "offset": begin, "next_offset": begin + len(text), "total": background.total, **dropped}
 
 
 TOOL = ToolDef(

@@ -38,23 +38,23 @@ class Glob:
         return any(self._fits(form, names) for form in self._forms)
 
     def _fits(self, form: list[re.Pattern[str] | None], names: list[str]) -> bool:
-        at = _skip_globstars(form, {0})
+        states = _skip_globstars(form, {0})
         for name in names:
             step = set()
-            for i in (i for i in at if i < len(form)):
+            for i in (i for i in states if i < len(form)):
                 if (part := form[i]) is None:
                     step |= {i} if self._dots or name[:1] != "." else set()
                 elif part.fullmatch(name):
                     step.add(i + 1)
-            at = _skip_globstars(form, step)
-        return len(form) in at
+            states = _skip_globstars(form, step)
+        return len(form) in states
 
 
-def _skip_globstars(form: list[re.Pattern[str] | None], at: set[int]) -> set[int]:
-    """Places in a form, and those behind any `**` that may stand for nothing."""
+def _skip_globstars(form: list[re.Pattern[str] | None], states: set[int]) -> set[int]:
+    """The states of a match, with those behind any `**` that may stand for nothing."""
     for i in range(len(form)):
-        at |= {i + 1} if i in at and form[i] is None else set()
-    return at
+        states |= {i + 1} if i in states and form[i] is None else set()
+    return states
 
 
 def _expand_braces(glob: str) -> list[str]:
@@ -68,7 +68,7 @@ def _expand_braces(glob: str) -> list[str]:
 
 
 def _regex(part: str, dots: bool) -> str:
-    """A part of a glob as a regular expression that never goes back over what a `*` has taken."""
+    """A part of a glob as a regular expression without backtracking over what a `*` has matched."""
     pieces, at = [""], 0
     while at < len(part):
         char, end = part[at], at + 1
@@ -137,7 +137,7 @@ def level_of(folder: str) -> Level:
 
 
 def ignored(levels: list[Level], parts: list[str], is_folder: bool) -> bool:
-    """What the ignore files say of a path: the nearest and last rule counts."""
+    """Whether ignore files exclude a path: the last matching rule of the nearest file decides."""
     for kind in range(len(IGNORE_FILES)):
         for level in reversed(levels):
             for rule in reversed(level.rules[kind]):
@@ -190,35 +190,35 @@ def matching_lines(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
             begins = raw.endswith(b"\n")
 
 
-def main(wanted: dict[str, Any]) -> int:
-    """Print as ripgrep does: paths; paths with counts; or paths with numbers of lines, at most so many of each."""
+def main(request: dict[str, Any]) -> int:
+    """Print like ripgrep: paths, paths with counts, or paths with line numbers up to a maximum per file."""
     try:
         warnings.simplefilter("error")
-        pattern = re.compile(wanted["pattern"], re.I if wanted["ignore_case"] else 0)
-        glob = Glob(wanted["glob"]) if wanted["glob"] else None
+        pattern = re.compile(request["pattern"], re.I if request["ignore_case"] else 0)
+        glob = Glob(request["glob"]) if request["glob"] else None
     except (re.error, RecursionError, OverflowError, ValueError, FutureWarning, DeprecationWarning) as error:
         emit(f"!{error}")
         return 2
-    for path in wanted["paths"] or walk(os.getcwd(), wanted["hidden"]):
+    for path in request["paths"] or walk(os.getcwd(), request["hidden"]):
         path = path.removeprefix("./")
         head = f"./{path}\0"
         if glob is not None and not glob.matches([path.rpartition("/")[2]]):
             continue
-        if wanted["mode"] == "files":
+        if request["mode"] == "files":
             emit(head)
             continue
         with contextlib.suppress(OSError, ValueError):
             numbers = []
             for number in matching_lines(path, pattern):
                 numbers.append(number)
-                if len(numbers) == wanted["most"]:
+                if len(numbers) == request["most"]:
                     break
-            emit(f"{head}{len(numbers)}\n" if wanted["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
+            emit(f"{head}{len(numbers)}\n" if request["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
     return 0
 
 
 def emit(text: str) -> None:
-    """Print at once: what was found by the end of the time counts."""
+    """Print at once: when time runs out, what was printed counts."""
     sys.stdout.buffer.write(os.fsencode(text))
     sys.stdout.buffer.flush()
 

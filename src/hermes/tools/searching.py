@@ -1,4 +1,4 @@
-"""The tool `search_files`: ripgrep, or what stands in for it, says where; what is there is read through the guard."""
+"""The tool `search_files`: ripgrep, or a fallback, finds the lines; they are read through the path guard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Listed = list[tuple[str, int]]
 
 @dataclass(slots=True)
 class Search:
-    """One call. `name` is set where a single file is searched; `globs` are those that a path must fit."""
+    """One call. `name` is set where a single file is searched; a path must match all `globs`."""
 
     ctx: ToolContext
     paths: Paths
@@ -62,23 +62,26 @@ class Search:
         self.root, self.name = os.path.split(real)
 
     async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
-        """Paths with a number each: how many lines match, or which line does."""
-        where = await self.ctx.resources.sandbox()
-        if isinstance(where, NoSandbox):
-            where = Local(where.place)  # it runs our own search only, below what the guard lets be read
+        """Paths with a number each: the count of matching lines, or the number of a matching line."""
+        sandbox = await self.ctx.resources.sandbox()
+        if isinstance(sandbox, NoSandbox):
+            sandbox = Local(sandbox.place)  # it runs our own search only, below what the guard lets be read
         if Path(self.root).is_relative_to(self.ctx.resources.spill):
-            where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
-        for argv in (self._rg_argv(mode, names, hits_max), [where.python, *self._fallback_argv(mode, names, hits_max)]):
+            sandbox = Local(sandbox.place)  # what was spilled is not shown to commands, but this run may read it
+        for argv in (
+            self._rg_argv(mode, names, hits_max),
+            [sandbox.python, *self._fallback_argv(mode, names, hits_max)],
+        ):
             try:
-                code, output = await self._output(where, argv)
+                code, output = await self._output(sandbox, argv)
             except SandboxError:
                 continue
             if code in (0, 1, 2) and (not output or output.startswith(b"./")):
                 return await self.ctx.blocking(partial(_parse_listing, output))
             if output.startswith(b"!"):
                 hint = r"It is a regular expression; a backslash makes a character plain, as in \( or \[."
-                why = output[1:].decode(errors="replace")
-                raise ToolError(f"The pattern cannot be used: {why}.", "invalid_arguments", hint)
+                error = output[1:].decode(errors="replace")
+                raise ToolError(f"The pattern cannot be used: {error}.", "invalid_arguments", hint)
         hint = "Where commands run there must be rg or python3; tell the user, or use other commands."
         raise ToolError("Nothing that searches can be started.", "tool_unavailable", hint)
 
@@ -92,9 +95,9 @@ class Search:
         return [*argv, "--", *([f"./{name}" for name in names] or ["./"])]
 
     def _fallback_argv(self, mode: str, names: list[str], hits_max: int) -> list[str]:
-        wanted = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
-        wanted |= {"paths": names, "most": hits_max, "hidden": self._hidden, "glob": self._narrow(mode, names)}
-        return ["-I", "-S", "-c", _source(), json.dumps(wanted)]
+        request = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
+        request |= {"paths": names, "most": hits_max, "hidden": self._hidden, "glob": self._narrow(mode, names)}
+        return ["-I", "-S", "-c", _source(), json.dumps(request)]
 
     @property
     def _hidden(self) -> bool:
@@ -105,10 +108,10 @@ class Search:
             return ""
         return next((glob for glob in self.globs if _SIMPLE_GLOB.fullmatch(glob) and glob != "*"), "")
 
-    async def _output(self, where: Sandbox, argv: list[str]) -> tuple[int, bytes]:
+    async def _output(self, sandbox: Sandbox, argv: list[str]) -> tuple[int, bytes]:
         left = max(0.1, self.deadline - asyncio.get_running_loop().time())
         output = bytearray()
-        async with await where.spawn(argv, cwd=self.root, seconds=left, network=False) as process:
+        async with await sandbox.spawn(argv, cwd=self.root, seconds=left, network=False) as process:
             async for chunk in process.chunks():
                 output += chunk
                 if len(output) > limits.SEARCH_LISTED_BYTES_MAX:
@@ -121,15 +124,12 @@ class Search:
         return 0, bytes(output[: max(output.rfind(b"\n"), output.rfind(b"\0")) + 1])
 
     def let_through(self, listed: Listed, *, content: bool) -> Listed:
-        """What the globs mean and the guard lets be read, in order. Refused files count whether they match or not:
+        """The paths that match the globs and may be read, sorted. Refused files are counted whether they match or not:
         their number tells nothing of what is in them. Blocks."""
         try:
-            globs = [
-                rg_fallback.Glob(
-                    g.lstrip("/") if "/" in g else f"**/{g}", dots=False, ignore_case=self.ignore_case and not content
-                )
-                for g in self.globs
-            ]
+            anchored = [glob.lstrip("/") if "/" in glob else f"**/{glob}" for glob in self.globs]
+            ignore_case = self.ignore_case and not content
+            globs = [rg_fallback.Glob(glob, dots=False, ignore_case=ignore_case) for glob in anchored]
         except ValueError as error:
             hint = "A glob looks like *.py, src/**/*.ts or *.{c,h}."
             raise ToolError(f"The glob cannot be used: {error}.", "invalid_arguments", hint) from None
@@ -139,43 +139,41 @@ class Search:
                 continue
             if not self.paths.lets_read(os.path.join(self.root, path)):
                 self.withheld += 1
-            elif not content or (count and self._is_open(path)):
+            elif not content:
                 out.append((path, count))
+            elif count:
+                try:
+                    self.paths.check(os.path.join(self.root, path), "read")
+                    out.append((path, count))
+                except PathRefused:
+                    self.withheld += 1
         return out
-
-    def _is_open(self, path: str) -> bool:
-        try:
-            self.paths.check(os.path.join(self.root, path), "read")
-        except PathRefused:
-            self.withheld += 1
-            return False
-        return True
 
     def display_path(self, path: str) -> str:
         return access.display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
-        """The lines of these numbers, with those around them. Blocks."""
+        """The lines of these numbers with their context. Blocks."""
         out: list[Answer] = []
-        paths, redactor, left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
-        for path, wanted in numbers.items():
+        paths, redactor, chars_left = self.paths, access.LineRedactor(self.ctx), access.content_chars_max(self.ctx)
+        for path, line_numbers in numbers.items():
             texts: dict[int, str] = {}
             try:
                 with paths.open(os.path.join(self.root, path)) as file:
                     lines = access.Lines(file, self.ctx.cancelled)
-                    for number in wanted:
+                    for number in line_numbers:
                         lines.skip_to(number - context)
                         while lines.number <= number + context and (raw := lines.next()):
                             texts[lines.last] = redactor.line(raw, lines.is_key)[0][: limits.SEARCH_LINE_CHARS_MAX]
             except (PathRefused, OSError):  # it has changed meanwhile
                 continue
-            for number in (number for number in wanted if number in texts):
+            for number in (number for number in line_numbers if number in texts):
                 hit: Answer = {"path": self.display_path(path), "line": number, "text": texts[number]}
                 if context:
                     hit["before"] = [texts[n] for n in range(number - context, number) if n in texts]
                     hit["after"] = [texts[n] for n in range(number + 1, number + context + 1) if n in texts]
-                left -= len(json.dumps(hit, ensure_ascii=False)) + 2
-                if left < 0 and out:
+                chars_left -= len(json.dumps(hit, ensure_ascii=False)) + 2
+                if chars_left < 0 and out:
                     return out
                 out.append(hit)
         return out
@@ -183,7 +181,7 @@ class Search:
 
 @cache
 def _source() -> str:
-    """The program that stands in: its text goes with the command, for not every sandbox shows our own files."""
+    """The source of the fallback: it is passed with the command, because not every sandbox shows our own files."""
     return inspect.getsource(rg_fallback)
 
 
@@ -219,13 +217,13 @@ async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
     files = await ctx.blocking(partial(search.let_through, listed, content=content))
     matches: Sequence[Answer | str] = []
     if content and args.output_mode == "content":
-        total, wanted = sum(count for _, count in files), _hits_on_page(files, offset, limit)
-        if wanted:
+        total, ranges = sum(count for _, count in files), _hits_on_page(files, offset, limit)
+        if ranges:
             numbers: dict[str, list[int]] = {}
-            for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
+            for path, number in await search.listed("lines", list(ranges), max(end for _, end in ranges.values())):
                 numbers.setdefault(path, []).append(number)
-            some = {path: numbers.get(path, [])[first:end] for path, (first, end) in wanted.items()}
-            matches = await ctx.blocking(partial(search.hits, some, args.context))
+            page_numbers = {path: numbers.get(path, [])[first:end] for path, (first, end) in ranges.items()}
+            matches = await ctx.blocking(partial(search.hits, page_numbers, args.context))
     else:
         total, page = len(files), files[offset : offset + limit]
         counted = content and args.output_mode == "count"
@@ -234,13 +232,13 @@ async def _run(ctx: ToolContext, args: SearchFiles) -> Answer:
 
 
 def _hits_on_page(files: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
-    wanted, before = {}, 0
+    ranges, before = {}, 0
     for path, count in files:
         first, end = max(0, offset - before), min(count, offset + limit - before)
         if first < end:
-            wanted[path] = (first, end)
+            ranges[path] = (first, end)
         before += count
-    return wanted
+    return ranges
 
 
 def _answer(search: Search, matches: Sequence[Answer | str], total: int, offset: int) -> Answer:

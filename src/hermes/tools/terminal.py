@@ -111,26 +111,22 @@ async def _prepare(ctx: ToolContext, args: Terminal) -> Prepared:
         raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
     sandbox, shell = await sandbox_and_shell(ctx)
     if background and not ctx.resources.processes.make_room(ctx.owner):
-        raise ToolError(
-            f"{limits.BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
-        )
-    where = _resolve_path(args.workdir, shell)
+        message = f"{limits.BACKGROUND_MAX} of your processes run already."
+        raise ToolError(message, "limit_reached", "End one of them with process.")
+    cwd = _resolve_path(args.workdir, shell)
     try:
-        await approvals.command(ctx, command, where)
+        await approvals.command(ctx, command, cwd)
     except approvals.Blocked as refusal:
         refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
         raise
     foreign = await ctx.blocking(partial(_is_foreign, ctx, sandbox, command, background=background))
-    text = f"cd -- {shlex.quote(where)} || exit\n{command}" if where != shell.cwd else command
+    text = f"cd -- {shlex.quote(cwd)} || exit\n{command}" if cwd != shell.cwd else command
     return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, foreign))
 
 
 def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background: bool) -> bool:
-    """Whether the output may come from outside: from the network, or from a file that did.
-
-    What a command in the foreground reaches through the proxy is known when it has ended. Without a sandbox every command
-    has the network; then it is told by the names of those that use it.
-    """
+    """Whether the output may come from outside: from the network, or from a file that did. For a sandboxed command in
+    the foreground the proxy tells when it has ended; without a sandbox the names of the commands decide."""
     if sandbox.isolated:
         proxied = sandbox.name in PROXIED and not background
         online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
@@ -145,34 +141,30 @@ def _resolve_path(path: str, shell: Shell) -> str:
 
 
 def goes_online(command: str) -> bool:
-    """Whether a command line has a simple command that is of no use without a network. It may be wrong."""
+    """Whether a command line has a simple command that needs the network. A guess by names."""
     for form in simple_forms(command):
-        words = [word for word in form.split() if not word.startswith("-") and "=" not in word]
-        while words and (words[0] in _WRAPPERS or words[0].isdigit()):
-            del words[0]
-        verbs = _ONLINE.get(os.path.basename(words[0])) if words else None
-        if verbs is not None and (not verbs or set(words[1:3]) & set(verbs.split())):
+        operands = [word for word in form.split() if not word.startswith("-") and "=" not in word]
+        while operands and (operands[0] in _WRAPPERS or operands[0].isdigit()):
+            del operands[0]
+        verbs = _ONLINE.get(os.path.basename(operands[0])) if operands else None
+        if verbs is not None and (not verbs or set(operands[1:3]) & set(verbs.split())):
             return True
     return False
 
 
 async def _run(ctx: ToolContext, args: Terminal) -> Answer:
     plan: Plan = ctx.prepared
-    ctx.foreign = plan.foreign
-    shell = plan.shell
-    began = time.monotonic()
+    ctx.foreign, shell, began = plan.foreign, plan.shell, time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not args.background))
         async with ctx.resources.session.hosts.call(ctx) as call:
-            process, stopped = await start_process(
-                plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds)
-            )
+            env = environment(ctx, shell)
+            process, stopped = await start_process(plan.sandbox.spawn(argv, env=env, seconds=plan.seconds))
             if args.background and not stopped:
-                made = ctx.resources.processes.add(
-                    ctx, args.command, process, plan.sandbox, notify=args.notify_on_complete, keep=args.keep
-                )
-                made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
-                return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
+                options = {"notify": args.notify_on_complete, "keep": args.keep}
+                background = ctx.resources.processes.add(ctx, args.command, process, plan.sandbox, **options)
+                background.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
+                return {"status": "started", "session_id": background.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.resources.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
             chars_max = min(ctx.settings.tool_output.max_bytes, output_chars_max(ctx))
             captured = CapturedOutput(chars_max, ctx.secrets, ctx.emit, spill=spill)
@@ -184,11 +176,10 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
         await run_to_end(ctx.blocking(shell.keep))
         shell.env = {name: value for name, value in shell.env.items() if not _HIJACKING_VARIABLES.match(name)}
     status, error = ENDED[process.ended_by]
-    set_aside = await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
     answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
     answer["spill"] = str(spill.path) if spill.begun else None
-    answer |= set_aside
+    answer |= await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or (_LONGER if status == "timeout" else "")
         raise ToolError(process.reason or error.format(seconds=plan.seconds), status, hint, **answer)
@@ -206,12 +197,12 @@ def _network_hint(sandbox: Sandbox, command: str) -> str:
 
 
 def output_chars_max(ctx: ToolContext) -> int:
-    """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
+    """How long output may be so that the answer with it is not cut again."""
     return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.resources.window_tokens) * 3 // 4
 
 
 async def start_process(starting: Awaitable[Process]) -> tuple[Process, bool]:
-    """A process once it is there, and whether it is to end at once: who is cancelled leaves nothing that still begins."""
+    """The process once it has started, and whether the caller was cancelled meanwhile: then it is killed at once."""
     task, stops = asyncio.ensure_future(starting), list[bool]()
     await run_to_end(task, lambda: stops.append(True))
     process = task.result()
@@ -224,7 +215,7 @@ async def start_process(starting: Awaitable[Process]) -> tuple[Process, bool]:
 async def follow_process(
     process: Process, captured: CapturedOutput, cancelled: Callable[[], object] = lambda: None
 ) -> int:
-    """The exit code, once all output is in. Who is cancelled meanwhile has the command end, and then tells how."""
+    """The exit code, once all output is read. When the caller is cancelled meanwhile, the command is interrupted."""
 
     async def read() -> None:
         async for data in process.chunks():
@@ -241,7 +232,7 @@ async def follow_process(
 
 
 async def run_to_end(work: Awaitable[Any], cancelled: Callable[[], object] = lambda: None) -> None:
-    """Wait for what must not be left half done; who is cancelled meanwhile can hasten its end, and goes on after it."""
+    """Wait for work that must not be left half done; `cancelled` is called each time the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:

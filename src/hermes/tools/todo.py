@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-import msgspec
 from msgspec import Meta
 
 from hermes.core import limits
@@ -25,11 +24,11 @@ class Todo(ToolArguments):
 
 
 def _run(ctx: ToolContext, args: Todo) -> Answer:
-    known = (ctx.last_answer("todo", "todos") or {}).get("todos")
-    items: list[dict[str, str]] = known if isinstance(known, list) else []
+    stored = (ctx.last_answer("todo", "todos") or {}).get("todos")
+    items: list[dict[str, str]] = stored if isinstance(stored, list) else []
     if args.todos is not None:
-        given = msgspec.to_builtins(args.todos)
-        items = list({item["id"]: item for item in (*items, *given)}.values()) if args.merge else given
+        new = [item.as_json() for item in args.todos]
+        items = list({item["id"]: item for item in (*items, *new)}.values()) if args.merge else new
     if len(items) > limits.TODO_ITEMS_MAX:
         fault = f"A list has at most {limits.TODO_ITEMS_MAX} items; this one would have {len(items)}."
         raise ToolError(fault, "limit_reached", "Leave out what is done, and make one item of what belongs together.")

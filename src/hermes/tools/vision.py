@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from hermes.core import limits
-from hermes.guards.paths import Paths
 from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, report_file_errors, resolve_path, type_of
@@ -32,36 +31,36 @@ class VisionAnalyze(ToolArguments):
 
 
 async def _prepare(ctx: ToolContext, args: VisionAnalyze) -> Prepared:
-    if _is_url(place := args.image_url.strip()):
-        await approvals.hosts(ctx, [place])
+    if _is_url(location := args.image_url.strip()):
+        await approvals.hosts(ctx, [location])
     return Prepared()
 
 
-def _is_url(place: str) -> bool:
-    return place[:7].lower() in ("http://", "https:/")
+def _is_url(location: str) -> bool:
+    return location[:7].lower() in ("http://", "https:/")
 
 
 async def _run(ctx: ToolContext, args: VisionAnalyze) -> Answer:
     data = await _bytes(ctx, args.image_url.strip())
     image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
     content = [{"type": "text", "text": args.question}, image]
-    got = await ctx.resources.ask_model(
+    reply = await ctx.resources.ask_model(
         "vision", _SYSTEM, [{"role": "user", "content": content}], limits.IMAGE_ANSWER_TOKENS_MAX
     )
-    if got is None:
+    if reply is None:
         hint = "Tell the user: auxiliary.vision.model can be set to a model that sees images."
         raise ToolError("No model could be asked about the image.", "tool_unavailable", hint)
-    text, usage = got
+    text, usage = reply
     await ctx.asking.spent(usage)
     return {"answer": text, "model": usage["model"]}
 
 
-async def _bytes(ctx: ToolContext, place: str) -> bytes:
-    if place[:5].lower() == "data:":
-        return await ctx.blocking(partial(_decode_data_url, place))
-    if _is_url(place):
+async def _bytes(ctx: ToolContext, location: str) -> bytes:
+    if location[:5].lower() == "data:":
+        return await ctx.blocking(partial(_decode_data_url, location))
+    if _is_url(location):
         try:
-            fetched = await ctx.resources.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
+            fetched = await ctx.resources.urls.fetch(location, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
         except FetchFailed as failed:
             code = "too_large" if failed.rule == "too_large" else failed.code
             raise ToolError(str(failed), code, "Use another image, or tell the user.") from None
@@ -70,7 +69,14 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
             raise ToolError(f"The server answered with the status {fetched.status}.", "fetch_failed", hint)
         return fetched.data
     paths = await ctx.resources.paths()
-    return await ctx.blocking(partial(_read_image_file, ctx, paths, place))
+
+    def read() -> bytes:
+        with report_file_errors(ctx, paths, location):
+            real = paths.check(resolve_path(ctx, paths, location), "read")
+            with paths.open(str(real)) as file:
+                return file.read(limits.IMAGE_BYTES_MAX + 1)
+
+    return await ctx.blocking(read)
 
 
 def _decode_data_url(url: str) -> bytes:
@@ -84,16 +90,8 @@ def _decode_data_url(url: str) -> bytes:
         raise _unreadable_image("The data URL is no proper Base64") from None
 
 
-def _read_image_file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
-    with (
-        report_file_errors(ctx, paths, place),
-        paths.open(str(paths.check(resolve_path(ctx, paths, place), "read"))) as file,
-    ):
-        return file.read(limits.IMAGE_BYTES_MAX + 1)
-
-
-def _unreadable_image(why: str) -> ToolError:
-    return ToolError(f"{why}.", "image_unreadable", "PNG, JPEG, GIF and WebP can be looked at; convert it first.")
+def _unreadable_image(reason: str) -> ToolError:
+    return ToolError(f"{reason}.", "image_unreadable", "PNG, JPEG, GIF and WebP can be looked at; convert it first.")
 
 
 def data_url(data: bytes) -> str:
@@ -105,7 +103,7 @@ def data_url(data: bytes) -> str:
 
 
 def fit_image(data: bytes) -> tuple[str, bytes]:
-    """An image's type and bytes as a model takes them, scaled down where it is too large. It blocks."""
+    """An image's type and bytes as a model accepts them, scaled down where it is too large. Blocks."""
     kind = type_of(data[:64], "") or ""
     if not can_shrink():
         if kind not in SENT_AS_IS:
@@ -114,18 +112,15 @@ def fit_image(data: bytes) -> tuple[str, bytes]:
             hint = "Tell the user: pip install 'hermes[images]', with which large images are made smaller."
             raise ToolError("The image is too large to be sent as it is.", "too_large", hint)
         return kind, data
+    from PIL import Image
     from PIL.Image import DecompressionBombError, DecompressionBombWarning
-    from PIL.Image import open as decoded
 
     try:
-        with decoded(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > limits.IMAGE_PIXELS_MAX:
                 raise DecompressionBombError
-            if (
-                kind in SENT_AS_IS
-                and max(image.size) <= limits.IMAGE_PIXELS_WIDE_MAX
-                and len(data) <= limits.IMAGE_SENT_BYTES_MAX
-            ):
+            is_small = max(image.size) <= limits.IMAGE_PIXELS_WIDE_MAX and len(data) <= limits.IMAGE_SENT_BYTES_MAX
+            if kind in SENT_AS_IS and is_small:
                 image.load()  # what is damaged is told here, not by a provider
                 return kind, data
             return "image/jpeg", _scale(image)

@@ -38,7 +38,7 @@ _NEXT = {
 
 
 class SearchRequest(NamedTuple):
-    """A request to a search server. What it is known by goes into headers, never into the URL."""
+    """A request to a search server. Credentials go into headers, never into the URL."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ class SearchRequest(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A kind of search server: the variable with its key or address, its request, and where its answer has what."""
+    """A search service: the variable with its key or address, its request, and the fields of its answer."""
 
     variable: str
     request: Callable[[str, str, int], SearchRequest]
@@ -86,8 +86,8 @@ BACKENDS = {
 
 def backend_of(settings: Settings) -> str | None:
     chosen = settings.web.search_backend
-    wanted = [chosen] if chosen else BACKENDS
-    return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
+    names = [chosen] if chosen else BACKENDS
+    return next((name for name in names if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
 
 
 def why_no_search(settings: Settings) -> str | None:
@@ -111,9 +111,8 @@ async def _search(ctx: ToolContext, args: WebSearch) -> Answer:
         raise ToolError("The query holds a secret.", "contains_secret", "Leave the secret out.")
     name = backend_of(ctx.settings)
     if name is None:
-        raise ToolError(
-            "There is no search backend.", "tool_unavailable", f"Tell the user: {why_no_search(ctx.settings)}."
-        )
+        hint = f"Tell the user: {why_no_search(ctx.settings)}."
+        raise ToolError("There is no search backend.", "tool_unavailable", hint)
     backend = BACKENDS[name]
     request = backend.request((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
     headers = {"Accept": "application/json", **request.headers}
@@ -178,19 +177,13 @@ SEARCH = ToolDef(
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-_CharLimit = Annotated[
-    int,
-    Meta(
-        ge=limits.EXTRACTED_CHARS_MIN,
-        le=limits.EXTRACTED_CHARS_MAX,
-        description="Characters per page; 15000 if not given.",
-    ),
-]
+_LIMIT_TEXT = "Characters per page; 15000 if not given."
+_CHAR_LIMIT = Meta(ge=limits.EXTRACTED_CHARS_MIN, le=limits.EXTRACTED_CHARS_MAX, description=_LIMIT_TEXT)
 
 
 class WebExtract(ToolArguments):
     urls: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=limits.EXTRACTED_PAGES_MAX)]
-    char_limit: _CharLimit | None = None
+    char_limit: Annotated[int, _CHAR_LIMIT] | None = None
 
 
 async def _prepare(ctx: ToolContext, args: WebExtract) -> Prepared:
@@ -212,8 +205,8 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
         fetched = await ctx.resources.urls.fetch(url)
         answer |= {"final_url": fetched.final_url, "status": fetched.status}
         if fetched.status >= 400:
-            fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
-            answer |= {"error": fault, "code": "fetch_failed"}
+            message = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
+            answer |= {"error": message, "code": "fetch_failed"}
         answer |= await ctx.blocking(partial(_render_page, ctx, fetched, limit))
     except FetchFailed as failed:
         answer |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
@@ -223,7 +216,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
 
 
 def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
-    """A page as it is told; what is too long lies whole in a file beside."""
+    """A page for the answer; one that is too long is cut, and written to a file as a whole."""
     from hermes.tools import pages
 
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)

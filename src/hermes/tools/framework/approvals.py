@@ -74,7 +74,6 @@ class Blocked(ToolError):
 
 
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
-    """Leave to run a command there."""
     sandbox = await ctx.resources.sandbox()
     hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
     await _refuse_forbidden(ctx, [command, *forms], hits)
@@ -88,17 +87,17 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         return
     pieces = [pieces_of(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
-    details = [
-        hit.detail if parts and not moves else command for hit, parts in zip(hits_to_approve, pieces, strict=True)
-    ]
     rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
+    keys = set()
+    for hit, parts in zip(hits_to_approve, pieces, strict=True):
+        keys.add(f"command {cwd} {hit.rule} {hit.detail if parts and not moves else command}")
     request = ApprovalRequest(
         ctx.call_id,
         "command",
         command,
         explain(rules),
         rules,
-        keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
+        keys=frozenset(keys),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
         allowed=all(is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
@@ -108,7 +107,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
 
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
-    """Leave to run a script. Where nothing keeps it apart, somebody has to have seen the whole of it."""
+    """Ask before a script runs without a sandbox: somebody has to have seen the whole of it."""
     sandbox = await ctx.resources.sandbox()
     hits, _ = await ctx.blocking(partial(_check_command, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
     await _refuse_forbidden(ctx, [code], hits)
@@ -122,7 +121,7 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
-    """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
+    """Ask to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.resources.paths()
     choice = await permission(ctx, "write", str(folder), "It lies outside the workspace.", key=str(folder))
     paths.grant(folder)
@@ -131,7 +130,7 @@ async def folder(ctx: ToolContext, folder: Path) -> None:
 
 
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
-    """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
+    """Ask to write reserved names, from which git, an editor, a shell or another agent of the user takes commands."""
     paths = await ctx.resources.paths()
     reason, keys = f"The user's own tools may run what is written there.{details}", {f"write {e}" for e in entries}
     request = ApprovalRequest(ctx.call_id, "write", "\n".join(map(str, entries)), reason, keys=frozenset(keys))
@@ -142,8 +141,8 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
 
 
 async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> JsonObject:
-    """What to add to the answer about commands that have made reserved names. Where somebody is to be asked, can be and
-    allows them, they are put back and there is nothing to add."""
+    """What to add to the answer about reserved names that commands have made. Where the user is asked and allows them,
+    they are restored and there is nothing to add."""
     watching = sandbox.watching
     reasons = watching.take_set_aside() if watching is not None else {}
     if watching is None or not reasons:
@@ -159,7 +158,7 @@ async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> JsonObj
 
 
 async def host(ctx: ToolContext, host: str) -> None:
-    """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
+    """Ask to let the commands of a running call reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
     keys, setting = frozenset({HOST_KEY + host}), "terminal.allowed_hosts"
     request = ApprovalRequest(ctx.call_id, "network", host, reason, keys=keys, patterns=(host,), setting=setting)
@@ -167,65 +166,59 @@ async def host(ctx: ToolContext, host: str) -> None:
 
 
 async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
-    """Leave to read hosts of the web that nobody has named: for the rest of the turn, or for the session.
-
-    Raises Blocked where none of the URLs may be read; a single one is refused when it is opened.
-    """
-    asked: dict[str, list[str]] = {}
+    """Ask to read web hosts that nobody has named: for the rest of the turn, or for the session. Raises Blocked where
+    none of the URLs may be read; a single one is refused when it is opened."""
+    urls_by_host: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         with contextlib.suppress(FetchFailed):  # whoever opens it is told
-            asked.setdefault(ctx.resources.urls.check(url, any_host=True).host, []).append(url)
+            urls_by_host.setdefault(ctx.resources.urls.check(url, any_host=True).host, []).append(url)
     refusals: list[Blocked] = []
-    for host, named in asked.items():
+    for host, host_urls in urls_by_host.items():
         if ctx.resources.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
         keys = frozenset({f"host {host}"})
-        request = ApprovalRequest(ctx.call_id, "host", "\n".join(named), reason, keys=keys, hint=_HOST_HINT)
+        request = ApprovalRequest(ctx.call_id, "host", "\n".join(host_urls), reason, keys=keys, hint=_HOST_HINT)
         try:
             await _request_permission(ctx, request)
             ctx.resources.hosts.add(host)
         except Blocked as refusal:
             refusals.append(refusal)
-    if refusals and len(refusals) == len(asked):
+    if refusals and len(refusals) == len(urls_by_host):
         raise refusals[0]
 
 
-async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reason: str) -> None:
-    """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
-    has read text from outside."""
-    if wanted or ctx.resources.has_foreign():
-        await permission(ctx, kind, subject, reason if wanted else _FOREIGN)
+async def write(ctx: ToolContext, kind: str, subject: str, *, required: bool, reason: str) -> None:
+    """Ask before something is written that outlives the session: where the settings require it, and in any turn that has
+    read text from outside."""
+    if required or ctx.resources.has_foreign():
+        await permission(ctx, kind, subject, reason if required else _FOREIGN)
 
 
-async def permission(
-    ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
-) -> str:
-    """Leave for something else: the choice. With a `key` it can be given for the session, to all with the same one."""
+async def permission(ctx: ToolContext, kind: str, subject: str, reason: str, *, key: str = "") -> str:
+    """The choice of whoever is asked. With a `key` it can hold for the session, for all requests with the same key."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    return await _request_permission(ctx, ApprovalRequest(ctx.call_id, kind, subject, reason, tuple(rules), keys=keys))
+    return await _request_permission(ctx, ApprovalRequest(ctx.call_id, kind, subject, reason, keys=keys))
 
 
 def rules_to_approve(
     command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
 ) -> list[Hit]:
-    """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
-
-    Without a sandbox that is every part of it that is not known to change nothing.
-    """
+    """The rules that need approval where a command would run; without a sandbox every part of it that is not known to
+    change nothing. `usual`: the names of commands mean what they should."""
     if isolated:
         return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
     if usual and is_read_only(command):
         return list(hits)
-    known = {piece for hit in hits for piece in pieces_of(hit, forms)}
-    rest = [form for form in forms if form not in known and not (usual and is_read_only(form))]
+    covered = {piece for hit in hits for piece in pieces_of(hit, forms)}
+    rest = [form for form in forms if form not in covered and not (usual and is_read_only(form))]
     # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
     rest = rest if rest or hits else [command]
     return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
-    """Whether commands reach the network, or may yet be granted a host of it."""
+    """Whether commands reach the network, or may yet be granted a host."""
     if not sandbox.isolated or sandbox.place.network:
         return True
     is_granted = any(key.startswith(HOST_KEY) for key in ctx.resources.session.granted)
@@ -241,7 +234,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 
 
 async def _request_permission(ctx: ToolContext, request: ApprovalRequest) -> str:
-    """From the modes to the question; returns the choice that allows it, or raises Blocked."""
+    """The choice that allows the request: by mode, grant, reviewer or user. Raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
     async def at_once(by: str, comment: str) -> str:
@@ -282,7 +275,7 @@ def explain(rules: Iterable[str]) -> str:
 
 
 def forbidden_rules(deny: Sequence[str], texts: Sequence[str], hits: Sequence[Hit]) -> list[str]:
-    """The rules by which a command is never run, whoever would allow it."""
+    """The rules by which a command is never run, whoever approves it."""
     denied = any(_mentions(text, pattern) for pattern in deny for text in texts)
     return ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
 
@@ -321,15 +314,16 @@ def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -
 
 
 def pieces_of(hit: Hit, forms: Sequence[str]) -> list[str]:
-    """The simple command that a hit is about, and the files it writes; none where it is about more than one, or where
-    something of it is not known."""
+    """The simple command of a hit and the files it writes; empty where it is about several, or part of it is
+    unknown."""
     first, *files = hit.detail.split(" > ")
     pieces = [first, *(f"> {file}" for file in files)]
     return pieces if hit.rule != "opaque" and "…" not in hit.detail and set(pieces) <= set(forms) else []
 
 
 def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Patterns that allow these and nothing else; none where that cannot be said, or should not be written down."""
+    """Patterns that allow these pieces and nothing else; none where no pattern can, or a secret would be written
+    down."""
     texts = tuple(dict.fromkeys(piece for parts in pieces for piece in parts))
     fits = all(not set(text) & set("*?[\n") and "${" not in text and ctx.secrets.redact(text) == text for text in texts)
     return texts if all(pieces) and fits else ()
@@ -340,10 +334,10 @@ def is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
-    """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
+    """Add patterns to the allowlist of the settings. Failing to write it is only logged. Blocks."""
     try:
-        known = load(ctx.home).origin(setting).value
-        set_value(ctx.home, setting, list(dict.fromkeys([*known, *patterns])), by=by)
+        patterns_before = load(ctx.home).origin(setting).value
+        set_value(ctx.home, setting, list(dict.fromkeys([*patterns_before, *patterns])), by=by)
     except (HermesError, OSError) as error:
         log.warning("%s could not be written: %s", setting, error)
 
@@ -352,18 +346,18 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 
 
 async def _review(ctx: ToolContext, request: ApprovalRequest) -> dict[str, str] | None:
-    """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
+    """The verdict of a reviewing model, which sees no output of tools; None where it gives none that is valid."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
     action |= {"rules": explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):
-            got = await ctx.resources.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
+            reply = await ctx.resources.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
     except TimeoutError:
         return None
-    if got is None:
+    if reply is None:
         return None
-    text, usage = got
+    text, usage = reply
     await ctx.asking.spent(usage)
     try:
         verdict = json.loads(_FENCE.sub(r"\1", text.strip()))

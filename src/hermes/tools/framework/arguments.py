@@ -31,7 +31,7 @@ _ADDED = re.compile(r"^(?:functions?|tools?|default_api)[.:/]+|(?:[-_. ]?tool)?(
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
+    """`ok` with a value; `cut` where the text ends too early; `broken` with a description of the error."""
 
     state: Literal["ok", "cut", "broken"]
     value: JsonObject | None = None
@@ -39,11 +39,8 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Arguments as an object.
-
-    Repaired are only trailing commas, closing brackets missing after a complete value, and raw control characters in
-    strings: nothing that could change what is meant.
-    """
+    """Arguments as an object. Only trailing commas, missing closing brackets after a complete value and raw control
+    characters in strings are repaired: nothing that could change the meaning."""
     try:
         return _object(json.loads(text, strict=False))
     except ValueError as error:
@@ -75,7 +72,7 @@ def _object(value: object) -> Parsed:
 
 
 def _scan(text: str) -> tuple[str, bool, bool]:
-    """The brackets still to be closed; whether the text ends inside a string; whether a value is still awaited."""
+    """The missing closing brackets; whether the text ends inside a string; whether it ends before a value."""
     stack: list[str] = []
     in_string = escaped = False
     last = ""
@@ -98,10 +95,8 @@ def _scan(text: str) -> tuple[str, bool, bool]:
             last = char
     # A bare word at the end may be the beginning of a longer number or of `true`; a quote may close a key.
     open_word = bool(stack) and re.fullmatch(r"[\w.+-]", text.rstrip()[-1:]) is not None
-    open_key = (
-        bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
-    )
-    return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[" or open_word or open_key or last == ",")
+    open_key = last == '"' and stack[-1:] == ["}"] and re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text) is not None
+    return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[," or open_word or open_key)
 
 
 def settle_name(name: str, offered: Iterable[str]) -> str | None:
@@ -114,11 +109,11 @@ def settle_name(name: str, offered: Iterable[str]) -> str | None:
     names = list(offered)
     if name in names:
         return name
-    wanted = _fold(name)
-    if (known := next((known for known in names if _fold(known) == wanted), None)) is not None:
-        return known
-    for wanted in (_letters(name), _letters(_ADDED.sub("", name.strip()))):
-        fitting = [known for known in names if wanted and _letters(known) == wanted]
+    key = _fold(name)
+    if (match := next((each for each in names if _fold(each) == key), None)) is not None:
+        return match
+    for key in (_letters(name), _letters(_ADDED.sub("", name.strip()))):
+        fitting = [each for each in names if key and _letters(each) == key]
         if len(fitting) == 1:
             return fitting[0]
     return None
@@ -137,7 +132,7 @@ def _letters(name: str) -> str:
 
 
 def check(args: JsonObject, schema: Schema) -> tuple[JsonObject, str]:
-    """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
+    """The arguments, coerced where that loses nothing, and what is wrong with them, if anything."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)
     return args, "; ".join(faults[:3])
@@ -148,8 +143,8 @@ def _coerced(value: object, schema: object) -> Any:
     kind = schema.get("type")
     value = _scalar(value, kind)
     if isinstance(value, dict):
-        known = schema.get("properties") or {}
-        return {whole_text(name): _coerced(item, known.get(name)) for name, item in value.items()}
+        properties = schema.get("properties") or {}
+        return {whole_text(name): _coerced(item, properties.get(name)) for name, item in value.items()}
     if isinstance(value, list):
         return [_coerced(item, schema.get("items")) for item in value]
     return whole_text(value) if isinstance(value, str) else value
@@ -182,13 +177,13 @@ def schema_faults(value: object, schema: Schema) -> list[str]:
     validator = _validator(json.dumps(schema, sort_keys=True))
     faults = []
     for error in validator.iter_errors(value):
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
-        faults.append(f"{place}: {_describe_error(error)}" if place else _describe_error(error))
+        path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
+        faults.append(f"{path}: {_describe_error(error)}" if path else _describe_error(error))
     return faults
 
 
 def _describe_error(error: ValidationError) -> str:
-    """What is wrong, with all that could be there instead, but not with all of what is."""
+    """The error with all allowed options, but with the value cut."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
         text = f"{json.dumps(error.instance)} is not one of {', '.join(map(json.dumps, options))}"
@@ -208,7 +203,7 @@ def _no_document(address: str) -> NoReturn:
 
 
 def schema_problem(schema: Schema) -> str:
-    """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
+    """Why a schema cannot be used for validation, as the end of a sentence; empty where it can."""
     try:
         if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
             return f"unfolds to more than {limits.SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
@@ -223,7 +218,7 @@ def schema_problem(schema: Schema) -> str:
 
 
 def _unfolded_nodes(schema: Schema) -> int:
-    """How many parts a schema has with its references followed, each as often as it is made; a recursive one once."""
+    """The number of nodes of a schema with all references followed; recursive references count once."""
     anchors = {"": schema}
     sizes: dict[int, int] = {}
 
@@ -246,10 +241,10 @@ def _unfolded_nodes(schema: Schema) -> int:
         return sizes[id(node)]
 
     def target(reference: str) -> Any:
-        document, _, place = unquote(reference).partition("#")
+        document, _, pointer = unquote(reference).partition("#")
         try:
-            node: Any = None if document else anchors[place.partition("/")[0]]
-            for step in place.split("/")[1:]:
+            node: Any = None if document else anchors[pointer.partition("/")[0]]
+            for step in pointer.split("/")[1:]:
                 step = step.replace("~1", "/").replace("~0", "~")
                 node = node[int(step)] if isinstance(node, list) else node[step]
         except (LookupError, ValueError, TypeError):

@@ -47,7 +47,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class PriorOutcome:
-    """What became of a call that was cut off, and what it had put out by then."""
+    """The outcome of an interrupted call, and its output until then."""
 
     known: Reconciled
     output: str
@@ -72,7 +72,7 @@ def dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
 
 
 def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
-    """Whether a call only reads, and what. One that cannot tell conflicts with all; its defect is told when it is made."""
+    """Whether a call only reads, and its scope. One whose functions fail conflicts with all; running it reports why."""
     reads = False
     try:
         reads = not tool.alone and tool.effect_of(args) == "read"
@@ -83,9 +83,8 @@ def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
 
 class _Conflicts:
     def __init__(self) -> None:
-        self._alone: PendingCall | None = (
-            None  # the last one that conflicts with all; what follows is counted from there
-        )
+        # The last call that conflicts with all others; what follows is of calls after it.
+        self._alone: PendingCall | None = None
         self._since: list[PendingCall] = []
         self._writers: list[PendingCall] = []
         self._readers_of_all: list[PendingCall] = []
@@ -116,7 +115,6 @@ class _Conflicts:
         return waits
 
     def _near(self, key: str) -> list[str]:
-        """The key itself, the trees that a file is in, and the files in a tree."""
         keys = [key] if key in self._last else []
         if key.startswith("file:"):
             path = key[5:]

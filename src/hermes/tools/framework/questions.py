@@ -17,11 +17,9 @@ from hermes.tools.framework.registry import Data
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What is to be allowed, and why it needs leave.
-
-    `keys` name it in the grants of a session. `patterns` are what `always` writes, to the list `setting`; `allowed` says
-    that such patterns allow it. A reviewer is told `cwd`, and asked only where there is one; `reviewer` is its verdict.
-    """
+    """What is to be approved, and why. `keys` name it in the grants of a session. `patterns` are what `always` adds to
+    the list `setting`; `allowed` says that the list allows it already. A reviewer is asked only where `cwd` is set;
+    `reviewer` is its verdict."""
 
     call_id: str
     kind: str
@@ -52,8 +50,8 @@ class Decision:
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """The channel to whoever may answer. The call waits; the loop does not. `before` is what was asked and answered
-    before the run was cut off."""
+    """Questions of one run to whoever may answer. `before` holds what was asked and answered before the run was
+    interrupted."""
 
     log: RunWriter
     controls: RunControls
@@ -74,8 +72,8 @@ class Asking:
             self._granted, self._asked, self._answers = set(before.granted), dict(before.asked), dict(before.answers)
 
     async def approve(self, request: ApprovalRequest, granted: set[str] | None = None) -> Decision:
-        """Ask for leave; where nobody can answer, the settings do. `granted` is what the session has leave for: it may
-        have been given while other questions were answered, and what is given for longer is added to it."""
+        """Ask for approval; where nobody can answer, the settings decide. `granted` are the keys that the session may
+        use: other questions may add to them meanwhile, and an answer for the session is added."""
         granted = set() if granted is None else granted
         if request.call_id in self._granted:
             self._granted.discard(request.call_id)  # what else the same call asks for is another question
@@ -83,10 +81,10 @@ class Asking:
         approval_id = self._asked.pop(request.call_id, f"apr_{random_hex(8)}")
         if not self.answerable:
             choice = "once" if self.unattended == "allow" else "deny"
-            return await self._decided(approval_id, choice, "rule", comment="Nobody is there to approve it.")
+            return await self._resolve(approval_id, choice, "rule", comment="Nobody is there to approve it.")
         async with self._one_at_a_time:
             if request.keys and request.keys <= granted:
-                return await self._decided(approval_id, "once", "rule", comment="It has been allowed before.")
+                return await self._resolve(approval_id, "once", "rule", comment="It has been allowed before.")
             event = self.log.event(
                 "approval.requested", approval_id=approval_id, call_id=request.call_id, kind=request.kind
             )
@@ -98,18 +96,18 @@ class Asking:
                 answer, by = await self._wait(self.controls.approvals, approval_id, event)
             except asyncio.CancelledError:
                 if not self._stays_open:
-                    await self._decided(approval_id, "deny", "interrupt")
+                    await self._resolve(approval_id, "deny", "interrupt")
                 raise
             answer = answer or {}
             choice = str(answer.get("choice", "deny"))
             choice = choice if choice in request.choices else "deny"
             details = {name: str(answer.get(name, "")) for name in ("surface", "credential", "comment")}
-            decision = await self._decided(approval_id, choice, by, **details)
+            decision = await self._resolve(approval_id, choice, by, **details)
             granted |= request.keys if choice in ("session", "always") else frozenset()
             return decision
 
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
-        return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
+        return await self._resolve(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
     async def spent(self, usage: Data) -> None:
         await self.log.emit("usage", **usage)
@@ -133,14 +131,14 @@ class Asking:
 
     @property
     def _stays_open(self) -> bool:
-        """Whether a question is left for the next server, which goes on with the run."""
+        """Whether a question is left open for the server that resumes the run."""
         return self.resumes and self.controls.stop.reason == "server_shutdown"
 
     async def close_stale(self, calls: Container[str]) -> None:
-        """Close the questions of a run that was cut off, but for those of calls that are still to be made."""
+        """Close the questions of an interrupted run, except for those of calls that are still to be made."""
         state = self.log.state
         for question in [id_ for id_, data in state.approvals.items() if data["call_id"] not in calls]:
-            await self._decided(question, "deny", "interrupt")
+            await self._resolve(question, "deny", "interrupt")
         for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
             await self.log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
@@ -149,8 +147,8 @@ class Asking:
         try:
             if expires_at > time.time():
                 await self.log.append(event)
-            if (known := self._answers.pop(question_id, None)) is not None and not future.done():
-                future.set_result(known)
+            if (earlier := self._answers.pop(question_id, None)) is not None and not future.done():
+                future.set_result(earlier)
             async with asyncio.timeout(expires_at - time.time()):
                 answer = await future
             return (answer if answer.get("answer", "") is not None else None), "user"
@@ -159,23 +157,13 @@ class Asking:
         finally:
             future.cancel()
 
-    async def _decided(
-        self,
-        approval_id: str,
-        choice: str,
-        by: str,
-        *,
-        surface: str = "",
-        credential: str = "",
-        comment: str = "",
-        **more: str,
-    ) -> Decision:
+    async def _resolve(self, approval_id: str, choice: str, by: str, **details: str) -> Decision:
         event = self.log.event("approval.resolved", approval_id=approval_id, choice=choice, by=by)
-        event.data |= {"surface": surface, "credential": credential, "comment": comment, **more}
+        event.data |= {"surface": "", "credential": "", "comment": "", **details}
         await self.log.append(event)
-        return Decision(choice, by, comment, credential or surface)
+        return Decision(choice, by, event.data["comment"], event.data["credential"] or event.data["surface"])
 
 
-def _expiry(asked: Data | None, seconds: float) -> float:
+def _expiry(question: Data | None, seconds: float) -> float:
     """When a question expires; one that was asked before a restart keeps its time."""
-    return float(asked["expires_at"]) if asked is not None else time.time() + seconds
+    return float(question["expires_at"]) if question is not None else time.time() + seconds

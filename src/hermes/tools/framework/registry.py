@@ -33,7 +33,7 @@ Args: TypeAlias = Any
 
 
 class ToolError(ServiceError):
-    """A tool's own refusal. `foreign`: not in our words."""
+    """A refusal by a tool. `foreign`: its text comes from outside."""
 
     def __init__(self, message: str, code: str, hint: str = "", *, foreign: bool = False, **details: Any) -> None:
         super().__init__(message, code, hint, **details)
@@ -77,15 +77,19 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a call has found out before it begins: for the record of its start, and for itself."""
+    """The result of `ToolDef.prepare`: data for the `tool.started` event, and a value for `run`."""
 
     started: Data = field(default_factory=dict)
     value: Any = None
 
 
-class ToolArguments(msgspec.Struct):
+class ToolArguments(msgspec.Struct, omit_defaults=True):
     """The arguments of a tool; the model is given the JSON Schema of its fields. None is the default of what need not be
     given, and never sent."""
+
+    def as_json(self) -> JsonObject:
+        """The arguments without those at their defaults."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -123,14 +127,11 @@ def _type_schema(hint: Any) -> JsonObject:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ToolDef:
-    """One tool, with its `arguments` or else the JSON Schema of them. `run` is a coroutine function, or blocking and then
-    run in a thread of its own.
-
-    `prepare` comes before the call is on record as begun: guards, questions for leave, and what the record is to hold.
-    `reconcile` looks at the world and says what became of a call that was cut off; it is given the call's
-    `tool.started`. What a `foreign` tool answers comes from outside and is framed as such. A `resumable` call is left
-    open by a shutdown after which its run is taken up again.
-    """
+    """A tool, with its `arguments` or else their JSON Schema. `run` is a coroutine function, or a blocking function
+    that is run in a thread. `prepare` comes before the `tool.started` event: guards, approvals, and what the event is
+    to hold. `reconcile` finds out what became of an interrupted call, given its `tool.started`. Answers of a `foreign`
+    tool come from outside and are framed as such. A `resumable` call is left open by a shutdown after which its run is
+    resumed."""
 
     name: str
     description: str
@@ -154,7 +155,6 @@ class ToolDef:
             object.__setattr__(self, "parameters", struct_schema(self.arguments))
 
     def decode(self, args: JsonObject) -> Args:
-        """Arguments that fit the schema, as the functions of the tool are given them."""
         return args if self.arguments is None else msgspec.convert(args, self.arguments)
 
     def effect_of(self, args: Args) -> Effect:
@@ -199,7 +199,7 @@ def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
 
 
 def render(answer: Data) -> str:
-    """An answer as the model reads it; anything but an object of JSON is a defect of the tool."""
+    """An answer as JSON text. Anything but an object is a defect of the tool."""
     if not isinstance(answer, dict):
         raise TypeError(f"a tool answers with an object, not with {type(answer).__name__}")
     return json.dumps(answer, ensure_ascii=False)

@@ -45,12 +45,9 @@ class ProcessResources:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunResources:
-    """Files, commands, addresses, the store and other runs, as far as one run may touch them.
-
-    Its parts are made when they are first asked for: a turn without tools costs nothing here. `hosts` are those of the
-    web that may be read for the rest of the turn, `named_hosts` tells those that the user has named, and `has_foreign`
-    whether the model has been shown text from outside.
-    """
+    """Files, commands, URLs, the store and other runs, as far as one run may use them. Parts are made when first used:
+    a turn without tools costs nothing here. `hosts` may be read for the rest of the turn, `named_hosts` returns those
+    that the user has named, and `has_foreign` whether the model has read text from outside."""
 
     spec: RunSpec
     home: Home
@@ -81,16 +78,16 @@ class RunResources:
 
     @property
     def yolo(self) -> bool:
-        """Whether the user wants to be asked about nothing, in this session or this process."""
+        """Whether approvals are off in this session or this process."""
         return self.session.yolo or self.outside.yolo
 
     def granted(self, folder: Path) -> None:
-        """The session may write there. What was made without knowing that is made anew."""
+        """Let the session write to a folder. Sandbox and paths are made anew with it."""
         self.session.folders.append(folder)
         self._sandbox = self._paths = None
 
     def granted_reserved(self, path: Path, *, session: bool) -> None:
-        """The user has allowed a reserved name to be written: no sandbox sets it aside."""
+        """Let a reserved name be written: no sandbox sets it aside."""
         self.outside.sandboxes.grant(path)
         if session:
             self.session.reserved.append(path)
@@ -121,7 +118,7 @@ class RunResources:
         return self.session.hosts.proxy(self)
 
     def is_foreign_file(self, real: str) -> bool:
-        """Whether a file came from outside: an upload, or an answer that was too long, where such came from outside."""
+        """Whether a file holds text from outside: an upload, or a spilled answer of a turn that has read such text."""
         if below(real, os.path.realpath(self.home.uploads)):
             return True
         return below(real, os.path.realpath(self.spill)) and self.has_foreign()
@@ -177,7 +174,7 @@ class RunResources:
 def _may_read(
     settings: Settings, hosts: set[str], granted: set[str], named_hosts: Callable[[], frozenset[str]], host: str
 ) -> bool:
-    """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
+    """Whether a web host may be read without asking: the settings, the user or a grant name it."""
     if not settings.web.ask_hosts or host in hosts or f"host {host}" in granted:
         return True
     allowed = tuple(map(domain_suffix, settings.web.allowed_hosts))

@@ -20,7 +20,7 @@ _CHARS_PER_TOKEN = 3.6
 
 
 def answer_chars_max(chars_max: int, window_tokens: int) -> int:
-    """How long an answer may be: what the settings say, or less where the window is small."""
+    """The configured limit of an answer, or less where the model's window is small."""
     return max(SPILLED_CHARS_MIN, min(chars_max, int(window_tokens * _CHARS_PER_TOKEN * _SHARE_OF_WINDOW)))
 
 
@@ -40,7 +40,8 @@ class ResultLimiter:
         self._used = 0
 
     async def shaped(self, answer: Answer, content: str, call_id: str, *, foreign: bool) -> tuple[str, str | None]:
-        """The answer, and the file that holds it whole where it was too long. `content` is how it reads in JSON."""
+        """The answer for the model, and the file that holds all of it where it was too long. `content` is the answer as
+        JSON."""
         spilled: str | None = None
         if len(content) > self._max or self._used + len(content) > 2 * self._max:
             name = "".join(char if char.isalnum() or char in "-_" else "_" for char in call_id)[:128]
@@ -58,7 +59,7 @@ class ResultLimiter:
 
 
 def _as_lines(answer: Answer) -> str:
-    """An answer as a file that can be read and searched by line: every text of it under its name, as it is."""
+    """An answer as text that can be read and searched by line: its strings as they are, the rest as JSON."""
     texts = {name: value if isinstance(value, str) else None for name, value in answer.items()}
     rest = {name: answer[name] for name, text in texts.items() if text is None}
     named = [f"{name}:\n{text}\n" for name, text in texts.items() if text is not None]

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class LoopGuard:
-    """Notices a model that goes round in circles, over the steps of one turn, and says so in the result."""
+    """Notices a model that repeats failing calls or readings within a turn, and hints at it in the result."""
 
     def __init__(self) -> None:
         self._failed_calls: dict[str, int] = {}
@@ -97,10 +97,10 @@ class ToolRound:
     async def run(
         self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
     ) -> None:
-        """Every call's outcome into `out`, in the order of the calls, each committed when it existed.
+        """Append every call's outcome to `out` in the order of the calls, each once it is committed.
 
-        `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
-        calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
+        `steer` returns messages that the user has sent meanwhile; they go into the last result. `refused` are answers to
+        calls that are not to be run. A stop ends what runs, records it and is raised again.
         """
         self.results.begin_step()
         works: list[PendingCall] = []
@@ -141,7 +141,7 @@ class ToolRound:
             out += (work.outcome for work in works if work.outcome is not None)
 
     def _is_left_open(self, work: PendingCall) -> bool:
-        """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
+        """Whether a call without an outcome is left to the server that resumes the run."""
         if self.stop.reason != "server_shutdown" or not self.resumes or work.tool is None or work.refusal is not None:
             return False
         if work.same_as is not None:
@@ -149,21 +149,21 @@ class ToolRound:
         return work.tool.resumable or not work.begun
 
     async def nested(self, within: ToolContext, call: ToolCall) -> str:
-        """A call that another call makes: on the same way and with records of its own, but no message of the
-        conversation. Its answer; where that comes from outside, so may that of the call it is made from."""
-        work = await self._unspoken(call, within.call_id)
+        """Run a call that another call makes, recorded but not part of the conversation, and return its answer. Where
+        that is foreign, so is the answer of the outer call."""
+        work = await self._run_recorded(call, within.call_id)
         within.foreign = within.foreign or work.foreign
         assert work.outcome is not None
         return text_of(work.outcome.content)
 
     async def own_call(self, call: ToolCall) -> tuple[Outcome, bool]:
-        """A call that the run makes and not its model, with records but no message; and whether it is from outside."""
+        """Run a call that the run makes itself, recorded but not part of the conversation; whether its answer is foreign."""
         async with self.stop.scope():
-            work = await self._unspoken(call, "run")
+            work = await self._run_recorded(call, "run")
         assert work.outcome is not None
         return work.outcome, work.foreign
 
-    async def _unspoken(self, call: ToolCall, parent: str) -> PendingCall:
+    async def _run_recorded(self, call: ToolCall, parent: str) -> PendingCall:
         work = self._settle(call)
         work.parent = parent
         try:
@@ -175,29 +175,24 @@ class ToolRound:
         return work
 
     async def classify_interrupted(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
-        """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
+        """Find out which interrupted calls are done, which are to be made again, and which are unclear."""
         for call in calls:
             started = resumption.started.get(call.id)
             if started is None or call.id in resumption.finished:
                 continue
             work = self._settle(call)
-            known = await self._reconciled(work, started.data) if work.tool is not None else "unclear"
-            if known is None:
-                harmless = started.data["effect"] in ("read", "idempotent")
-                known = "not_done" if harmless else "unclear"
-            self._before[call.id] = PriorOutcome(known, resumption.output_of(call.id))
+            tool = work.tool
+            state: Reconciled = "unclear"
+            if tool is not None and tool.reconcile is not None:
+                try:
+                    ctx = self.context(call.id, tool)
+                    state = await self._invoke(tool.reconcile, ctx, work.decoded, started.data)
+                except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
+                    self._crash(tool, error)
+            elif tool is not None and started.data["effect"] in ("read", "idempotent"):
+                state = "not_done"
+            self._before[call.id] = PriorOutcome(state, resumption.output_of(call.id))
         return self._before
-
-    async def _reconciled(self, work: PendingCall, started: Data) -> Reconciled | None:
-        tool = work.tool
-        if tool is None or tool.reconcile is None:
-            return None
-        try:
-            ctx = self.context(work.call.id, tool)
-            return await self._invoke(tool.reconcile, ctx, work.decoded, started)
-        except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
-            self._crash(tool, error)
-            return "unclear"
 
     async def record_interrupted(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
         for call in calls:
@@ -210,8 +205,8 @@ class ToolRound:
     def _settle(self, call: ToolCall) -> PendingCall:
         name = arguments.settle_name(call.name, self.tools)
         if name is None:
-            near = arguments.nearest(call.name, self.tools)
-            hint = f"The nearest are: {', '.join(near)}." if near else "No tools are offered."
+            names = arguments.nearest(call.name, self.tools)
+            hint = f"The nearest are: {', '.join(names)}." if names else "No tools are offered."
             return PendingCall(
                 call, refusal={"error": f"There is no tool {call.name!r}.", "code": "unknown_tool", "hint": hint}
             )
@@ -251,22 +246,25 @@ class ToolRound:
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
-        shown = "\n".join([render(answer), *work.images])
-        if hint := self._guard.hint(work.tool.name, work.args, status, effect, shown):
+        text = "\n".join([render(answer), *work.images])
+        if hint := self._guard.hint(work.tool.name, work.args, status, effect, text):
             answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
         await self._finish(work, status, answer, began, steer=steer)
 
     async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
-        """Start and run a tool. Whatever part of it is defective, only its own call fails."""
+        """Start and run a tool. A defect of the tool fails only this call."""
         try:
             effect, _ = tool.effect_of(work.decoded), tool.scope_of(work.decoded)
             work.reads = effect == "read"
             ctx = self.context(work.call.id, tool)
             ctx.tools, ctx.call = self.tools, self.nested
             ctx.sees_images = ctx.sees_images and work.parent is None
-            prepared = await self._prepared(tool, ctx, work)
-            if not isinstance(prepared, Prepared):
-                return *prepared, effect
+            prepared = Prepared()
+            if tool.prepare is not None:
+                try:
+                    prepared = await self._invoke(tool.prepare, ctx, work.decoded)
+                except ServiceError as refusal:
+                    return *_refusal(refusal, work), effect
             ctx.prepared = prepared.value
             await self._start(tool, work, prepared.started)
             status, answer = await self._call(tool, ctx, work)
@@ -290,21 +288,12 @@ class ToolRound:
         message = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
         return {"error": message, "code": "tool_crashed", "hint": _CRASHED}
 
-    async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> Prepared | tuple[Status, Answer]:
-        """What comes before a call begins; or how it ends without having begun."""
-        if tool.prepare is None:
-            return Prepared()
-        try:
-            return await self._invoke(tool.prepare, ctx, work.decoded)
-        except ServiceError as refusal:
-            return _refusal(refusal, work)
-
-    async def _start(self, tool: ToolDef, work: PendingCall, known: Data) -> None:
+    async def _start(self, tool: ToolDef, work: PendingCall, details: Data) -> None:
         effect = tool.effect_of(work.decoded)
         event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
-        event.data |= known
+        event.data |= details
         event.data["args"] = redact_tree(work.args, self.redact)
         event.data["preview"] = self.redact(tool.preview(work.decoded))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
@@ -335,7 +324,7 @@ class ToolRound:
             answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
             ctx.cancelled.set()
-            job.future.add_done_callback(_ignore_outcome)
+            job.future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
             _, late = await asyncio.wait([job.future], timeout=limits.STUBBORN_S_MAX)
             if late:
                 job.abandon()
@@ -358,12 +347,11 @@ class ToolRound:
         if not isinstance(answer, str):
             code = code or str(answer.get("code", ""))
             hide = partial(redact_tree, answer, self.redact)
-            shown: Answer = (
-                await self.threads.call(hide) if len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX else hide()
-            )
-            content = render(shown)
+            is_long = len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX
+            redacted: Answer = await self.threads.call(hide) if is_long else hide()
+            content = render(redacted)
             if work.parent is None:
-                content, spilled = await self.results.shaped(shown, content, work.call.id, foreign=work.foreign)
+                content, spilled = await self.results.shaped(redacted, content, work.call.id, foreign=work.foreign)
         content = without_steer(content)
         steering = steer()
         if steering:
@@ -388,11 +376,6 @@ class ToolRound:
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
 
 
-def _ignore_outcome(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled():
-        done.exception()
-
-
 def _refusal(refusal: ServiceError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
@@ -409,7 +392,7 @@ def _invalid(message: str) -> Answer:
 
 
 def last_answer(messages: Sequence[JsonObject], name: str, field: str) -> JsonObject | None:
-    """The last answer of a tool in a conversation that has this field: one that was not an error."""
+    """The last answer of a tool in a conversation that has this field, and so was no error."""
     for message in reversed(messages):
         content = message.get("content")
         if message.get("role") != "tool" or message.get("tool_name") != name or not isinstance(content, str):

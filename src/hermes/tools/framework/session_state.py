@@ -61,11 +61,8 @@ class HostGrants:
 
     def proxy(self, resources: RunResources) -> EgressProxy:
         """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
-        self._guard, self._settings, self._granted = (
-            resources.command_urls,
-            resources.settings,
-            resources.session.granted,
-        )
+        self._guard, self._settings = resources.command_urls, resources.settings
+        self._granted = resources.session.granted
         if self._proxy is None:
             self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
         return self._proxy
@@ -79,7 +76,7 @@ class HostGrants:
 
     @asynccontextmanager
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
-        """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
+        """Register a tool call while its commands run. Its open questions and its one-time grants end with it."""
         self.proxy(ctx.resources)
         turn_id = ctx.resources.engine.root_spec(ctx.resources.spec).run_id
         if turn_id != self._turn_id:
@@ -95,8 +92,8 @@ class HostGrants:
             await asyncio.gather(*call.questions, return_exceptions=True)
 
     async def authorize(self, host: str, port: int) -> bool:
-        """Whether a host may be reached; waits for the answer of a human where one is asked. All that want the same host
-        wait for the same answer, and a denial holds for the rest of the turn."""
+        """Whether a host may be reached, after the user was asked where need be. All that want the same host wait for
+        the same answer; a denial holds for the rest of the turn."""
         allowed = await self._is_allowed(host)
         if allowed and self._calls:
             self._calls[-1].connected = True
@@ -149,8 +146,8 @@ _INHERITED = ("granted", "folders", "reserved", "hosts", "yolo")
 
 @dataclass(slots=True)
 class SessionState:
-    """`seen` has the digest of each file as it was last read or written, by its real path;
-    `mcp_known` is what it has been told of its MCP servers."""
+    """`seen` has the digest of each file as last read or written, by real path; `mcp_known` what was reported of MCP
+    servers."""
 
     shell: Shell | None = None
     seen: dict[str, str] = field(default_factory=dict)
@@ -178,9 +175,9 @@ class SessionStates:
         key = (owner, session_id)
         session = self._states.get(key)
         if session is None:
-            above = self._states.get((owner, parent_id)) if parent_id is not None else None
-            given = {name: getattr(above, name) for name in _INHERITED} if above is not None else {}
-            session = self._states[key] = SessionState(**given)
+            parent = self._states.get((owner, parent_id)) if parent_id is not None else None
+            inherited = {name: getattr(parent, name) for name in _INHERITED} if parent is not None else {}
+            session = self._states[key] = SessionState(**inherited)
         self._states.move_to_end(key)
         while len(self._states) > SESSION_STATES_MAX:
             self._states.popitem(last=False)

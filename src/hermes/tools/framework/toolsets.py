@@ -26,7 +26,7 @@ LEAN = frozenset({"file", "terminal", "todo"})
 
 @cache
 def builtin() -> Registry:
-    """Every ToolDef of the modules here; those for MCP servers define none, and one of them loads the SDK."""
+    """Every ToolDef of the modules here. The modules for MCP are skipped: they define none, and load the SDK."""
     infos = iter_modules(hermes.tools.__path__)
     names = (info.name for info in infos if not info.ispkg and not info.name.startswith("mcp"))
     modules = [import_module(f"hermes.tools.{name}") for name in names]
@@ -44,11 +44,11 @@ def enabled_toolsets(settings: Root, platform: str) -> set[str]:
 
 
 def _get_platform_tools(config: JsonMapping, platform: str) -> set[str]:
-    """The same for settings that are given as mappings."""
+    """`enabled_toolsets` for settings given as mappings."""
     sections = {name: config.get(name) or {} for name in ("platform_toolsets", "agent", "mcp_servers")}
     return enabled_toolsets(msgspec.convert(sections, Root), platform)
 
 
 def of_servers(settings: Root) -> list[str]:
-    """The toolsets of the MCP servers that are configured and not turned off."""
+    """The toolsets of the MCP servers that are enabled."""
     return [f"mcp:{name}" for name, server in settings.mcp_servers.items() if server.enabled]
