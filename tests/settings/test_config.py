@@ -518,7 +518,7 @@ def test_secrets_are_not_in_repr(home: Home) -> None:
         f"providers: {{x: {{keys: {{a: {SECRET}}}}}}}",
         f"api_server: {{keys: [{SECRET}]}}",
         f"mcp_servers: {{x: {{headers: {{Authorization: [{SECRET}]}}}}}}",
-        f"bus: {{max_inflight: 'nats://u:{SECRET}@h'}}",
+        f"storage: {{read_threads: 'nats://u:{SECRET}@h'}}",
     ],
 )
 def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
