@@ -10,6 +10,7 @@ from typing import Any, Literal, get_origin
 
 import msgspec
 
+from hermes.core.formatting import words
 from hermes.core.json_types import JsonMapping
 from hermes.core.text import FLAG_WORDS
 from hermes.settings.files import Document
@@ -79,7 +80,7 @@ def _bool(value: object) -> bool | None:
 
 
 def _list(value: object) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return words(value) if isinstance(value, str) else value
 
 
 _READ: Mapping[Any, Callable[[Any], Any]] = {
