@@ -59,7 +59,7 @@ class App:
         self.home = home
         self._settings = settings
         self._notice: str | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         # Stores that others have opened for it, closed with its own.
         self.also_closed: list[Any] = []
         self._guard: AsyncGenerator[None, None] | None = None
@@ -121,11 +121,8 @@ class App:
 
     def _forget(self, session_ids: list[str]) -> None:
         self.services.forget(session_ids)
-        self._in_background(self._have_forgotten(session_ids))
-
-    async def _have_forgotten(self, session_ids: list[str]) -> None:
-        """Other workers have state of sessions too."""
-        await self.engine.peers.ask_all("forget", session_ids)
+        # Other workers have state of sessions too.
+        self._in_background(self.engine.peers.ask_all("forget", session_ids))
 
     async def answer_peers(self, more: Mapping[str, Operation]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -152,15 +149,15 @@ class App:
         return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
-        """The same, and those that the run brings along. With every run the settings are looked at again."""
-        known = known_secrets(self.settings)
+        """Those of the settings, which every run reads again, and those that the run brings along."""
+        configured = known_secrets(self.settings)
         if spec.route is None or not (spec.route.api_key or spec.route.fallbacks):
-            return known
+            return configured
         fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
-        own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(known.values)
-        return Secrets([*known.values, *own]) if own else known
+        own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(configured.values)
+        return Secrets([*configured.values, *own]) if own else configured
 
-    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -99,7 +99,9 @@ class AIAgent(SingleCalls):
         self.session_db, self.parent_session_id = session_db, parent_session_id
         self.platform, self.quiet_mode = platform or "cli", quiet_mode
         self._overrides = dict(request_overrides or {})
-        self._fallbacks = _fallbacks(fallback_model)
+        if fallback_model is not None and not isinstance(fallback_model, list | tuple):
+            fallback_model = [fallback_model]  # type: ignore[list-item]
+        self._fallbacks = None if fallback_model is None else tuple(fallback_model)
         self._toolsets = (enabled_toolsets, frozenset(disabled_toolsets or ()))
         self._skip = (skip_context_files, skip_memory)
         self._spec_fields: JsonObject = {
@@ -149,33 +151,33 @@ class AIAgent(SingleCalls):
         spec = self._spec(user_message, system_message, conversation_history, task_id)
         callbacks = self._callbacks(stream_callback)
         loop = background_loop()
-        told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        left = threading.Event()
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        abandoned = threading.Event()
 
         async def hand_over(event: Event, content: str | None) -> None:
             # A caller that is slow to listen slows down its own reading of the log, and nothing else. It is another
             # thread and cannot tell when it has room again.
-            while told.qsize() >= QUEUE_EVENTS_MAX and not left.is_set():  # noqa: ASYNC110
+            while events.qsize() >= QUEUE_EVENTS_MAX and not abandoned.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-            told.put((event, content))
+            events.put((event, content))
 
-        turn = self._begun()
+        turn = self._new_turn()
 
         async def drive() -> Result:
             try:
                 return await self._drive(turn, spec, callbacks.any, hand_over)
             finally:
-                told.put(_DONE)
+                events.put(_DONE)
 
         running: Future[Result] | None = None
         try:
             running = asyncio.run_coroutine_threadsafe(drive(), loop)
-            while (item := told.get()) is not _DONE:
+            while (item := events.get()) is not _DONE:
                 event, content = item
                 if control := answer_to(event, callbacks.tell(event, content)):
                     self._send(control, [turn])
         except BaseException:
-            left.set()
+            abandoned.set()
             self._stop([turn])
             if running is not None:
                 running.result()
@@ -207,13 +209,13 @@ class AIAgent(SingleCalls):
             if control := answer_to(event, answer):
                 self._send(control, [turn])
 
-        turn = self._begun()
+        turn = self._new_turn()
         try:
             return self._account(await self._drive(turn, spec, callbacks.any, tell))
         finally:
             self._turns.discard(turn)
 
-    def _begun(self) -> _Turn:
+    def _new_turn(self) -> _Turn:
         self._interrupt_requested = self._disable_streaming = False
         turn = _Turn()
         self._turns.add(turn)
@@ -307,8 +309,8 @@ class AIAgent(SingleCalls):
     def _remembered(self) -> list[JsonObject]:
         """What a stand-in for a database says of the session."""
         read = getattr(self.session_db, "get_messages_as_conversation", None)
-        found = read(self.session_id) if callable(read) else None
-        return found if isinstance(found, list) else []
+        messages = read(self.session_id) if callable(read) else None
+        return messages if isinstance(messages, list) else []
 
     def _callbacks(self, stream_callback: Callback | None) -> Callbacks:
         return Callbacks(
@@ -366,9 +368,3 @@ class AIAgent(SingleCalls):
         client, self._anthropic_client = self._anthropic_client, None
         if client is not None and callable(close := getattr(client, "close", None)):
             close()
-
-
-def _fallbacks(given: Any) -> tuple[JsonMapping | str, ...] | None:
-    if given is None:
-        return None
-    return tuple(given) if isinstance(given, list | tuple) else (given,)

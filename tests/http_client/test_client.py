@@ -349,7 +349,7 @@ async def test_urls_are_quoted(http: HttpClient, names: Names, url: str, line: s
 
 def test_default_port_is_omitted_from_host() -> None:
     hosts = ["http://a.test:80/", "https://a.test:443/", "http://a.test:443/", "https://[::1]/", "http://[::1]:81/"]
-    assert [module._place(url).authority for url in hosts] == ["a.test", "a.test", "a.test:443", "[::1]", "[::1]:81"]
+    assert [module._endpoint(url).authority for url in hosts] == ["a.test", "a.test", "a.test:443", "[::1]", "[::1]:81"]
 
 
 @pytest.mark.parametrize("url", ["", "/path", "ftp://a.test/", "http://", "http://a.test:99999/", "http://[::1/"])
@@ -1054,7 +1054,7 @@ async def test_concurrent_dns_lookups_are_shared(
     names.known["slow.test"] = None
     async with playing(answers(OK)) as scene:
         asking = [asyncio.create_task(ask(http, scene.url(host="slow.test"))) for _ in range(4)]
-        await until(lambda: [waiting for _, waiting in http._asked.values()] == [4])
+        await until(lambda: [waiting for _, waiting in http._lookups.values()] == [4])
         asking[0].cancel()
         await asyncio.wait([asking[0]])
         names.known["slow.test"] = ["127.0.0.1"]
@@ -1062,9 +1062,9 @@ async def test_concurrent_dns_lookups_are_shared(
         assert await asyncio.gather(*asking[1:]) == [(200, b"ok")] * 3
         await http.close()
         assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
-        assert names.asked == ["slow.test"] and not names.pending[0].abandoned and http._asked == {}
+        assert names.asked == ["slow.test"] and not names.pending[0].abandoned and http._lookups == {}
         monkeypatch.setattr(module, "NAMES_KEPT_S", -1)
-        http._known.clear()
+        http._resolved.clear()
         await http.close()
         assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
         await http.close()
@@ -1075,12 +1075,12 @@ async def test_concurrent_dns_lookups_are_shared(
 async def test_dns_lookup_without_waiters_is_abandoned(http: HttpClient, names: Names) -> None:
     names.known["slow.test"] = None
     asking = [asyncio.create_task(ask(http, "http://slow.test/")) for _ in range(2)]
-    await until(lambda: [waiting for _, waiting in http._asked.values()] == [2])
+    await until(lambda: [waiting for _, waiting in http._lookups.values()] == [2])
     for task, abandoned in zip(asking, (False, True), strict=True):
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled() and names.pending[0].abandoned == abandoned
-    assert http._asked == {} and names.pending[0].future.cancelled()
+    assert http._lookups == {} and names.pending[0].future.cancelled()
     names.known["slow.test"] = OSError("unknown")
     assert await failure(http, "http://slow.test/") == (ConnectFailed, False)
     assert len(names.asked) == 2
@@ -1100,7 +1100,7 @@ async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, f
     names.known["none.test"] = found
     for _ in range(2):
         assert await failure(http, "http://none.test/") == (ConnectFailed, False)
-    assert http._asked == {}
+    assert http._lookups == {}
 
 
 async def test_dns_is_not_asked_for_addresses(http: HttpClient, names: Names) -> None:

@@ -942,7 +942,7 @@ case(
     large=3_000,
 )
 case("a change of a configuration", "settings.splice", lambda n: "".join(f"a{at}:\n  b: c\n" for at in range(n)),
-     lambda said: config_splice.respliced(said, ("a1", "b"), {"a1": {"b": "d"}}, gone=False), large=3_000)  # fmt: skip
+     lambda said: config_splice.replace_entry(said, ("a1", "b"), {"a1": {"b": "d"}}, remove=False), large=3_000)  # fmt: skip
 texts("variables", "settings.files", lambda said: config_files.parse_env(said.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
       large=60_000)  # fmt: skip
 texts(

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from hermes.providers.base import Capabilities
 from hermes.providers.registry import (
     API_MODES,
     KNOWN_PROVIDERS,
@@ -17,6 +16,7 @@ from hermes.providers.registry import (
     is_private,
     provider_for,
 )
+from hermes.providers.table import Capabilities
 
 from .folding import route
 

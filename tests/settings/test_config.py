@@ -518,7 +518,7 @@ def test_secrets_are_not_in_repr(home: Home) -> None:
         f"providers: {{x: {{keys: {{a: {SECRET}}}}}}}",
         f"api_server: {{keys: [{SECRET}]}}",
         f"mcp_servers: {{x: {{headers: {{Authorization: [{SECRET}]}}}}}}",
-        f"bus: {{max_inflight: 'nats://u:{SECRET}@h'}}",
+        f"storage: {{read_threads: 'nats://u:{SECRET}@h'}}",
     ],
 )
 def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
@@ -687,10 +687,8 @@ def test_set_keeps_comments_and_other_values(home: Home, name: str, value: Any) 
     assert comments(home.config_file.read_text()) == comments(COMMENTED)
     assert after.origin(name).value == value
     assert after.problems == ()
-    found = find(name)
-    assert found is not None
-    kept = {n: v.value for n, key, v in before.items() if not key.mark.follows} | {".".join(found[1]): value}
-    assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == kept
+    values = {n: v.value for n, key, v in before.items() if not key.mark.follows} | {".".join(find(name)[1]): value}
+    assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == values
 
 
 def test_set_changes_only_its_line(home: Home) -> None:

@@ -21,8 +21,9 @@ from hermes.core.threads import Threads
 from hermes.core.tokens import estimate
 from hermes.http_client.client import HttpClient, Transport
 from hermes.http_client.exchange import Timeouts
-from hermes.providers.base import Capabilities, Credential, Prompt, Provider, Route, ToolSchema, ToolSchemas
+from hermes.providers.base import Credential, Prompt, Provider, Route, ToolSchema, ToolSchemas
 from hermes.providers.registry import capabilities_of, is_private, provider_for
+from hermes.providers.table import Capabilities
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
 from hermes.tools.framework.registry import Registry, ToolDef

@@ -81,21 +81,20 @@ def _set(args: Args, home: Home) -> int:
     written = config.set_value(home, args.key, value)
     settings = config.load(home)
     document = {"key": written.key, "value": settings.shown(written.key), "file": str(written.file)}
-    kept_as = f" as {written.variable}" if written.variable else ""
-    tell(args, document | {"variable": written.variable or None}, f"{written.key} is in {written.file}{kept_as}.")
+    variable = f" as {written.variable}" if written.variable else ""
+    tell(args, document | {"variable": written.variable or None}, f"{written.key} is in {written.file}{variable}.")
     origin = settings.origin(written.key)
-    outranked = ("environment",) if written.variable else ("environment", ".env")
-    if origin.source in outranked:
+    stronger = ("environment",) if written.variable else ("environment", ".env")
+    if origin.source in stronger:
         note(f"{written.key} is still taken from {origin.where}, which comes first.")
     return 0
 
 
 @command("config unset", Argument("key", metavar="KEY"), help="take one setting out")
 def _unset(args: Args, home: Home) -> int:
-    gone = config.unset_value(home, args.key)
-    files = [str(written.file) for written in gone]
+    files = [str(removed.file) for removed in config.unset_value(home, args.key)]
     tell(args, {"key": args.key, "files": files}, *(f"{args.key} is gone from {file}." for file in files))
-    if not gone:
+    if not files:
         note(f"{args.key} was not set.")
     return 0
 
@@ -120,13 +119,13 @@ def _check(args: Args, home: Home) -> int:
     except ConfigError as error:
         problems = (config.Problem("error", "", None, error.message, where=error.where, hint=error.hint),)
     document = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
-    tell(args, document, *(_told(problem) for problem in problems))
+    tell(args, document, *(_problem_line(problem) for problem in problems))
     if not problems and not getattr(args, "json", False):
         print("The settings are in order.")
     return 1 if problems else 0
 
 
-def _told(problem: config.Problem) -> str:
+def _problem_line(problem: config.Problem) -> str:
     remedy = f" Try: {problem.hint}" if problem.hint else ""
     return f"{problem.severity}: {problem}{remedy}"
 
@@ -141,5 +140,5 @@ def _edit(args: Args, home: Home) -> int:
 
     saved = edit(home.config_file, _NEW_FILE, check)
     tell(args, {"path": str(home.config_file), "saved": saved}, "Saved." if saved else "Nothing was changed.")
-    note(*map(_told, config.load(home).problems))
+    note(*map(_problem_line, config.load(home).problems))
     return 0

@@ -64,7 +64,7 @@ def setup(args: Args, home: Home) -> None:
 
 class _Setup:
     def __init__(self, args: Args, home: Home) -> None:
-        self.args, self.home, self._left = args, home, QUESTIONS_MAX
+        self.args, self.home, self._questions_left = args, home, QUESTIONS_MAX
         self.changes: JsonObject = {}
         self.test: JsonObject | None = None
         with self.drafted() as settings:
@@ -81,14 +81,14 @@ class _Setup:
             models.write(draft, {**self.changes, **(more or {})})
             yield config.load(draft, models.ONCE)
 
-    def given(self, name: str) -> Any:
+    def flag(self, name: str) -> Any:
         return getattr(self.args, name, None)
 
     def ask(self, question: str, default: str, read: Callable[[str], str] = asked) -> str:
         """An answer, or the default where nobody is asked any more."""
-        if self.args.non_interactive or self._left == 0:
+        if self.args.non_interactive or self._questions_left == 0:
             return default
-        self._left -= 1
+        self._questions_left -= 1
         return read(f"{question} [{default or 'none'}]: ").strip() or default
 
     def try_model(self) -> None:
@@ -96,10 +96,10 @@ class _Setup:
         from hermes.core.spec import RouteChoice
 
         with self.drafted() as settings:
-            self.test = found = models.tried(self.home, settings, RouteChoice())
-        note(models.words_of(found))
-        if found["error"] and not self.args.yes and self.ask("Write it all the same? y/n", "n").lower() != "y":
-            raise NoModel(f"{found['error']} Nothing was written.", hint="hermes setup model, or the same with -y")
+            self.test = test = models.tried(self.home, settings, RouteChoice())
+        note(models.words_of(test))
+        if test["error"] and not self.args.yes and self.ask("Write it all the same? y/n", "n").lower() != "y":
+            raise NoModel(f"{test['error']} Nothing was written.", hint="hermes setup model, or the same with -y")
 
     def write(self) -> None:
         file = self.home.config_file
@@ -123,47 +123,50 @@ def _model(setup: _Setup) -> None:
 
 def _flags(setup: _Setup) -> list[str]:
     """What the flags say of the model, in the words of an answer."""
-    given = [setup.given(name) for name in ("model_file", "base_url", "provider")]
-    model = [setup.given("model")] if setup.given("model") else []
-    found = next(filter(None, given), "keep")
-    return [found, *model] if any(given) or model or setup.args.non_interactive else []
+    routes = [route for name in ("model_file", "base_url", "provider") if (route := setup.flag(name))]
+    model = [setup.flag("model")] if setup.flag("model") else []
+    if not routes and not model and not setup.args.non_interactive:
+        return []
+    return [routes[0] if routes else "keep", *model]
 
 
 def _chosen(setup: _Setup) -> list[str]:
     from hermes import local
     from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
-    found = local.status(setup.home, setup.settings)
-    keys = {name: _has_key(setup, name) for name, known in KNOWN_PROVIDERS.items() if known.key_env}
+    status = local.status(setup.home, setup.settings)
+    keys = {name: _has_key(setup, name) for name, provider in KNOWN_PROVIDERS.items() if provider.key_env}
     vendors = [name for name in keys if keys[name] or KNOWN_PROVIDERS[name].api_mode != DEFAULT_API_MODE]
     note(
-        "Models that can be asked:", f"  local  {found['problem'] or found['file']}", "  PATH  a GGUF file of your own"
+        "Models that can be asked:",
+        f"  local  {status['problem'] or status['file']}",
+        "  PATH  a GGUF file of your own",
+        "  URL [MODEL]  a compatible server, such as http://127.0.0.1:8080/v1",
     )
-    note("  URL [MODEL]  a compatible server, such as http://127.0.0.1:8080/v1")
     note(*(f"  {name} [MODEL]  {'a key is there' if keys[name] else 'needs a key'}" for name in vendors))
-    now = setup.settings.model.default or setup.settings.model.provider
+    current = setup.settings.model.default or setup.settings.model.provider
     keyed = next((name for name in vendors if keys[name]), "local")
-    default = "keep" if now else keyed if found["problem"] else "local"
-    return setup.ask(f"Which, or keep {now}" if now else "Which", default).split()
+    default = "keep" if current else keyed if status["problem"] else "local"
+    return setup.ask(f"Which, or keep {current}" if current else "Which", default).split()
 
 
-def _route(setup: _Setup, what: str, model: str = "") -> JsonObject:
+def _route(setup: _Setup, route: str, model: str = "") -> JsonObject:
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     changes: JsonObject = {**models.local_model(Path()), "model.path": None}
-    if what == "local":
+    if route == "local":
         return changes
-    if what.endswith(".gguf") or os.path.exists(os.path.expanduser(what)):
-        return models.local_model(models.model_file(what))
-    is_url, variable = "://" in what, setup.given("api_key_env")
-    if not is_url and what not in KNOWN_PROVIDERS and what not in setup.settings.providers:
-        raise UsageError(f"'{what}' is no provider, no address and no file.", hint="hermes setup model")
-    changes["model.provider"] = setup.given("provider") if is_url else what
-    changes["model.base_url"] = what if is_url else None
+    if route.endswith(".gguf") or os.path.exists(os.path.expanduser(route)):
+        return models.local_model(models.model_file(route))
+    is_url, variable = "://" in route, setup.flag("api_key_env")
+    if not is_url and route not in KNOWN_PROVIDERS and route not in setup.settings.providers:
+        raise UsageError(f"'{route}' is no provider, no address and no file.", hint="hermes setup model")
+    changes["model.provider"] = setup.flag("provider") if is_url else route
+    changes["model.base_url"] = route if is_url else None
     if variable:
         changes["model.api_key"] = f"${{{variable}}}"
-    elif not is_url and not _has_key(setup, what):
-        changes["model.api_key"] = setup.ask(f"Key for {what}, kept in .env", "", getpass.getpass) or None
+    elif not is_url and not _has_key(setup, route):
+        changes["model.api_key"] = setup.ask(f"Key for {route}, kept in .env", "", getpass.getpass) or None
     return {**changes, "model.default": model or _likely_model(setup, changes)}
 
 
@@ -183,10 +186,10 @@ def _likely_model(setup: _Setup, changes: JsonObject) -> str:
         route = primary(settings, RouteChoice())
         if problem := problem_of(settings, route, setup.home):
             raise NoModel(problem, hint="hermes setup model")
-        listed = asyncio.run(models.fetched(setup.home, settings, route))["models"]
-    if not listed:
+        names = asyncio.run(models.fetched(setup.home, settings, route))["models"]
+    if not names:
         raise NoModel(f"{route.provider} lists no models.", hint="the same with a model's name")
-    return str(max(listed, key=lambda name: (facts_for(name) is not UNKNOWN, facts_for(name).window)))
+    return str(max(names, key=lambda name: (facts_for(name) is not UNKNOWN, facts_for(name).window)))
 
 
 # ---- the rest
@@ -197,25 +200,27 @@ def _tools(setup: _Setup) -> None:
 
     missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
     note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
-    now = setup.settings.agent.disabled_toolsets
-    off = words(setup.ask("Which are not to be offered", ",".join(now)))
-    if unknown := [name for name in off if name not in DEFAULTS]:
+    current = setup.settings.agent.disabled_toolsets
+    disabled = words(setup.ask("Which are not to be offered", ",".join(current)))
+    if unknown := [name for name in disabled if name not in DEFAULTS]:
         raise UsageError(f"There is no toolset '{unknown[0]}'.", hint="hermes tools list")
-    setup.changes |= {"agent.disabled_toolsets": off} if sorted(off) != sorted(now) else {}
+    if sorted(disabled) != sorted(current):
+        setup.changes["agent.disabled_toolsets"] = disabled
 
 
 def _sandbox(setup: _Setup) -> None:
     from hermes.sandbox.choose import choose_backend
 
-    wanted, now = setup.given("sandbox"), setup.settings.terminal.backend
-    if wanted is None:
+    backend, current = setup.flag("sandbox"), setup.settings.terminal.backend
+    if backend is None:
         with setup.drafted({"terminal.backend": "auto"}) as settings:
-            found = choose_backend(settings)
-        note(f"Commands can run in: {found.name} {one_line(found.failure)}".rstrip())
-        wanted = setup.ask(f"Sandbox: {', '.join(_SANDBOXES)}", now)
-    with setup.drafted({"terminal.backend": wanted}) as settings:
-        choose_backend(settings)  # one that does not work is told now
-    setup.changes |= {"terminal.backend": wanted} if wanted != now else {}
+            usable = choose_backend(settings)
+        note(f"Commands can run in: {usable.name} {one_line(usable.failure)}".rstrip())
+        backend = setup.ask(f"Sandbox: {', '.join(_SANDBOXES)}", current)
+    with setup.drafted({"terminal.backend": backend}) as settings:
+        choose_backend(settings)  # raises for one that does not work
+    if backend != current:
+        setup.changes["terminal.backend"] = backend
 
 
 def _server(setup: _Setup) -> None:

@@ -14,26 +14,26 @@ R = TypeVar("R")
 class BurstCache:
     """Remembers answers for a moment, while there is much to do; otherwise everybody looks for itself."""
 
-    __slots__ = ("_busy", "_known", "_since")
+    __slots__ = ("_busy", "_since", "_values")
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
-        self._known: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
         self._since = 0.0
 
     def __call__(self, key: Hashable, find: Callable[[], R]) -> R:
-        found: R | None = self.get(key)
-        return self.keep(key, find()) if found is None else found
+        value: R | None = self.get(key)
+        return self.keep(key, find()) if value is None else value
 
     def get(self, key: Hashable) -> Any:
         now = time.monotonic()
-        if self._known and (now - self._since > SAME_MOMENT_S or not self._busy()):
-            self._known.clear()
-        if not self._known:
+        if self._values and (now - self._since > SAME_MOMENT_S or not self._busy()):
+            self._values.clear()
+        if not self._values:
             self._since = now
-        return self._known.get(key)
+        return self._values.get(key)
 
-    def keep(self, key: Hashable, found: R) -> R:
-        if len(self._known) < LATELY_MAX:
-            self._known[key] = found
-        return found
+    def keep(self, key: Hashable, value: R) -> R:
+        if len(self._values) < LATELY_MAX:
+            self._values[key] = value
+        return value

@@ -19,9 +19,9 @@ class HermesError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
+        where = f"{self.where}: " if self.where else ""
         remedy = f" Try: {self.hint}" if self.hint else ""
-        return f"{place}{self.message}{remedy}"
+        return f"{where}{self.message}{remedy}"
 
 
 class ConfigError(HermesError):

@@ -200,7 +200,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     ("billing", r"credit balance|insufficient (funds|credits|quota|balance)|billing"),
 )
-_REFUSALS = tuple((kind, re.compile(words, re.I)) for kind, words in _WORDS)
+_REFUSALS = tuple((kind, re.compile(pattern, re.I)) for kind, pattern in _WORDS)
 # Statuses under which words count, and which kinds they may tell; none named means all.
 _TELLING: dict[int, frozenset[Kind]] = {
     **dict.fromkeys((400, 404, 409, 413, 422), frozenset()),
@@ -271,8 +271,8 @@ def rejected_option(facts: FailureFacts) -> str | None:
     if param in OPTIONS:
         return param
     # The first that is named is the one refused; a later one may be what to use instead.
-    found = [(match.start(), -len(name), name) for name in OPTIONS if (match := _mention(name, facts.message))]
-    return min(found)[2] if found else None
+    mentions = [(match.start(), -len(name), name) for name in OPTIONS if (match := _mention(name, facts.message))]
+    return min(mentions)[2] if mentions else None
 
 
 def _mention(name: str, text: str) -> re.Match[str] | None:
@@ -339,8 +339,8 @@ def _classify_answer(facts: FailureFacts) -> Kind:
 
 def _classify_status(facts: FailureFacts) -> Kind:
     status = facts.status or 0
-    if facts.code in _BY_CODE and _BY_CODE[facts.code] not in ("server_error",):
-        return _BY_CODE[facts.code]
+    if (kind := _BY_CODE.get(facts.code, "server_error")) != "server_error":
+        return kind
     if refuses_streaming(facts.message) and rejected_option(facts) is None:
         return "stream_unsupported"
     if (telling := _TELLING.get(status)) is not None:

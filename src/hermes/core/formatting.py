@@ -40,8 +40,10 @@ def with_iso(value: object) -> Any:
         return [with_iso(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    times = {name: iso(one) for name, one in value.items() if name.endswith("_at") and isinstance(one, int | float)}
-    return {**{name: with_iso(one) for name, one in value.items()}, **times}
+    return {
+        name: iso(item) if name.endswith("_at") and isinstance(item, int | float) else with_iso(item)
+        for name, item in value.items()
+    }
 
 
 def span(seconds: float) -> str:

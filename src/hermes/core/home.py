@@ -24,8 +24,6 @@ _FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles"})
 
 
 class ProfileError(HermesError):
-    """A profile that cannot be made, changed or named like this."""
-
     exit_code = 2
 
 
@@ -214,8 +212,8 @@ def resolve(profile: str | None = None, environ: Mapping[str, str] | None = None
         return open_profile(root, profile)
     if inside:
         return open_profile(root, inside)
-    if named := env.get("HERMES_PROFILE"):
-        return open_profile(root, named, where="HERMES_PROFILE")
+    if name := env.get("HERMES_PROFILE"):
+        return open_profile(root, name, where="HERMES_PROFILE")
     sticky = sticky_profile(root)
     return open_profile(root, sticky, where="active_profile", hint="hermes -p default profile use default")
 
@@ -268,11 +266,10 @@ def get_active_profile_name() -> str:
 
 def list_profiles(home: Home) -> list[str]:
     try:
-        found = [entry.name for entry in os.scandir(home.root / "profiles") if entry.is_dir()]
+        names = [entry.name for entry in os.scandir(home.root / "profiles") if entry.is_dir()]
     except FileNotFoundError:
-        found = []
-    others = sorted(name for name in found if _NAME.fullmatch(name) and name != DEFAULT_PROFILE)
-    return [DEFAULT_PROFILE, *others]
+        names = []
+    return [DEFAULT_PROFILE, *sorted(name for name in names if _NAME.fullmatch(name) and name != DEFAULT_PROFILE)]
 
 
 def use_profile(home: Home, name: str) -> None:

@@ -16,15 +16,14 @@ class _Pool:
     """Random bytes. The system is asked for many at a time: asking it gives other threads their turn."""
 
     def __init__(self) -> None:
-        self._lock, self._left = threading.Lock(), b""
+        self._lock, self._buffer = threading.Lock(), b""
 
     def hex(self, size: int) -> str:
-        """So many of them, as text."""
         with self._lock:
-            if len(self._left) < size:
-                self._left = os.urandom(_AT_ONCE_BYTES)
-            taken, self._left = self._left[:size], self._left[size:]
-        return taken.hex()
+            if len(self._buffer) < size:
+                self._buffer = os.urandom(_AT_ONCE_BYTES)
+            data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data.hex()
 
 
 _pool = _Pool()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import msgspec
@@ -125,9 +125,9 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     def stored(self) -> JsonObject:
         """The spec as it is kept with the run: all that it says, but for the credentials."""
-        out = _said(self, _STORED)
+        out = _set_fields(self, _DEFAULTS)
         if self.route is not None:
-            out["route"] = _said(self.route, _STORED_ROUTE)
+            out["route"] = _set_fields(self.route, _ROUTE_DEFAULTS)
         for name in _SETS:
             if name in out:
                 out[name] = sorted(out[name])
@@ -136,8 +136,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     @classmethod
     def from_stored(cls, stored: JsonMapping) -> RunSpec:
         """The spec again. What a later version has added to it is unknown here and left out."""
-        known = cls.__struct_fields__
-        values = {name: value for name, value in stored.items() if name in known}
+        values = {name: value for name, value in stored.items() if name in cls.__struct_fields__}
         for name in _SETS:
             if values.get(name) is not None:
                 values[name] = frozenset(values[name])
@@ -156,23 +155,17 @@ def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> fro
     return first & second
 
 
-def _stored_spec() -> JsonObject:
-    """The fields that are kept, each with what need not be."""
-    return {
-        item.name: {} if item.default is msgspec.NODEFAULT else item.default for item in msgspec.structs.fields(RunSpec)
-    }
+# The fields that are stored, each with the value that need not be.
+_DEFAULTS: JsonObject = {
+    item.name: {} if item.default is msgspec.NODEFAULT else item.default for item in msgspec.structs.fields(RunSpec)
+}
+_ROUTE_DEFAULTS: JsonObject = {
+    item.name: item.default for item in fields(RouteChoice) if item.name not in ("api_key", "extra_body", "fallbacks")
+}
 
 
-def _stored_route() -> JsonObject:
-    kept = [item for item in fields(RouteChoice) if item.name not in ("api_key", "extra_body", "fallbacks")]
-    return {item.name: {} if item.default is MISSING else item.default for item in kept}
-
-
-def _said(thing: object, stored: JsonMapping) -> JsonObject:
-    return {name: value for name, unsaid in stored.items() if (value := getattr(thing, name)) != unsaid}
-
-
-_STORED, _STORED_ROUTE = _stored_spec(), _stored_route()
+def _set_fields(record: object, defaults: JsonMapping) -> JsonObject:
+    return {name: value for name, default in defaults.items() if (value := getattr(record, name)) != default}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ def estimate(value: object) -> int:
 
 def _image_tokens(url: str) -> int:
     """By its pixels where an inline PNG tells them, by its bytes for other inline images, else a usual size."""
-    head, found, data = url.partition(";base64,")
-    if not found:
+    head, is_inline, data = url.partition(";base64,")
+    if not is_inline:
         return IMAGE_TOKENS
     if head.endswith("png"):
         try:

@@ -30,6 +30,6 @@ def reachable(path: Path) -> Iterator[str]:
 def is_same_user(fd: int) -> bool:
     """Whether the process at the other end of a connected Unix socket is of this process's user."""
     with socket.socket(fileno=os.dup(fd)) as sock:
-        told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(told)
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
     return bool(uid == os.geteuid())

@@ -37,7 +37,7 @@ class Pending(Protocol):
     def abandon(self) -> None: ...
 
 
-class _Place(NamedTuple):
+class _Endpoint(NamedTuple):
     """Where a URL leads, and what is asked for there."""
 
     scheme: str
@@ -49,17 +49,17 @@ class _Place(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _place(url: str) -> _Place:
+def _endpoint(url: str) -> _Endpoint:
     try:
-        found = URL(url)
-        host, port = found.raw_host, found.port
-        if found.scheme not in ("http", "https") or not host or port is None:
+        parsed = URL(url)
+        host, port = parsed.raw_host, parsed.port
+        if parsed.scheme not in ("http", "https") or not host or port is None:
             raise ValueError
     except (ValueError, UnicodeError):
         raise ConnectFailed("The address is no URL of http or https.") from None
-    named = f"[{host}]" if ":" in host else host
-    authority = named if found.is_default_port() else f"{named}:{port}"
-    return _Place(found.scheme, host, port, authority, found.raw_path_qs, url)
+    name = f"[{host}]" if ":" in host else host
+    authority = name if parsed.is_default_port() else f"{name}:{port}"
+    return _Endpoint(parsed.scheme, host, port, authority, parsed.raw_path_qs, url)
 
 
 # --- the client ------------------------------------------------------------------------------------------------------
@@ -104,15 +104,15 @@ class HttpClient:
         self._proxy = proxy or None
         self._tls: ssl.SSLContext | None = None
         self._idle: dict[tuple[str, ...], list[Connection]] = {}
-        self._open_ones: set[Connection] = set()
-        self._known: dict[tuple[str, int], tuple[float, list[tuple[str, int]]]] = {}
-        self._asked: dict[tuple[str, int], tuple[Pending, int]] = {}
+        self._connections: set[Connection] = set()
+        self._resolved: dict[tuple[str, int], tuple[float, list[tuple[str, int]]]] = {}
+        self._lookups: dict[tuple[str, int], tuple[Pending, int]] = {}
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Exchange:
         return Exchange(self, method, url, headers, body, timeouts)
 
     async def close(self) -> None:
-        for connection in tuple(self._open_ones):
+        for connection in tuple(self._connections):
             connection.drop()
         self._idle.clear()
         await asyncio.sleep(0)
@@ -120,8 +120,9 @@ class HttpClient:
     # --- one exchange -------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Answer:
-        place, began_at = _place(url), asyncio.get_running_loop().time()
-        head = _head(method, place, tuple(headers.items()), self._through(place))
+        endpoint, began_at = _endpoint(url), asyncio.get_running_loop().time()
+        proxy = self._proxy if endpoint.scheme == "http" else None
+        head = _head(method, endpoint, tuple(headers.items()), proxy)
         sized = body or method in ("POST", "PUT", "PATCH")
         data = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body) if sized else head + b"\r\n"
 
@@ -135,16 +136,16 @@ class HttpClient:
                 raise
             return answer
 
-        key = (place.scheme, place.authority)
-        if (rested := self._acquire_idle(key)) is not None:
+        key = (endpoint.scheme, endpoint.authority)
+        if (idle := self._acquire_idle(key)) is not None:
             try:
-                return await over(rested)
+                return await over(idle)
             except ConnectFailed:  # it may have been on its way out
                 if method not in _REPEATABLE:
                     raise
         try:
             async with asyncio.timeout(min(self._connect_s(), timeouts.total_s)):
-                opened = await self._open(place, partial(Connection, self, key))
+                opened = await self._open(endpoint, partial(Connection, self, key))
         except TimeoutError:
             if timeouts.total_s < self._connect_s():
                 raise RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.") from None
@@ -154,9 +155,6 @@ class HttpClient:
         except (OSError, UnicodeError) as error:
             raise ConnectFailed(plain(error)) from error
         return await over(opened)
-
-    def _through(self, place: _Place) -> str | None:
-        return self._proxy if place.scheme == "http" else None
 
     @staticmethod
     def _connect_s() -> float:
@@ -168,38 +166,38 @@ class HttpClient:
         connections = self._idle.get(key)
         while connections:
             connection = connections.pop()
-            if connection.resting is not None:
-                connection.resting.cancel()
-                connection.resting = None
-            if not connection.gone and not connection.transport.is_closing():  # type: ignore[union-attr]
+            if connection.idle_timer is not None:
+                connection.idle_timer.cancel()
+                connection.idle_timer = None
+            if not connection.closed and not connection.transport.is_closing():  # type: ignore[union-attr]
                 return connection
         return None
 
-    def rest(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         if self._keeps:
             self._idle.setdefault(connection.key, []).append(connection)
-            connection.resting = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
+            connection.idle_timer = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
         else:
             connection.drop()
 
     def opened(self, connection: Connection) -> None:
-        self._open_ones.add(connection)
+        self._connections.add(connection)
 
     def forget(self, connection: Connection) -> None:
-        self._open_ones.discard(connection)
-        if connection.resting is not None:
-            connection.resting.cancel()
+        self._connections.discard(connection)
+        if connection.idle_timer is not None:
+            connection.idle_timer.cancel()
         with suppress(ValueError, KeyError):
             self._idle[connection.key].remove(connection)
 
-    async def _open(self, place: _Place, make: Callable[[], Connection]) -> Connection:
+    async def _open(self, endpoint: _Endpoint, make: Callable[[], Connection]) -> Connection:
         if self._unix is not None:
             return (await asyncio.get_running_loop().create_unix_connection(make, self._unix))[1]
         if self._proxy is None:
-            return await self._dial(place, make)
-        if place.scheme == "http":
-            return await self._dial(_place(self._proxy), make)
-        return await self._tunnel(place, make())
+            return await self._dial(endpoint, make)
+        if endpoint.scheme == "http":
+            return await self._dial(_endpoint(self._proxy), make)
+        return await self._tunnel(endpoint, make())
 
     async def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -207,96 +205,95 @@ class HttpClient:
             self._tls = await self._lookup(partial(ssl.create_default_context, cafile=self._ca_bundle)).future
         return self._tls
 
-    async def _dial(self, place: _Place, make: Callable[[], _P]) -> _P:
+    async def _dial(self, endpoint: _Endpoint, make: Callable[[], _P]) -> _P:
         """Connect to the first address that can be had; one that is silent for a moment is not waited for alone."""
-        how: JsonObject = {}
-        if place.scheme == "https":
-            how = {"ssl": await self._context(), "server_hostname": place.host.rstrip(".")}
-        tried: list[_P] = []
+        tls: JsonObject = {}
+        if endpoint.scheme == "https":
+            tls = {"ssl": await self._context(), "server_hostname": endpoint.host.rstrip(".")}
+        attempts: list[_P] = []
 
         def attempt() -> _P:
-            tried.append(make())
-            return tried[-1]
+            attempts.append(make())
+            return attempts[-1]
 
-        connect = partial(asyncio.get_running_loop().create_connection, attempt, **how)
-        ways = [partial(connect, *at) for at in await self._addresses(place.host, place.port)]
-        made = None
+        connect = partial(asyncio.get_running_loop().create_connection, attempt, **tls)
+        connects = [partial(connect, *address) for address in await self._addresses(endpoint.host, endpoint.port)]
+        winner = None
         try:
-            made, _, failed = await staggered_race(ways, NEXT_ADDRESS_S)
+            winner, _, errors = await staggered_race(connects, NEXT_ADDRESS_S)
         finally:
-            for other in tried:  # two may have got through
-                if other.transport is not None and (made is None or other is not made[1]):
-                    other.transport.abort()
-        if made is None:
-            untrusted = (error for error in failed if isinstance(error, ssl.SSLCertVerificationError))
-            raise next(untrusted, None) or (failed[-1] if failed else None) or OSError("the name has no address")
-        return cast("_P", made[1])
+            for protocol in attempts:  # two may have got through
+                if protocol.transport is not None and (winner is None or protocol is not winner[1]):
+                    protocol.transport.abort()
+        if winner is None:
+            untrusted = (error for error in errors if isinstance(error, ssl.SSLCertVerificationError))
+            raise next(untrusted, None) or (errors[-1] if errors else None) or OSError("the name has no address")
+        return cast("_P", winner[1])
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
-        """Where a name leads, as it was told within the last minute."""
+        """The addresses of a name; an answer counts for a minute."""
         with suppress(ValueError):
             return [(str(ip_address(host)), port)]
-        kept_until, found = self._known.get((host, port), (0.0, []))
-        if asyncio.get_running_loop().time() > kept_until:
-            told = await self._looked_up(host, port)
-            found = list(dict.fromkeys((at[0], at[1]) for *_, at in told))
-            self._known[host, port] = asyncio.get_running_loop().time() + NAMES_KEPT_S, found
-        return found
+        valid_until, addresses = self._resolved.get((host, port), (0.0, []))
+        if asyncio.get_running_loop().time() > valid_until:
+            infos = await self._look_up(host, port)
+            addresses = list(dict.fromkeys((address[0], address[1]) for *_, address in infos))
+            self._resolved[host, port] = asyncio.get_running_loop().time() + NAMES_KEPT_S, addresses
+        return addresses
 
-    async def _looked_up(self, host: str, port: int) -> list[Any]:
-        """What the system says of a name; it is asked once for all who want to know."""
-        job, waiting = self._asked.get((host, port), (None, 0))
+    async def _look_up(self, host: str, port: int) -> list[Any]:
+        """Resolve a name; callers that ask for the same one meanwhile share the lookup."""
+        job, waiting = self._lookups.get((host, port), (None, 0))
         if job is None:
             assert self._lookup is not None
             job = self._lookup(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
-        self._asked[host, port] = job, waiting + 1
+        self._lookups[host, port] = job, waiting + 1
         try:
             return list(await asyncio.shield(job.future))
         finally:
-            _, waiting = self._asked.pop((host, port), (job, 1))
+            _, waiting = self._lookups.pop((host, port), (job, 1))
             if not job.future.done() and waiting == 1:
                 job.abandon()
                 job.future.cancel()
             elif waiting > 1:
-                self._asked[host, port] = job, waiting - 1
+                self._lookups[host, port] = job, waiting - 1
 
     async def stream(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A raw TCP connection, through the proxy where one is set. Raises OSError, ConnectFailed."""
         loop = asyncio.get_running_loop()
-        place = _place(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        endpoint = _endpoint(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         if self._proxy is None:
-            protocol = await self._dial(place, _Stream)
+            protocol = await self._dial(endpoint, _Stream)
         else:
-            protocol, tunnel = _Stream(), await self._through_proxy(place)
+            protocol, tunnel = _Stream(), await self._through_proxy(endpoint)
             assert tunnel.transport is not None
             tunnel.transport.set_protocol(protocol)
             protocol.connection_made(tunnel.transport)
         assert protocol.transport is not None
         return protocol.reader, asyncio.StreamWriter(protocol.transport, protocol, protocol.reader, loop)
 
-    async def _tunnel(self, place: _Place, connection: Connection) -> Connection:
+    async def _tunnel(self, endpoint: _Endpoint, connection: Connection) -> Connection:
         loop, tls = asyncio.get_running_loop(), await self._context()
-        tunnel = await self._through_proxy(place)
+        tunnel = await self._through_proxy(endpoint)
         assert tunnel.transport is not None
         try:
-            made = await loop.start_tls(tunnel.transport, connection, tls, server_hostname=place.host.rstrip("."))
+            transport = await loop.start_tls(
+                tunnel.transport, connection, tls, server_hostname=endpoint.host.rstrip(".")
+            )
         except BaseException:
             tunnel.transport.abort()
             raise
-        assert made is not None
-        connection.connection_made(made)
+        assert transport is not None
+        connection.connection_made(transport)
         return connection
 
-    async def _through_proxy(self, place: _Place) -> _Tunnel:
+    async def _through_proxy(self, endpoint: _Endpoint) -> _Tunnel:
         assert self._proxy is not None
-        tunnel = await self._dial(_place(self._proxy), _Tunnel)
+        tunnel = await self._dial(_endpoint(self._proxy), _Tunnel)
         assert tunnel.transport is not None
-        named = f"[{place.host}]" if ":" in place.host else place.host
-        lines = [
-            f"CONNECT {named}:{place.port} HTTP/1.1",
-            f"Host: {named}:{place.port}",
-            *_known("Proxy-Authorization", self._proxy),
-        ]
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        address = f"{host}:{endpoint.port}"
+        lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}", *_basic_auth("Proxy-Authorization", self._proxy)]
         try:
             tunnel.transport.write("\r\n".join([*lines, "", ""]).encode())
             await tunnel.opened
@@ -318,22 +315,22 @@ class _Stream(asyncio.StreamReaderProtocol):
 
 
 class _Tunnel(asyncio.Protocol):
-    """What a proxy says to the wish for a connection."""
+    """A proxy's answer to CONNECT."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._said = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._said += data
-        if self.opened.done() or (b"\r\n\r\n" not in self._said and len(self._said) <= HEAD_BYTES_MAX):
+        self._received += data
+        if self.opened.done() or (b"\r\n\r\n" not in self._received and len(self._received) <= HEAD_BYTES_MAX):
             return
-        status = self._said[:64].split(b"\r\n")[0].split(b" ", 2)
-        if len(status) > 1 and status[1] == b"200" and self._said.endswith(b"\r\n\r\n"):
+        status = self._received[:64].split(b"\r\n")[0].split(b" ", 2)
+        if len(status) > 1 and status[1] == b"200" and self._received.endswith(b"\r\n\r\n"):
             self.opened.set_result(None)
         else:
             message = b" ".join(status[1:]).decode("latin-1") or "no answer"
@@ -344,7 +341,7 @@ class _Tunnel(asyncio.Protocol):
             self.opened.set_exception(ConnectFailed("The proxy closed the connection."))
 
 
-def _known(name: str, address: str) -> list[str]:
+def _basic_auth(name: str, address: str) -> list[str]:
     url = URL(address)
     if url.user is None:
         return []
@@ -352,15 +349,15 @@ def _known(name: str, address: str) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _head(method: str, place: _Place, headers: tuple[tuple[str, str], ...], proxy: str | None) -> bytes:
+def _head(method: str, endpoint: _Endpoint, headers: tuple[tuple[str, str], ...], proxy: str | None) -> bytes:
     """The head of a request but for its length, without the empty line that ends it."""
-    target = place.target if proxy is None else f"http://{place.authority}{place.target}"
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}"]
+    target = endpoint.target if proxy is None else f"http://{endpoint.authority}{endpoint.target}"
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {endpoint.authority}"]
     names = {name.lower() for name, _ in headers}
     lines += [f"{name}: {value}" for name, value in _USUAL.items() if name.lower() not in names]
     lines += [f"{name}: {value}" for name, value in headers if name.lower() not in _OURS]
-    lines += _known("Authorization", place.url) if "authorization" not in names else ()
-    lines += _known("Proxy-Authorization", proxy) if proxy is not None else ()
+    lines += _basic_auth("Authorization", endpoint.url) if "authorization" not in names else ()
+    lines += _basic_auth("Proxy-Authorization", proxy) if proxy is not None else ()
     if not all(_NAME.fullmatch(name) for name, _ in headers) or any(map(_UNFIT.search, lines)):
         raise ConnectFailed("A header of the request has no fit name, or holds a line break.")
     return "\r\n".join([*lines, ""]).encode("utf-8", "surrogateescape")

@@ -12,6 +12,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from hermes.core.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX, INFLATED_PIECE_BYTES_MAX
+from hermes.http_client.inflate import ENCODINGS, decompressor
 
 
 class TransportError(Exception):
@@ -23,7 +24,7 @@ class TransportError(Exception):
 
 
 class ConnectFailed(TransportError):
-    """No connection, or it was gone before any byte of an answer."""
+    """No connection, or it was closed before any byte of an answer."""
 
 
 class StreamBroken(TransportError):
@@ -52,7 +53,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 class Pool(Protocol):
     def opened(self, connection: Connection) -> None: ...
 
-    def rest(self, connection: Connection) -> None: ...
+    def release(self, connection: Connection) -> None: ...
 
     def forget(self, connection: Connection) -> None: ...
 
@@ -71,10 +72,10 @@ class Connection(asyncio.Protocol):
         "_pool",
         "_size",
         "answer",
-        "gone",
+        "closed",
+        "idle_timer",
         "key",
         "method",
-        "resting",
         "transport",
     )
 
@@ -88,22 +89,22 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self.answer: Answer | None = None
         self.transport: asyncio.Transport | None = None
-        self.resting: asyncio.TimerHandle | None = None
+        self.idle_timer: asyncio.TimerHandle | None = None
         self.method = ""
-        self.gone = False
+        self.closed = False
 
     def ask(self, method: str, answer: Answer, data: bytes) -> None:
         assert self.transport is not None
         self.method, self.answer, self._size, self._fed, self._body = method, answer, 0, 0, []
-        if self.gone:
+        if self.closed:
             answer.cut(None)
         else:
             self.transport.write(data)
 
     def drop(self) -> None:
-        self.gone = True
-        if self.resting is not None:
-            self.resting.cancel()
+        self.closed = True
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
         if self.transport is not None:
             self.transport.abort()
 
@@ -125,23 +126,23 @@ class Connection(asyncio.Protocol):
             fault = "The server went over to another protocol."
         except httptools.HttpParserError as error:
             fault = f"The answer is no HTTP: {error}"
-        self._give()
+        self._pass_body_on()
         if fault:
             self._fail(fault)
         if self._fed > HEAD_BYTES_MAX:  # none of it was body
             self._fail(_LONG_HEAD)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.gone = True
+        self.closed = True
         self._pool.forget(self)
         if self.answer is not None:
             self.answer.cut(error)
 
-    def _fail(self, words: str) -> None:
+    def _fail(self, message: str) -> None:
         answer, self.answer = self.answer, None
         self.drop()
         if answer is not None:
-            answer.fail(StreamBroken(words, answered=True) if answer.status else ConnectFailed(words))
+            answer.fail(StreamBroken(message, answered=True) if answer.status else ConnectFailed(message))
 
     # --- told by the parser
 
@@ -164,7 +165,7 @@ class Connection(asyncio.Protocol):
             answer.headers.clear()
         else:
             self._fed = 0
-            answer.begun(status)
+            answer.start(status)
             if self.method == "HEAD":
                 self._end(answer, reusable=False)
 
@@ -172,25 +173,25 @@ class Connection(asyncio.Protocol):
         self._fed = 0
         self._body.append(data)
 
-    def _give(self) -> None:
+    def _pass_body_on(self) -> None:
         """What came together is one piece, however many the server had made of it."""
         if self._body:
             data, self._body = self._body[0] if len(self._body) == 1 else b"".join(self._body), []
             if self.answer is not None:
-                self.answer.came(data)
+                self.answer.receive(data)
 
     def on_message_complete(self) -> None:
-        self._give()
+        self._pass_body_on()
         if self.answer is not None and self.answer.status:
             self._end(self.answer, reusable=self._parser.should_keep_alive())
 
     def _end(self, answer: Answer, *, reusable: bool) -> None:
         self.answer, self._fed = None, 0
-        if reusable and not self.gone and not self.transport.get_write_buffer_size():  # type: ignore[union-attr]
-            self._pool.rest(self)
+        if reusable and not self.closed and not self.transport.get_write_buffer_size():  # type: ignore[union-attr]
+            self._pool.release(self)
         else:
             self.drop()
-        answer.ended()
+        answer.finish()
 
 
 class Answer:
@@ -211,7 +212,7 @@ class Answer:
         self._began_at, self._heard_at = began_at, self._loop.time()
         self._chunks: list[bytes] = []
         self._ahead = 0
-        self._over = self._closed = self._paused = False
+        self._over = self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer = self._loop.call_at(
@@ -261,13 +262,13 @@ class Answer:
     def close(self) -> None:
         """The answer is of no use any more. One that has come to its end has already given its connection back."""
         self._timer.cancel()
-        self._closed, self.sink = True, None
+        self.sink = None
         if not self._over and self._error is None:
             self._connection.answer = None
             self._connection.drop()
 
     def _resume(self) -> None:
-        if self._paused and not self._connection.gone:
+        if self._paused and not self._connection.closed:
             self._connection.transport.resume_reading()  # type: ignore[union-attr]
             self._heard_at = self._loop.time()
         self._paused = False
@@ -285,18 +286,18 @@ class Answer:
 
     # --- told by the connection
 
-    def begun(self, status: int) -> None:
+    def start(self, status: int) -> None:
         self.status, self._heard_at = status, self._loop.time()
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self.is_stream, self.is_json = kind == "text/event-stream", kind == "application/json"
         packed = self.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
         if self._unpacks and packed:
             self._packed = packed
-            if packed not in ("gzip", "x-gzip", "deflate"):
+            if packed not in ENCODINGS:
                 self.fail(StreamBroken("The answer is compressed in an unknown way.", answered=True))
         self._wake()
 
-    def came(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         if self._packed and not (data := self._unpacked(data)):
             return
@@ -304,14 +305,11 @@ class Answer:
             return
         self._chunks.append(data)
         self._ahead += len(data)
-        if self._ahead > ANSWER_AHEAD_BYTES_MAX or self._still_packed is not None:
-            self._pause()
-        self._wake()
-
-    def _pause(self) -> None:
-        if not self._paused and not self._connection.gone:
+        is_ahead = self._ahead > ANSWER_AHEAD_BYTES_MAX or self._still_packed is not None
+        if is_ahead and not self._paused and not self._connection.closed:
             self._paused = True
             self._connection.transport.pause_reading()  # type: ignore[union-attr]
+        self._wake()
 
     def _unpacked(self, data: bytes) -> bytes:
         """The next piece of what was compressed; `_still_packed` is what has to wait for the next call."""
@@ -323,9 +321,7 @@ class Answer:
                 if self._unpacker is None or self._unpacker.eof:
                     if not data:
                         break
-                    # Some send what is called deflate without its header.
-                    bare = self._packed == "deflate" and data[0] & 0x0F != 8
-                    self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+                    self._unpacker = decompressor(self._packed, data)
                 out += self._unpacker.decompress(data, INFLATED_PIECE_BYTES_MAX - len(out))
                 data = self._unpacker.unconsumed_tail or self._unpacker.unused_data
         except zlib.error as error:
@@ -335,7 +331,7 @@ class Answer:
         self._still_packed = data if data or len(out) >= INFLATED_PIECE_BYTES_MAX else None
         return out
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         if self._still_packed is None and self._unpacker is not None and not self._unpacker.eof:
             self.fail(StreamBroken(_CUT_PACKED, answered=True))
             return
@@ -345,13 +341,13 @@ class Answer:
         self._wake()
 
     def cut(self, error: Exception | None) -> None:
-        """The connection is gone. A body without a length ends so."""
+        """The connection is closed. A body without a length ends so."""
         if self._over or self._error is not None:
             return
         framed = ",".join(self.headers.getall("Transfer-Encoding", [])).lower()
         whole = "Content-Length" not in self.headers and "chunked" not in framed
         if self.status and whole and error is None:
-            self.ended()
+            self.finish()
         elif self.status:
             self.fail(StreamBroken(plain(error) if error else "The answer was cut.", answered=True))
         else:

@@ -10,6 +10,12 @@ from hermes.core.limits import INFLATED_PIECE_BYTES_MAX, INFLATED_RATIO_MAX, INF
 ENCODINGS = ("gzip", "x-gzip", "deflate")
 
 
+def decompressor(encoding: str, data: bytes) -> zlib._Decompress:
+    """For a body that begins with `data`. Some send what is called deflate without its header."""
+    bare = encoding == "deflate" and data[0] & 0x0F != 8
+    return zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+
+
 class InflateError(Exception):
     """The text completes a sentence that begins with what was being inflated."""
 
@@ -25,7 +31,7 @@ class Inflater:
         self._encoding = encoding
         self._inflater: zlib._Decompress | None = None
         self._pending, self._has_more = b"", False
-        self._received = self._given = 0
+        self._received = self._returned = 0
 
     def feed(self, data: bytes) -> None:
         self._pending, self._has_more = data, bool(data)
@@ -36,9 +42,7 @@ class Inflater:
         if not self._has_more:
             return b""
         if self._inflater is None:
-            # Some send what is called deflate without its header.
-            bare = self._encoding == "deflate" and self._pending[0] & 0x0F != 8
-            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+            self._inflater = decompressor(self._encoding, self._pending)
         try:
             piece = self._inflater.decompress(self._pending, INFLATED_PIECE_BYTES_MAX)
         except zlib.error:
@@ -47,8 +51,8 @@ class Inflater:
             raise InflateError("broken", "goes on after the end of its compressed data")
         self._pending = self._inflater.unconsumed_tail
         self._has_more = len(piece) == INFLATED_PIECE_BYTES_MAX
-        self._given += len(piece)
-        if self._given > INFLATED_RATIO_MAX * max(self._received, INFLATED_SMALL_BYTES):
+        self._returned += len(piece)
+        if self._returned > INFLATED_RATIO_MAX * max(self._received, INFLATED_SMALL_BYTES):
             raise InflateError("too_large", f"inflates to more than {INFLATED_RATIO_MAX} times its size")
         return piece
 

@@ -11,12 +11,12 @@ _TAKEN_BACK_MAX = 64 * 1024
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
 
-    __slots__ = ("_began", "_buffer", "_data", "_held", "_name", "_pieces", "_size", "_skip_lf", "between")
+    __slots__ = ("_began", "_buffer", "_data", "_name", "_pieces", "_pieces_size", "_size", "_skip_lf", "between")
 
     def __init__(self) -> None:
         # `between`: nothing is left of an event before the next chunk.
         self._began, self.between = False, True
-        self._size = self._held = 0
+        self._size = self._pieces_size = 0
         self._buffer = b""
         self._pieces: list[bytes] = []  # of a line that is longer than the packets, behind what is in the buffer
         self._name = ""
@@ -24,8 +24,8 @@ class SseDecoder:
         self._skip_lf = False
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        if found := self.whole(chunk):
-            return [("", data) for data in found]
+        if whole := self.whole(chunk):
+            return [("", data) for data in whole]
         events = self._read(chunk) if chunk else []
         self.between = self._began and not (self._buffer or self._pieces or self._data or self._name or self._skip_lf)
         return events
@@ -36,7 +36,7 @@ class SseDecoder:
             return chunk
         if self._data or self._name or self._skip_lf or not self._began:
             return None
-        if len(self._buffer) + self._held > _TAKEN_BACK_MAX:
+        if len(self._buffer) + self._pieces_size > _TAKEN_BACK_MAX:
             return None
         self._join()
         before, self._buffer, self.between = self._buffer, b"", True
@@ -46,14 +46,14 @@ class SseDecoder:
         """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
         if not self.between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
             return []
-        found = self._lines(chunk[:-2])
-        self._began = self._began or bool(found)
-        return found
+        events = self._lines(chunk[:-2])
+        self._began = self._began or bool(events)
+        return events
 
     @staticmethod
     def _lines(whole: bytes) -> list[bytes]:
-        found = whole[6:].split(b"\n\ndata: ")
-        return found if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(found) - 2 else []
+        lines = whole[6:].split(b"\n\ndata: ")
+        return lines if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(lines) - 2 else []
 
     def _read(self, chunk: bytes) -> list[tuple[str, bytes]]:
         # A line may end in two characters that come in two packets.
@@ -64,7 +64,7 @@ class SseDecoder:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._began and chunk and b"\n" not in chunk:
             self._pieces.append(chunk)
-            self._held += len(chunk)
+            self._pieces_size += len(chunk)
             self._check_size()
             return []
         self._join()
@@ -96,16 +96,16 @@ class SseDecoder:
     def _join(self) -> None:
         if self._pieces:
             self._buffer = b"".join((self._buffer, *self._pieces))
-            self._pieces, self._held = [], 0
+            self._pieces, self._pieces_size = [], 0
 
     def _check_size(self) -> None:
-        if self._size + len(self._buffer) + self._held > EVENT_BYTES_MAX:
+        if self._size + len(self._buffer) + self._pieces_size > EVENT_BYTES_MAX:
             raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
 
     def _quickly(self, chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
         """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
         whole, end, _ = chunk.rpartition(b"\n\n")
-        if end and len(chunk) <= EVENT_BYTES_MAX and (found := self._lines(whole)):
-            events += [("", data) for data in found]
+        if end and len(chunk) <= EVENT_BYTES_MAX and (lines := self._lines(whole)):
+            events += [("", data) for data in lines]
             return chunk[len(whole) + 2 :]
         return chunk

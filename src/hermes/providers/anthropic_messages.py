@@ -10,26 +10,24 @@ from hermes.core.json_types import JsonObject, Message
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.providers import base
 from hermes.providers.table import (
+    Capabilities,
     ModelFacts,
     adaptive_thinking,
     budgeted_thinking,
-    capabilities_for,
     facts_for,
     output_limit,
 )
 
 API_MODE = "anthropic_messages"
-OPTIONS = frozenset(
-    {"temperature", "top_p", "stop", "service_tier", "parallel_tool_calls", "user", "safety_identifier"}
-)
-VERSION = "2023-06-01"
-_VERSION_HEADER = {"anthropic-version": VERSION}
+_VERSION_HEADER = {"anthropic-version": "2023-06-01"}
 
 
-class AnthropicMessages:
+class AnthropicMessages(base.Provider):
     api_mode = API_MODE
+    options = frozenset(
+        {"temperature", "top_p", "stop", "service_tier", "parallel_tool_calls", "user", "safety_identifier"}
+    )
     ends = frozenset({"message_stop"})
-    texts = None  # no event is told by its text alone
     strips_prefill = True
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
@@ -60,7 +58,7 @@ class AnthropicMessages:
 
     def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
         address = _url(route.base_url).removesuffix("/messages")
-        return base.get(f"{address}/models?limit=1000", route, _VERSION_HEADER, _secret(credential))
+        return base.get(f"{address}/models?limit=1000", route, _secret(credential), _VERSION_HEADER)
 
     def parts(self, event: base.WireEvent) -> Sequence[Part]:
         data = event.data
@@ -72,11 +70,8 @@ class AnthropicMessages:
         read = _EVENTS.get(kind if type(kind) is str else event.name)
         return read(data) if read is not None else ()
 
-    def capabilities(self, model: str) -> base.Capabilities:
-        return capabilities_for(model, OPTIONS)
 
-
-PROVIDER: base.Provider = AnthropicMessages()
+PROVIDER = AnthropicMessages()
 
 # --- requests: parameters --------------------------------------------------------------------------------------------
 
@@ -105,12 +100,11 @@ def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
     """The choice in this protocol's words; a forced one becomes free where the model refuses to be forced."""
     if not prompt.tools or "tool_choice" in prompt.dropped:
         return None
-    given = prompt.tool_choice
     choice: JsonObject | None = None
-    if isinstance(given, str):
-        choice = _CHOICES.get(given)
-    elif given is not None:
-        choice = {"type": "tool", "name": base.as_dict(given.get("function")).get("name") or given.get("name") or ""}
+    if isinstance(prompt.tool_choice, str):
+        choice = _CHOICES.get(prompt.tool_choice)
+    elif prompt.tool_choice is not None:
+        choice = {"type": "tool", "name": base.chosen_tool(prompt.tool_choice)}
     if _forced(choice) and not facts.forced_choice:
         choice = _CHOICES["auto"]
     one_at_a_time = prompt.sampling.get("parallel_tool_calls") is False and "parallel_tool_calls" not in prompt.dropped
@@ -125,7 +119,7 @@ def _forced(choice: JsonObject | None) -> bool:
 
 def _thinking(prompt: base.Prompt, facts: ModelFacts, limit: int, choice: JsonObject | None) -> tuple[int, JsonObject]:
     """The output limit, and the fields that switch thinking on or off."""
-    effort = base.wanted_effort(prompt.reasoning)
+    effort = base.requested_effort(prompt.reasoning)
     if prompt.dropped & {"thinking", "reasoning"}:
         return limit, {}
     if facts.thinking == "adaptive":
@@ -150,22 +144,22 @@ _FIELDS = {
 }
 
 
-def _sampling(prompt: base.Prompt, capabilities: base.Capabilities, thinking: JsonObject) -> JsonObject:
-    given = base.sampling_sent(prompt, capabilities)
+def _sampling(prompt: base.Prompt, capabilities: Capabilities, thinking: JsonObject) -> JsonObject:
+    sampling = base.sampling_sent(prompt, capabilities)
     fields: JsonObject = {}
     if base.as_dict(thinking.get("thinking")).get("type") not in ("enabled", "adaptive"):
         # Of the two only one may be set, and the temperature ends at 1 here.
-        if "temperature" in given:
-            fields["temperature"] = min(1.0, given["temperature"])
-        elif "top_p" in given:
-            fields["top_p"] = given["top_p"]
-    if "stop" in given and "stop_sequences" not in prompt.dropped:
-        stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"]
+        if "temperature" in sampling:
+            fields["temperature"] = min(1.0, sampling["temperature"])
+        elif "top_p" in sampling:
+            fields["top_p"] = sampling["top_p"]
+    if "stop" in sampling and "stop_sequences" not in prompt.dropped:
+        stops = [sampling["stop"]] if isinstance(sampling["stop"], str) else sampling["stop"]
         if stops := [stop for stop in stops if stop.strip()]:
             fields["stop_sequences"] = stops
-    if tier := _TIERS.get(base.as_str(given.get("service_tier"))):
+    if tier := _TIERS.get(base.as_str(sampling.get("service_tier"))):
         fields["service_tier"] = tier
-    person = given.get("safety_identifier") or given.get("user")
+    person = sampling.get("safety_identifier") or sampling.get("user")
     if person and "metadata" not in prompt.dropped:
         fields["metadata"] = {"user_id": person}
     return fields
@@ -344,8 +338,7 @@ def _block(block: JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
     if kind == "redacted_thinking":
         return (Opaque("redacted_thinking", block),)
     if kind == "tool_use":
-        given = block.get("input")
-        arguments = json.dumps(given, ensure_ascii=False) if type(given) is dict and given else ""
+        arguments = json.dumps(block["input"], ensure_ascii=False) if base.as_dict(block.get("input")) else ""
         call_id, name = base.as_str(block.get("id")), base.as_str(block.get("name"))
         return (ToolDelta(index=index, id=call_id, name=name, arguments=arguments, whole=whole),)
     return ()
@@ -353,8 +346,7 @@ def _block(block: JsonObject, index: int | None, whole: bool) -> Sequence[Part]:
 
 def _whole(message: JsonObject) -> list[Part]:
     out = _model(message)
-    blocks = message.get("content")
-    for index, block in enumerate(blocks if type(blocks) is list else ()):
+    for index, block in enumerate(base.as_list(message.get("content"))):
         out.extend(_block(base.as_dict(block), index, whole=True))
     return [*out, *_usage(base.as_dict(message.get("usage")), True), *_finish(message)]
 
@@ -374,11 +366,11 @@ def _usage(usage: JsonObject, with_input: bool) -> list[Part]:
     fresh = base.token_count(usage.get("input_tokens"))
     read, written = (base.token_count(usage.get(key)) for key in _CACHE_KEYS)
     complete = with_input and fresh is not None
-    said = Usage(
+    counts = Usage(
         input_tokens=(fresh or 0) + (read or 0) + (written or 0) if complete else None,
         output_tokens=base.token_count(usage.get("output_tokens")),
         cache_read_tokens=read if complete else None,
         cache_write_tokens=written if complete else None,
         reasoning_tokens=base.token_count(base.as_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
     )
-    return [said] if said != Usage() else []
+    return [counts] if counts != Usage() else []

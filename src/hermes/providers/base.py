@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX
 from hermes.core.stream_parts import Part, ServerError
 from hermes.core.tokens import estimate
+from hermes.providers.table import Capabilities, capabilities_for
 
 # The parameters of a call that a caller may set, under our names.
 SAMPLING = frozenset(
@@ -90,22 +92,6 @@ class Route:
         return (self.provider, self.base_url, self.api_mode, self.model)
 
 
-class Capabilities(msgspec.Struct, frozen=True):
-    """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
-    it is offered unless the caller says otherwise, where it can handle but few."""
-
-    window: int = 32_768
-    max_output: int = 8_192
-    images: bool = True
-    tools: bool = True
-    reasoning: bool = False
-    prefill: bool = False
-    cache: bool = False
-    parallel_calls: bool = True
-    options: frozenset[str] = frozenset()
-    toolsets: frozenset[str] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
     """A tool as it is offered to a model. One with a `format` takes text; as a function it has that as `input`."""
@@ -143,7 +129,7 @@ class ToolSchemas(tuple[ToolSchema, ...]):
 
     @cached_property
     def tokens(self) -> int:
-        return sum(estimate({"n": one.name, "d": one.full_description, "p": one.parameters}) for one in self)
+        return sum(estimate({"n": tool.name, "d": tool.full_description, "p": tool.parameters}) for tool in self)
 
     @cached_property
     def has_grammar(self) -> bool:
@@ -209,30 +195,6 @@ class WireEvent(msgspec.Struct):
     whole: bool = False
 
 
-class Provider(Protocol):
-    """One wire protocol. Every method is a function of its arguments.
-
-    `ends` are the events after which nothing follows; `strips_prefill` says that white space at the end of an answer's
-    beginning is not sent.
-    """
-
-    api_mode: str
-    ends: frozenset[str]
-    strips_prefill: bool
-
-    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest: ...
-
-    def listing(self, route: Route, credential: Credential | None) -> WireRequest: ...
-
-    def parts(self, event: WireEvent) -> Sequence[Part]: ...
-
-    @property
-    def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
-        """The texts of the events from this one on that are nothing else, as most are; at the next `parts` must look."""
-
-    def capabilities(self, model: str) -> Capabilities: ...
-
-
 def error_fields(body: object) -> tuple[str, str, str]:
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, str):
@@ -258,13 +220,13 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     try:
         if "retry-after-ms" in lower:
             return max(0.0, float(lower["retry-after-ms"]) / 1000)
-        given = lower.get("retry-after")
-        if given is None:
+        value = lower.get("retry-after")
+        if value is None:
             return None
-        if given.strip().replace(".", "", 1).isdigit():
-            return float(given)
-        now = parsedate_to_datetime(lower["date"])
-        return max(0.0, (parsedate_to_datetime(given) - now).total_seconds())
+        if value.strip().replace(".", "", 1).isdigit():
+            return float(value)
+        wait = parsedate_to_datetime(value) - parsedate_to_datetime(lower["date"])
+        return max(0.0, wait.total_seconds())
     except (KeyError, ValueError, TypeError):
         return None
 
@@ -325,8 +287,8 @@ def server_error(body: JsonObject) -> ServerError:
     kind = fields.get("type")
     if code in ("", "error"):
         code = kind if isinstance(kind, str) and kind != "error" else ""
-    said = (fields.get("code"), fields.get("status"), fields.get("status_code"), body.get("status_code"))
-    statuses = [int(s) for s in said if type(s) is int or (type(s) is str and re.fullmatch(r"[45][0-9]{2}", s))]
+    values = (fields.get("code"), fields.get("status"), fields.get("status_code"), body.get("status_code"))
+    statuses = [int(s) for s in values if type(s) is int or (type(s) is str and re.fullmatch(r"[45][0-9]{2}", s))]
     status = next((s for s in statuses if 400 <= s < 600), STATUS_BY_CODE.get(code))
     return ServerError(status, "" if code == "invalid_request_error" else code, message)
 
@@ -338,11 +300,10 @@ def endpoint(base_url: str, path: str) -> str:
     return (base if base.endswith(path) else base + path) + question + query
 
 
-def get(url: str, route: Route, *more: Mapping[str, str]) -> WireRequest:
-    headers = {"Accept": "application/json", **route.headers}
-    for some in more:
-        headers |= some
-    return WireRequest("GET", url, headers, {})
+def get(
+    url: str, route: Route, secret: Mapping[str, str], own: Mapping[str, str] = MappingProxyType({})
+) -> WireRequest:
+    return WireRequest("GET", url, {"Accept": "application/json", **route.headers, **own, **secret}, {})
 
 
 def bearer(credential: Credential | None) -> dict[str, str]:
@@ -362,7 +323,7 @@ def left_out(
     for name, value in prompt.sampling.items():
         if value is not None and fields.get(name, name) not in body and (prompt.tools or name != "parallel_tool_calls"):
             absent.append(name)
-    effort = wanted_effort(prompt.reasoning) if prompt.reasoning is not None else None
+    effort = requested_effort(prompt.reasoning) if prompt.reasoning is not None else None
     if effort not in (None, "", "none") and body.keys().isdisjoint(("reasoning", "reasoning_effort", "thinking")):
         absent.append("reasoning_effort")
     if not grammars and prompt.tools.has_grammar:
@@ -396,23 +357,28 @@ def post(
     if route.extra_body:
         body = {**body, **route.extra_body}
     accept = "text/event-stream" if body.get("stream") else "application/json"
-    given = (*own.items(), *route.headers.items(), *secret.items())
-    return WireRequest("POST", url, _headers(accept, given), body, without)
+    headers = (*own.items(), *route.headers.items(), *secret.items())
+    return WireRequest("POST", url, _headers(accept, headers), body, without)
 
 
 @lru_cache(maxsize=64)
-def _headers(accept: str, given: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+def _headers(accept: str, headers: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     """Names that differ in case only are one header; the last one counts."""
     usual = (("Content-Type", "application/json"), ("Accept", accept))
-    return MappingProxyType(dict({name.lower(): (name, value) for name, value in (*usual, *given)}.values()))
+    return MappingProxyType(dict({name.lower(): (name, value) for name, value in (*usual, *headers)}.values()))
 
 
 def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
-    taken = capabilities.options - prompt.dropped
-    return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
+    names = capabilities.options - prompt.dropped
+    return {name: value for name, value in prompt.sampling.items() if value is not None and name in names}
 
 
-def wanted_effort(reasoning: JsonMapping | None) -> str | None:
+def chosen_tool(choice: JsonMapping) -> str:
+    """The name in a `tool_choice` that asks for one tool."""
+    return str(as_dict(choice.get("function")).get("name") or choice.get("name") or "")
+
+
+def requested_effort(reasoning: JsonMapping | None) -> str | None:
     """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
     if reasoning is None:
         return None
@@ -484,9 +450,44 @@ def as_dict(value: object) -> JsonObject:
     return value if type(value) is dict else {}
 
 
+def as_list(value: object) -> list[Any]:
+    return value if type(value) is list else []
+
+
 def as_str(value: object) -> str:
     return value if type(value) is str else ""
 
 
 def as_index(value: object) -> int | None:
     return value if type(value) is int else None
+
+
+class Provider(ABC):
+    """One wire protocol. Every method is a function of its arguments.
+
+    `options` are the sampling parameters it can carry; `ends` the events after which nothing follows; `strips_prefill`
+    says that white space at the end of an answer's beginning is not sent.
+    """
+
+    api_mode: ClassVar[str]
+    options: ClassVar[frozenset[str]]
+    ends: ClassVar[frozenset[str]] = frozenset()
+    strips_prefill: ClassVar[bool] = False
+
+    @abstractmethod
+    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest: ...
+
+    @abstractmethod
+    def parts(self, event: WireEvent) -> Sequence[Part]: ...
+
+    @property
+    def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
+        """Gives the texts of the events from an index on that hold nothing else; at the first that does, `parts` must
+        look. None where no event is text alone."""
+        return None
+
+    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
+        return get(endpoint(route.base_url, "/models"), route, bearer(credential))
+
+    def capabilities(self, model: str) -> Capabilities:
+        return capabilities_for(model, self.options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -23,16 +23,14 @@ from hermes.core.stream_parts import (
 )
 from hermes.providers import base
 from hermes.providers.registry import prefill_of
-from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
+from hermes.providers.table import ModelFacts, facts_for, nearest_effort
 
 API_MODE = "chat_completions"
-OPTIONS = base.SAMPLING
 
 
-class ChatCompletions:
+class ChatCompletions(base.Provider):
     api_mode = API_MODE
-    ends: frozenset[str] = frozenset()
-    strips_prefill = False
+    options = base.SAMPLING
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         facts = facts_for(route.model)
@@ -43,9 +41,11 @@ class ChatCompletions:
             **base.sampling_sent(prompt, self.capabilities(route.model)),
             **_limits(route, prompt, facts),
         }
-        if prompt.prefill and (how := prefill_of(route)) is not None:
-            body["messages"][-1] |= {name: value for name, value in how.message.items() if name not in prompt.dropped}
-            body |= {name: value for name, value in how.body.items() if name not in prompt.dropped}
+        if prompt.prefill and (prefill := prefill_of(route)) is not None:
+            body["messages"][-1] |= {
+                name: value for name, value in prefill.message.items() if name not in prompt.dropped
+            }
+            body |= {name: value for name, value in prefill.body.items() if name not in prompt.dropped}
         if prompt.stream and "stream_options" not in prompt.dropped:
             body["stream_options"] = {"include_usage": True}
         if prompt.response_format is not None and "response_format" not in prompt.dropped:
@@ -65,43 +65,23 @@ class ChatCompletions:
             without=base.left_out(prompt, body, {}, unsent),
         )
 
-    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
-        return base.get(base.endpoint(route.base_url, "/models"), route, base.bearer(credential))
-
     def parts(self, event: base.WireEvent) -> Sequence[Part]:
         return _answer(event.data, event.whole) if type(event.data) is dict else ()
 
-    def texts(self, events: Sequence[bytes], at: int) -> list[str]:
-        """The texts of the chunks from this one on that are nothing else. What is not needed of them is not decoded."""
-        first, end = _alone(events[at]), len(events)
-        if first is None or at + 1 == end:
-            return [] if first is None else [first]
-        while end > len(events) - _CLOSING_CHUNKS and _alone(events[end - 1]) is None:
-            end -= 1
-        try:  # all in one go
-            chunks = _chunks(b"[%b]" % b",".join(events[at:end]))
-        except (msgspec.MsgspecError, UnicodeError):
-            chunks = []
-        if len(chunks) == end - at:
-            return [chunk.choices[0].delta.content for chunk in chunks]
-        found = [first]
-        while at + len(found) < len(events) and (text := _alone(events[at + len(found)])) is not None:
-            found.append(text)
-        return found
-
-    def capabilities(self, model: str) -> base.Capabilities:
-        return capabilities_for(model, OPTIONS)
+    @property
+    def texts(self) -> Callable[[Sequence[bytes], int], list[str]]:
+        return _texts
 
 
-PROVIDER: base.Provider = ChatCompletions()
+PROVIDER = ChatCompletions()
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _Delta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content: str
 
 
 class _Choice(msgspec.Struct, gc=False):
-    delta: _Said
+    delta: _Delta
     index: Literal[0] = 0
     finish_reason: None = None
     error: None = None
@@ -128,6 +108,25 @@ def _alone(data: bytes) -> str | None:
         return None
 
 
+def _texts(events: Sequence[bytes], start: int) -> list[str]:
+    """The texts of the chunks from this one on that are nothing else. What is not needed of them is not decoded."""
+    first, end = _alone(events[start]), len(events)
+    if first is None or start + 1 == end:
+        return [] if first is None else [first]
+    while end > len(events) - _CLOSING_CHUNKS and _alone(events[end - 1]) is None:
+        end -= 1
+    try:  # all in one go
+        chunks = _chunks(b"[%b]" % b",".join(events[start:end]))
+    except (msgspec.MsgspecError, UnicodeError):
+        chunks = []
+    if len(chunks) == end - start:
+        return [chunk.choices[0].delta.content for chunk in chunks]
+    texts = [first]
+    while start + len(texts) < len(events) and (text := _alone(events[start + len(texts)])) is not None:
+        texts.append(text)
+    return texts
+
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +142,7 @@ def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> JsonOb
     other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
     if limit and not {facts.output_key, other} <= prompt.dropped:
         fields[other if facts.output_key in prompt.dropped else facts.output_key] = limit
-    effort = base.wanted_effort(prompt.reasoning)
+    effort = base.requested_effort(prompt.reasoning)
     if facts.reasoning and effort and not prompt.dropped & {"reasoning", "reasoning_effort"}:
         level = nearest_effort(effort, facts.efforts)
         if level:
@@ -163,8 +162,8 @@ def _messages(prompt: base.Prompt, facts: ModelFacts) -> list[Message]:
             images = []
         if role == "assistant":
             wire.append(_assistant(message, facts, reasoning=_takes_reasoning(prompt, facts)))
-            if shown := _images(message.get("content")):
-                images += ({"type": "text", "text": "Images from the message of the assistant:"}, *shown)
+            if own_images := _images(message.get("content")):
+                images += ({"type": "text", "text": "Images from the message of the assistant:"}, *own_images)
         elif role == "tool":
             wire.append(_tool_result(message, images))
         else:
@@ -209,11 +208,10 @@ def _images(content: object) -> list[JsonObject]:
 
 def _tool_result(message: Message, images: list[JsonObject]) -> Message:
     """A result as text; its images are put aside, for a tool message cannot hold them."""
-    found = _images(message.get("content"))
     text = base.text_of(message.get("content"), "\n")
-    if found:
+    if own_images := _images(message.get("content")):
         images.append({"type": "text", "text": f"Images from the result of {message.get('tool_name') or 'the tool'}:"})
-        images.extend(found)
+        images.extend(own_images)
         text = text or "The result is the image in the next message."
     return {"role": "tool", "tool_call_id": message.get("tool_call_id") or "", "content": text}
 
@@ -310,7 +308,7 @@ def _answer(data: JsonObject, whole: bool) -> list[Part]:
 
 
 def _first_choice(choices: object) -> JsonObject:
-    for choice in choices if type(choices) is list else ():
+    for choice in base.as_list(choices):
         if type(choice) is dict and not choice.get("index"):
             return choice
     return {}
@@ -327,8 +325,7 @@ def _delta(delta: JsonObject, whole: bool, model: str, out: list[Part]) -> None:
             _content_part(part, out)
     if refusal := base.as_str(delta.get("refusal")):
         out.append(Text(refusal))
-    calls = delta.get("tool_calls")
-    for position, call in enumerate(calls if type(calls) is list else ()):
+    for position, call in enumerate(base.as_list(delta.get("tool_calls"))):
         if type(call) is dict:
             out.append(_tool_delta(call, position if whole else None, whole))
 
@@ -348,8 +345,7 @@ def _content_part(part: object, out: list[Part]) -> None:
 
 def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
     """Reasoning once, though servers may write the same text in several fields."""
-    given = delta.get("reasoning_details")
-    details = [d for d in given if type(d) is dict] if type(given) is list else []
+    details = [d for d in base.as_list(delta.get("reasoning_details")) if type(d) is dict]
     form: ReasoningForm = "summary" if details and details[0].get("type") == "reasoning.summary" else "raw"
     text = base.as_str(delta.get("reasoning_content")) or base.as_str(delta.get("reasoning"))
     text = text or "".join(base.as_str(d.get("text")) or base.as_str(d.get("summary")) for d in details)
@@ -384,16 +380,15 @@ def _tool_delta(call: JsonObject, position: int | None, whole: bool) -> ToolDelt
 def _usage(data: JsonObject, choice: JsonObject) -> Usage | None:
     usage = data.get("usage") or choice.get("usage")
     if not usage or type(usage) is not dict:
-        places = (choice.get("usage"), base.as_dict(data.get("x_groq")).get("usage"))
-        usage = next((place for place in places if place and type(place) is dict), None)
-        if usage is None:
+        usage = base.as_dict(choice.get("usage")) or base.as_dict(base.as_dict(data.get("x_groq")).get("usage"))
+        if not usage:
             return None
     prompt = base.as_dict(usage.get("prompt_tokens_details"))
     completion = base.as_dict(usage.get("completion_tokens_details"))
     cached = None
-    for name, place in (("cached_tokens", prompt), ("prompt_cache_hit_tokens", usage), ("cached_tokens", usage)):
-        if cached is None and name in place:
-            cached = base.token_count(place[name])
+    for name, counts in (("cached_tokens", prompt), ("prompt_cache_hit_tokens", usage), ("cached_tokens", usage)):
+        if cached is None and name in counts:
+            cached = base.token_count(counts[name])
     return Usage(
         base.token_count(usage.get("prompt_tokens")),
         base.token_count(usage.get("completion_tokens")),

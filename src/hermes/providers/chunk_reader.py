@@ -41,8 +41,8 @@ class ChunkTemplate:
 
     def texts(self, chunk: bytes) -> tuple[list[str], int]:
         """The texts that a chunk begins with, and how many of its bytes hold them."""
-        known = bool(self._head) and chunk.startswith(self._head)
-        if not known and not self._look(chunk):
+        is_alike = bool(self._head) and chunk.startswith(self._head)
+        if not is_alike and not self._look(chunk):
             return [], 0
         start = len(self._head)
         end = chunk.rfind(self._tail, start)
@@ -60,7 +60,7 @@ class ChunkTemplate:
         if len(texts) != len(inner):
             self._looks -= 1
             return [], 0
-        if known:
+        if is_alike:
             self._looks = LOOKS_MAX
         return texts, size
 
@@ -137,8 +137,8 @@ class ChunkReader:
     def _events(self, chunk: bytes) -> Iterator[tuple[list[str], Sequence[Part]]]:
         names: list[str] = []
         if not (events := self._decoder.whole(chunk)):
-            named = self._decoder.feed(chunk)
-            names, events = [name for name, _ in named], [data for _, data in named]
+            pairs = self._decoder.feed(chunk)
+            names, events = [name for name, _ in pairs], [data for _, data in pairs]
         index = 0
         while index < len(events) and not self.over:
             if self._texts is not None and (texts := self._texts(events, index)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -10,29 +11,27 @@ from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.core.text import spaced_json
 from hermes.providers import base
-from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
+from hermes.providers.table import ModelFacts, facts_for, nearest_effort
 
 API_MODE = "codex_responses"
 _NO_TOOLS: frozenset[str] = frozenset()
-OPTIONS = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "verbosity",
-        "service_tier",
-        "prompt_cache_key",
-        "parallel_tool_calls",
-        "user",
-        "safety_identifier",
-    }
-)
 
 
-class CodexResponses:
+class CodexResponses(base.Provider):
     api_mode = API_MODE
+    options = frozenset(
+        {
+            "temperature",
+            "top_p",
+            "verbosity",
+            "service_tier",
+            "prompt_cache_key",
+            "parallel_tool_calls",
+            "user",
+            "safety_identifier",
+        }
+    )
     ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
-    texts = None  # no event is told by its text alone
-    strips_prefill = False
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
         sampling = base.sampling_sent(prompt, self.capabilities(route.model))
@@ -68,9 +67,6 @@ class CodexResponses:
             without=base.left_out(prompt, body, {"verbosity": "text"}, grammars=facts.custom_tools),
         )
 
-    def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
-        return base.get(base.endpoint(route.base_url, "/models"), route, base.bearer(credential))
-
     def parts(self, event: base.WireEvent) -> Sequence[Part]:
         data = event.data
         if type(data) is not dict:
@@ -78,16 +74,16 @@ class CodexResponses:
         if event.whole:
             return _whole(data)
         kind = data.get("type")
-        read = _EVENTS.get(kind if type(kind) is str else event.name)
-        if read is not None:
+        name = kind if type(kind) is str else event.name
+        if (part := _DELTAS.get(name)) is not None:
+            text = data.get("delta")
+            return (part(text),) if type(text) is str and text else ()
+        if (read := _EVENTS.get(name)) is not None:
             return read(data)
         return [base.server_error(data)] if data.get("error") and kind is None else ()
 
-    def capabilities(self, model: str) -> base.Capabilities:
-        return capabilities_for(model, OPTIONS)
 
-
-PROVIDER: base.Provider = CodexResponses()
+PROVIDER = CodexResponses()
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ def _custom_tool(tool: base.ToolSchema) -> JsonObject:
 def _tool_choice(choice: str | JsonMapping, custom: frozenset[str]) -> str | JsonObject:
     if isinstance(choice, str):
         return choice
-    name = base.as_dict(choice.get("function")).get("name") or choice.get("name") or ""
+    name = base.chosen_tool(choice)
     return {"type": "custom" if name in custom else "function", "name": name}
 
 
@@ -120,7 +116,7 @@ def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> JsonObject:
     if not facts.reasoning:
         return {}
     fields: JsonObject = {}
-    level = nearest_effort(base.wanted_effort(prompt.reasoning) or "", facts.efforts)
+    level = nearest_effort(base.requested_effort(prompt.reasoning) or "", facts.efforts)
     if "reasoning" not in prompt.dropped:
         fields["reasoning"] = {"effort": level} if level else {}
         if level != "none":
@@ -148,11 +144,11 @@ def _input(prompt: base.Prompt, custom: frozenset[str]) -> list[JsonObject]:
     for message in prompt.messages:
         role = message.get("role")
         if role == "assistant":
-            said = _assistant(message, custom)
-            custom_calls.update(item["call_id"] for item in said if item.get("type") == "custom_tool_call")
-            items.extend(said)
-            if shown := base.images_of(message.get("content")):
-                items.append({"role": "user", "content": _content(shown)})
+            answer = _assistant(message, custom)
+            custom_calls.update(item["call_id"] for item in answer if item.get("type") == "custom_tool_call")
+            items.extend(answer)
+            if images := base.images_of(message.get("content")):
+                items.append({"role": "user", "content": _content(images)})
         elif role == "tool":
             output, call_id = _content(message.get("content")), message.get("tool_call_id") or ""
             kind = "custom_tool_call_output" if call_id in custom_calls else "function_call_output"
@@ -192,19 +188,20 @@ def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         name, arguments = function.get("name") or "", function.get("arguments") or "{}"
-        made = {"type": "function_call", "call_id": call.get("id") or "", "name": name, "arguments": arguments}
-        if name in custom and (given := _custom_input(arguments)) is not None:
-            made = {"type": "custom_tool_call", "call_id": made["call_id"], "name": name, "input": given}
-        items.append(made)
+        item = {"type": "function_call", "call_id": call.get("id") or "", "name": name}
+        if name in custom and (tool_input := _custom_input(arguments)) is not None:
+            items.append({**item, "type": "custom_tool_call", "input": tool_input})
+        else:
+            items.append({**item, "arguments": arguments})
     return items
 
 
 def _custom_input(arguments: str) -> str | None:
     try:
-        given = base.as_dict(msgspec.json.decode(arguments)).get("input")
+        text = base.as_dict(msgspec.json.decode(arguments)).get("input")
     except msgspec.MsgspecError:
         return None
-    return given if isinstance(given, str) else None
+    return text if isinstance(text, str) else None
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -214,19 +211,12 @@ _CALLS = ("function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-def _text_delta(data: JsonObject) -> Sequence[Part]:
-    text = data.get("delta")
-    return (Text(text),) if type(text) is str and text else ()
-
-
-def _summary_delta(data: JsonObject) -> Sequence[Part]:
-    text = base.as_str(data.get("delta"))
-    return (Reasoning(text, "summary"),) if text else ()
-
-
-def _reasoning_delta(data: JsonObject) -> Sequence[Part]:
-    text = base.as_str(data.get("delta"))
-    return (Reasoning(text),) if text else ()
+_DELTAS: dict[str, Callable[[str], Part]] = {
+    "response.output_text.delta": Text,
+    "response.refusal.delta": Text,
+    "response.reasoning_text.delta": Reasoning,
+    "response.reasoning_summary_text.delta": partial(Reasoning, form="summary"),
+}
 
 
 def _summary_part(data: JsonObject) -> Sequence[Part]:
@@ -261,11 +251,7 @@ def _ended(data: JsonObject) -> Sequence[Part]:
 
 
 _EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
-    "response.output_text.delta": _text_delta,
-    "response.refusal.delta": _text_delta,
-    "response.reasoning_summary_text.delta": _summary_delta,
     "response.reasoning_summary_part.added": _summary_part,
-    "response.reasoning_text.delta": _reasoning_delta,
     "response.function_call_arguments.delta": _arguments_delta,
     "response.output_item.added": _item_added,
     "response.output_item.done": _item_done,
@@ -305,7 +291,7 @@ def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
 def _whole(response: JsonObject) -> list[Part]:
     out: list[Part] = []
     items = response.get("output")
-    for index, item in enumerate(items if type(items) is list else ()):
+    for index, item in enumerate(base.as_list(items)):
         if type(item) is dict:
             out.extend(_item_text(item))
             out.extend(_finished_item(item, index))
@@ -317,14 +303,16 @@ def _whole(response: JsonObject) -> list[Part]:
 def _item_text(item: JsonObject) -> list[Part]:
     out: list[Part] = []
     if item.get("type") == "reasoning":
-        summaries = [base.as_str(base.as_dict(s).get("text")) for s in _list(item.get("summary"))]
+        summaries = [base.as_str(base.as_dict(s).get("text")) for s in base.as_list(item.get("summary"))]
         if summary := "\n\n".join(text for text in summaries if text):
             out.append(Reasoning(summary, "summary"))
         out.extend(
-            Reasoning(text) for c in _list(item.get("content")) if (text := base.as_str(base.as_dict(c).get("text")))
+            Reasoning(text)
+            for c in base.as_list(item.get("content"))
+            if (text := base.as_str(base.as_dict(c).get("text")))
         )
     elif item.get("type") == "message":
-        contents = [base.as_dict(content) for content in _list(item.get("content"))]
+        contents = [base.as_dict(content) for content in base.as_list(item.get("content"))]
         out.extend(
             Text(text) for c in contents if (text := base.as_str(c.get("text")) or base.as_str(c.get("refusal")))
         )
@@ -344,13 +332,9 @@ def _ending(response: JsonObject) -> list[Part]:
         reason = base.as_str(base.as_dict(response.get("incomplete_details")).get("reason"))
         out.append(Finish(_INCOMPLETE.get(reason, "unknown")))
     else:
-        calls = any(base.as_dict(item).get("type") in _CALLS for item in _list(response.get("output")))
+        calls = any(base.as_dict(item).get("type") in _CALLS for item in base.as_list(response.get("output")))
         out.append(Finish("tool_calls" if calls else "stop"))
     return out
-
-
-def _list(value: object) -> list[object]:
-    return value if type(value) is list else []
 
 
 def _usage(usage: JsonObject) -> Usage | None:

@@ -5,42 +5,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
-from hermes.core.stream_parts import Part
 from hermes.local import CHOOSES
-from hermes.providers import base, chat_completions
+from hermes.providers import base
+from hermes.providers.chat_completions import ChatCompletions
+from hermes.providers.table import Capabilities
 
-OPTIONS = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"})
-_CAPABILITIES = base.Capabilities(
+_CAPABILITIES = Capabilities(
     window=8_192,
     max_output=LOCAL_OUTPUT_TOKENS_MAX,
     images=False,
     parallel_calls=False,
-    options=OPTIONS,
+    options=frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"}),
     toolsets=frozenset({"file", "terminal", "web"}),
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
-_KEPT = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
+_SCHEMA_KEYS = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
 _ANY: JsonObject = {"type": "object"}
 _DEEP = 6
 _NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_by", "path"})
 
 
-class Local:
+class Local(ChatCompletions):
     api_mode = "local"
-    ends: frozenset[str] = frozenset()
-    strips_prefill = False
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
-        tools = _shown(
+        tools = _offered(
             prompt.tools, " ".join(base.text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
         )
-        wanted = _wanted_schema(prompt.response_format)
+        answer = _answer_schema(prompt.response_format)
         body: JsonObject = {
             "messages": _messages(prompt, tools),
             "stream": True,
@@ -51,9 +49,9 @@ class Local:
             **base.sampling_sent(prompt, _CAPABILITIES),
         }
         if tools:
-            body["json_schema"] = _choice(tools, wanted, prompt.tool_choice)
-        elif wanted is not None:
-            body["json_schema"] = wanted
+            body["json_schema"] = _choice(tools, answer, prompt.tool_choice)
+        elif answer is not None:
+            body["json_schema"] = answer
         chooses = {CHOOSES: "1"} if tools else {}
         return base.post(
             route,
@@ -65,42 +63,34 @@ class Local:
         )
 
     def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
-        return base.get(base.endpoint(route.base_url, "/v1/models"), route)
+        return base.get(base.endpoint(route.base_url, "/v1/models"), route, {})
 
-    def parts(self, event: base.WireEvent) -> Sequence[Part]:
-        return chat_completions.PROVIDER.parts(event)
-
-    @property
-    def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
-        return chat_completions.PROVIDER.texts
-
-    def capabilities(self, model: str) -> base.Capabilities:
+    def capabilities(self, model: str) -> Capabilities:
         return _CAPABILITIES
 
 
-PROVIDER: base.Provider = Local()
+PROVIDER = Local()
 
 
 @cache
 def forms() -> JsonObject:
     """What the model is told and shown, chosen by measurement."""
-    found: JsonObject = json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))
-    return found
+    return json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, JsonObject]]:
+def _offered(tools: Iterable[base.ToolSchema], user_text: str) -> dict[str, tuple[str, JsonObject]]:
     """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
     how to use come first; some only when the user's words call for them, since they would mislead it."""
     out: dict[str, tuple[str, JsonObject]] = {}
     order = {name: at for at, name in enumerate(forms()["tools"])}
     for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
         form = forms()["tools"].get(tool.name, {})
-        if form.get("hidden") or form.get("when", "") not in said:
+        if form.get("hidden") or form.get("when", "") not in user_text:
             continue
         schema = _plain(tool.parameters)
-        given = schema.get("properties", {})
-        names = [name for name in form.get("parameters", given) if name in given]
-        narrowed = {name: form.get("fixed", {}).get(name, given[name]) for name in names}
+        properties = schema.get("properties", {})
+        names = [name for name in form.get("parameters", properties) if name in properties]
+        narrowed = {name: form.get("fixed", {}).get(name, properties[name]) for name in names}
         schema |= {"properties": narrowed, "additionalProperties": False}
         schema["required"] = [name for name in form.get("required", schema.get("required", ())) if name in names]
         about = form.get("about") or f"{tool.name}({', '.join(names)}): {tool.description.split('. ')[0]}"
@@ -111,7 +101,7 @@ def _shown(tools: Iterable[base.ToolSchema], said: str) -> dict[str, tuple[str, 
 def _plain(schema: object, depth: int = 0) -> JsonObject:
     if not isinstance(schema, dict) or depth > _DEEP:
         return dict(_ANY)
-    out: JsonObject = {key: schema[key] for key in _KEPT if key in schema}
+    out: JsonObject = {key: schema[key] for key in _SCHEMA_KEYS if key in schema}
     if isinstance(out.get("properties"), dict):
         out["properties"] = {name: _plain(value, depth + 1) for name, value in out["properties"].items()}
     if "items" in out:
@@ -125,22 +115,23 @@ def _plain(schema: object, depth: int = 0) -> JsonObject:
 
 
 def _choice(
-    tools: Mapping[str, tuple[str, JsonObject]], wanted: JsonObject | None, tool_choice: str | JsonMapping | None
+    tools: Mapping[str, tuple[str, JsonObject]], answer: JsonObject | None, tool_choice: str | JsonMapping | None
 ) -> JsonObject:
     """One of the calls, or an answer; a caller may ask for a call, or for this one."""
-    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, Mapping) else None
-    calls = [
-        _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if named in (None, name)
+    chosen = base.chosen_tool(tool_choice) if isinstance(tool_choice, Mapping) else ""
+    choices = [
+        _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if chosen in ("", name)
     ]
-    answer = [] if tool_choice == "required" or named in tools else [_object(answer=wanted or {"type": "string"})]
-    return {"oneOf": [*calls, *answer]}
+    if tool_choice != "required" and chosen not in tools:
+        choices.append(_object(answer=answer or {"type": "string"}))
+    return {"oneOf": choices}
 
 
 def _object(**properties: object) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _wanted_schema(response_format: JsonMapping | None) -> JsonObject | None:
+def _answer_schema(response_format: JsonMapping | None) -> JsonObject | None:
     if response_format is None or response_format.get("type") == "text":
         return None
     schema = (response_format.get("json_schema") or {}).get("schema")
@@ -153,8 +144,8 @@ def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, JsonObject]]) 
     if tools:
         # What there is to use is told here, with how.
         system = [re.sub(r"^Tools: .*\n\n", "", text, flags=re.M) for text in system]
-        listed = "\n".join(f"- {about}" for about, _ in tools.values())
-        system.append(f"{forms()['form']}\nTools:\n{listed}")
+        lines = "\n".join(f"- {about}" for about, _ in tools.values())
+        system.append(f"{forms()['form']}\nTools:\n{lines}")
     out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for role, text in [*_examples(tools), *_conversation(prompt.messages, bool(tools))]:
         if out and out[-1]["role"] == role:
@@ -213,7 +204,9 @@ def _result(text: str) -> str:
         return f"[result] {text}"
     if not isinstance(answer, dict):
         return f"[result] {text}"
-    told = {name: value for name, value in answer.items() if value and name not in _NOISE and value != "ok"}
-    lines = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in told.values()]
-    named = [line if len(told) == 1 else f"{name}: {line}" for name, line in zip(told, lines, strict=True)]
-    return "[result] " + ("\n".join(named) or "done, without output")
+    fields = {name: value for name, value in answer.items() if value and name not in _NOISE and value != "ok"}
+    lines: list[str] = []
+    for name, value in fields.items():
+        line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(line if len(fields) == 1 else f"{name}: {line}")
+    return "[result] " + ("\n".join(lines) or "done, without output")

@@ -11,7 +11,8 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from hermes.core.json_types import JsonMapping
-from hermes.providers.base import Capabilities, Provider, Route
+from hermes.providers.base import Provider, Route
+from hermes.providers.table import Capabilities
 from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
 # Loaded when first asked for: a protocol that no route speaks costs nothing.

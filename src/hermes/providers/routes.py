@@ -27,7 +27,9 @@ LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _Request:
+    """What is asked for, before settings and tables fill in the rest."""
+
     provider: str
     model: str
     base_url: str = ""
@@ -40,10 +42,10 @@ class _Wanted:
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
     choice = choice or RouteChoice()
     if choice == RouteChoice(choice.alias, choice.model, choice.provider):
-        found = _named_routes(settings, choice.alias, choice.model, choice.provider)
+        cached = _named_routes(settings, choice.alias, choice.model, choice.provider)
         # The room of the local model depends on what memory is free.
-        if LOCAL.key not in found:
-            return [*found.values()]
+        if LOCAL.key not in cached:
+            return [*cached.values()]
     return [*_routes(settings, choice).values()]
 
 
@@ -56,12 +58,11 @@ def _named_routes(
 
 def _routes(settings: Settings, choice: RouteChoice) -> dict[tuple[str, ...], Route]:
     first = primary(settings, choice)
-    others = choice.fallbacks if choice.fallbacks is not None else settings.fallback_providers
-    found: dict[tuple[str, ...], Route] = {first.key: first}
-    for entry in others:
+    by_key: dict[tuple[str, ...], Route] = {first.key: first}
+    for entry in settings.fallback_providers if choice.fallbacks is None else choice.fallbacks:
         route = fallback(settings, entry)
-        found.setdefault(route.key, route)
-    return found
+        by_key.setdefault(route.key, route)
+    return by_key
 
 
 @lru_cache(maxsize=256)
@@ -104,8 +105,8 @@ def listed(settings: Settings) -> dict[str, str]:
 
 def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
     entries = map(_fallback_entry, settings.fallback_providers)
-    named = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
-    return [(str(provider), str(model or "")) for provider, model in named if provider]
+    pairs = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
+    return [(str(provider), str(model or "")) for provider, model in pairs if provider]
 
 
 def _fallback_entry(entry: str | JsonMapping) -> JsonMapping:
@@ -138,11 +139,11 @@ def primary(settings: Settings, choice: RouteChoice) -> Route:
     api_key = choice.api_key if choice.api_key is not None else None if own_address else configured.api_key
     if not (provider or model or base_url):
         return local(settings)
-    wanted = _Wanted(provider, model, base_url or "", api_key=api_key)
-    wanted.api_mode = choice.api_mode or (None if own_address else configured.api_mode)
+    api_mode = choice.api_mode or (None if own_address else configured.api_mode)
+    request = _Request(provider, model, base_url or "", api_mode, api_key)
     if model == configured.default:
-        wanted.window_tokens, wanted.max_output_tokens = configured.context_length, configured.max_tokens
-    route = _route(settings, wanted, "model.provider")
+        request.window_tokens, request.max_output_tokens = configured.context_length, configured.max_tokens
+    route = _route(settings, request, "model.provider")
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
 
@@ -150,11 +151,11 @@ def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteCh
     """Whether a choice leads to the model that one of these names stands for. None allows every model."""
     if names is None:
         return True
-    asked = primary(settings, choice or RouteChoice())
+    target = primary(settings, choice or RouteChoice())
     # Another name than these is the configured model's own.
-    known = (name for name in names if "/" not in name or named(settings, name))
-    allowed = (primary(settings, RouteChoice(alias=name)) for name in known)
-    return any((route.provider, route.model) == (asked.provider, asked.model) for route in allowed)
+    aliases = (name for name in names if "/" not in name or named(settings, name))
+    allowed = (primary(settings, RouteChoice(alias=name)) for name in aliases)
+    return any((route.provider, route.model) == (target.provider, target.model) for route in allowed)
 
 
 def local(settings: Settings) -> Route:
@@ -169,23 +170,23 @@ def fallback(settings: Settings, entry: str | JsonMapping) -> Route:
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
     provider, model, base_url = (str(entry.get(name) or "") for name in ("provider", "model", "base_url"))
     window, max_output = entry.get("context_length"), entry.get("max_tokens")
-    wanted = _Wanted(provider, model, base_url, entry.get("api_mode"), key, window, max_output)
-    return _route(settings, wanted, "fallback_providers")
+    request = _Request(provider, model, base_url, entry.get("api_mode"), key, window, max_output)
+    return _route(settings, request, "fallback_providers")
 
 
 def auxiliary(settings: Settings, task: str) -> Route | None:
     provider, model = settings.auxiliary[task].provider, settings.auxiliary[task].model
     if provider in (None, "", "auto"):
         return primary(settings, RouteChoice(model=model)) if model else None
-    return _route(settings, _Wanted(provider, model or ""), f"auxiliary.{task}.provider")
+    return _route(settings, _Request(provider, model or ""), f"auxiliary.{task}.provider")
 
 
-def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
-    provider, model = wanted.provider, wanted.model
+def _route(settings: Settings, request: _Request, where: str) -> Route:
+    provider, model = request.provider, request.model
     entries = settings.providers
     entry, known = entries.get(provider, _NO_ENTRY), KNOWN_PROVIDERS.get(provider)
-    address = wanted.base_url or entry.base_url or (known.base_url if known else "")
-    api_mode = api_mode_for(provider, address, wanted.api_mode or entry.api_mode)
+    address = request.base_url or entry.base_url or (known.base_url if known else "")
+    api_mode = api_mode_for(provider, address, request.api_mode or entry.api_mode)
     if api_mode == "local":
         return local(settings)
     if not address:
@@ -199,15 +200,15 @@ def _route(settings: Settings, wanted: _Wanted, where: str) -> Route:
             hint="hermes config set model.default NAME",
         )
     facts = models.get(model, {})
-    has_own_address = bool(wanted.base_url) and wanted.base_url != entry.base_url
+    has_own_address = bool(request.base_url) and request.base_url != entry.base_url
     return Route(
         provider=provider or CUSTOM,
         model=model,
         base_url=address,
         api_mode=api_mode,
-        credentials=_credentials(settings, provider, entry, wanted.api_key, own_address=has_own_address),
-        window_tokens=wanted.window_tokens or facts.get("context_length"),
-        max_output_tokens=wanted.max_output_tokens or facts.get("max_tokens"),
+        credentials=_credentials(settings, provider, entry, request.api_key, own_address=has_own_address),
+        window_tokens=request.window_tokens or facts.get("context_length"),
+        max_output_tokens=request.max_output_tokens or facts.get("max_tokens"),
         headers=entry.headers,
         extra_body=entry.extra_body,
         request_timeout_s=entry.request_timeout_seconds,
@@ -222,10 +223,10 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
             where=where,
             hint=f"hermes config set model.provider {EXAMPLE_PROVIDER}",
         )
-    near = difflib.get_close_matches(provider, names, n=1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(provider, names, n=1)
+    advice = f" Did you mean {matches[0]!r}?" if matches else ""
     return ConfigError(
-        f"the provider {provider!r} is unknown and has no address.{meant}",
+        f"the provider {provider!r} is unknown and has no address.{advice}",
         where=where,
         hint=f"hermes config set providers.{provider}.base_url https://…",
     )

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.providers.base import Capabilities
 from hermes.settings.schema import EFFORTS
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """One family. The fields from `efforts` on say how its own wire forms want to be asked.
-
-    `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
-    by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
-    history may, or must, carry what was thought before them. `custom_tools`: the responses protocol takes tools whose
-    input is text in a grammar.
-    """
+class Capabilities(Struct, frozen=True):
+    """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
+    it is offered unless the caller says otherwise, where it can handle but few."""
 
     window: int = 32_768
     max_output: int = 8_192
@@ -31,6 +26,19 @@ class ModelFacts:
     prefill: bool = False
     cache: bool = False
     parallel_calls: bool = True
+    options: frozenset[str] = frozenset()
+    toolsets: frozenset[str] | None = None
+
+
+class ModelFacts(Capabilities, frozen=True):
+    """One family: its capabilities, and how its own wire forms want to be asked.
+
+    `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
+    by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
+    history may, or must, carry what was thought before them. `custom_tools`: the responses protocol takes tools whose
+    input is text in a grammar.
+    """
+
     efforts: tuple[str, ...] = ()
     refused: frozenset[str] = frozenset({"verbosity"})
     output_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -187,24 +195,14 @@ def facts_for(model: str) -> ModelFacts:
 @lru_cache(maxsize=512)
 def capabilities_for(model: str, options: frozenset[str]) -> Capabilities:
     facts = facts_for(model)
-    return Capabilities(
-        window=facts.window,
-        max_output=facts.max_output,
-        images=facts.images,
-        tools=facts.tools,
-        reasoning=facts.reasoning,
-        prefill=facts.prefill,
-        cache=facts.cache,
-        parallel_calls=facts.parallel_calls,
-        options=options - facts.refused,
-    )
+    return replace(facts, options=options - facts.refused)
 
 
-def nearest_effort(wanted: str, offered: tuple[str, ...]) -> str | None:
-    """The strongest effort offered that is not above the one wanted, else the weakest; None without a choice."""
-    if wanted not in EFFORTS or not offered:
+def nearest_effort(effort: str, offered: tuple[str, ...]) -> str | None:
+    """The strongest effort offered that is not above the one asked for, else the weakest; None without a choice."""
+    if effort not in EFFORTS or not offered:
         return None
-    rank = EFFORTS.index(wanted)
+    rank = EFFORTS.index(effort)
     return max((e for e in offered if EFFORTS.index(e) <= rank), key=EFFORTS.index, default=offered[0])
 
 
@@ -214,12 +212,11 @@ _BUDGETS = {"minimal": 1_024, "low": 2_048, "": 8_192, "medium": 8_192, "high": 
 _BUDGET_MIN = 1_024
 
 
-def output_limit(facts: ModelFacts, wish: int | None, route_limit: int | None, route_window: int | None) -> int:
-    """The limit this protocol requires. Without a wish it leaves three quarters of the window to the prompt."""
-    own = route_limit or facts.max_output
-    if not wish:
-        return route_limit or min(own, (route_window or facts.window) // 4)
-    return wish if facts is UNKNOWN else min(wish, own)
+def output_limit(facts: ModelFacts, requested: int | None, route_limit: int | None, route_window: int | None) -> int:
+    """The limit this protocol requires. Unless one is requested it leaves three quarters of the window to the prompt."""
+    if not requested:
+        return route_limit or min(facts.max_output, (route_window or facts.window) // 4)
+    return requested if facts is UNKNOWN else min(requested, route_limit or facts.max_output)
 
 
 def adaptive_thinking(facts: ModelFacts, effort: str | None, forced: bool) -> JsonObject:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,10 @@ from hermes.core import home
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 from hermes.settings.check import coerce
-from hermes.settings.keys import KEYS, Key
+from hermes.settings.keys import KEYS, nest
 from hermes.settings.schema import ApiServer
 
-_PREFIX = "api_server."
+_PLAIN_KEYS = [key for key in KEYS if key.path[0] == "api_server" and not key.is_pattern]
 
 
 class Platform(enum.Enum):
@@ -47,17 +48,18 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     if settings is None:
         settings = config.load(home.resolve())
     extra: JsonObject = {}
-    for key in _plain_keys():
-        if key.name != "api_server.enabled" and settings.source(key.name) != "default":
-            _nest(extra, key.name.removeprefix(_PREFIX), settings.origin(key.name).value)
+    for key in _PLAIN_KEYS:
+        value = settings.origin(key.name)
+        if key.name != "api_server.enabled" and value.source != "default":
+            nest(extra, key.path[1:], value.value)
     if "keys" in extra:
         extra["keys"] = [_with_key(entry, settings) for entry in extra["keys"]]
     if routes := msgspec.to_builtins(settings.api_server.model_routes):
         extra["model_routes"] = routes
     enabled = settings.origin("api_server.enabled")
     # A key says that somebody is meant to come in, unless the listener is switched off in so many words.
-    wanted = bool(extra.get("key")) if enabled.source == "default" else enabled.value is True
-    return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=wanted, extra=extra)})
+    is_on = bool(extra.get("key")) if enabled.source == "default" else enabled.value is True
+    return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=is_on, extra=extra)})
 
 
 def _with_key(entry: JsonMapping, settings: config.Settings) -> JsonObject:
@@ -71,38 +73,14 @@ def api_server_options(extra: JsonMapping, environ: Mapping[str, str] | None = N
     gives the default."""
     env = os.environ if environ is None else environ
     options: JsonObject = {"model_routes": dict(extra.get("model_routes") or {})}
-    for key in _plain_keys():
-        name = key.name.removeprefix(_PREFIX)
-        given = _reach(extra, name)
-        value = _fitting(key, given if given is not None else env.get(key.env) or None)
+    for key in _PLAIN_KEYS:
+        value: Any = extra
+        for part in key.path[1:]:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None:
+            value = env.get(key.env) or None
+        # Without a value, or with one that does not fit, the struct's default counts.
         if value is not None:
-            _nest(options, name, value)
+            with suppress(ValueError):
+                nest(options, key.path[1:], coerce(key, value))
     return msgspec.convert(options, ApiServer)
-
-
-def _plain_keys() -> Iterator[Key]:
-    return (key for key in KEYS if key.name.startswith(_PREFIX) and not key.is_pattern)
-
-
-def _fitting(key: Key, given: object) -> Any:
-    default = list(key.default) if isinstance(key.default, list) else key.default
-    if given is None:
-        return default
-    try:
-        return coerce(key, given)
-    except ValueError:
-        return default
-
-
-def _nest(extra: JsonObject, name: str, value: object) -> None:
-    *sections, last = name.split(".")
-    for section in sections:
-        extra = extra.setdefault(section, {})
-    extra[last] = value
-
-
-def _reach(extra: JsonMapping, name: str) -> Any:
-    found: Any = extra
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found

@@ -10,10 +10,11 @@ from typing import Any, Literal, get_origin
 
 import msgspec
 
+from hermes.core.formatting import words
 from hermes.core.json_types import JsonMapping
 from hermes.core.text import FLAG_WORDS
 from hermes.settings.files import Document
-from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
+from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, did_you_mean, nearest
 
 Severity = Literal["warn", "error"]
 MASK = "***"
@@ -79,7 +80,7 @@ def _bool(value: object) -> bool | None:
 
 
 def _list(value: object) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return words(value) if isinstance(value, str) else value
 
 
 _READ: Mapping[Any, Callable[[Any], Any]] = {
@@ -152,15 +153,15 @@ def _mask_inside(value: object) -> Any:
     return value
 
 
-def secrets_inside(value: object, named: bool = False) -> Iterator[str]:
-    """The texts in a value that are secrets: those of fields named so, or with `named` all."""
+def secrets_inside(value: object, is_secret: bool = False) -> Iterator[str]:
+    """The texts in a value that are secrets: those of fields named so, or with `is_secret` all."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from secrets_inside(item, named or _SECRET_FIELD.fullmatch(str(name)) is not None)
+            yield from secrets_inside(item, is_secret or _SECRET_FIELD.fullmatch(str(name)) is not None)
     elif isinstance(value, list):
         for item in value:
-            yield from secrets_inside(item, named)
-    elif named and isinstance(value, str):
+            yield from secrets_inside(item, is_secret)
+    elif is_secret and isinstance(value, str):
         yield from (value, _SCHEME.sub("", value, count=1))
 
 
@@ -171,8 +172,8 @@ def has_reference(value: object) -> bool:
 
 def holds_secret(key: Key, value: object) -> bool:
     """Whether a secret itself, not a reference to one, is in the value."""
-    own = _without_references(value)
-    return bool(masked(key, own) != own)
+    plain = _without_references(value)
+    return bool(masked(key, plain) != plain)
 
 
 def _without_references(value: object) -> Any:
@@ -186,8 +187,11 @@ def _without_references(value: object) -> Any:
 def without_secret_fields(value: object) -> Any:
     """The value, less the fields in it that hold a secret themselves."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if has_reference(v) or not _SECRET_FIELD.fullmatch(str(k))}
-        return {k: without_secret_fields(v) for k, v in kept.items()}
+        return {
+            k: without_secret_fields(v)
+            for k, v in value.items()
+            if has_reference(v) or not _SECRET_FIELD.fullmatch(str(k))
+        }
     if isinstance(value, list):
         return [without_secret_fields(item) for item in value]
     return value if has_reference(value) else _mask_inside(value)
@@ -202,86 +206,76 @@ def substitute(value: object, lookup: Callable[[str], str | None]) -> Any:
     if not isinstance(value, str) or "${" not in value:
         return value
 
-    def found(match: re.Match[str]) -> str:
+    def variable(match: re.Match[str]) -> str:
         text = lookup(match[1])
         if text is None:
             raise UnknownVariable(match[1])
         return text
 
-    return _REFERENCE.sub(found, value)
+    return _REFERENCE.sub(variable, value)
 
 
 # ---- the file against the table
 
 
 class Survey:
-    """Everything in a file that is a setting, under any spelling; the paths of what is none; and what to say of it."""
+    """The settings of a file under any spelling (`entries`), the paths of what is no setting, and the problems."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self.found: list[Entry] = []
-        self.strange: list[KeyPath] = []
+        self.entries: list[Entry] = []
+        self.unknown: list[KeyPath] = []
         self.problems: list[Problem] = []
         self._section(document.data, ())
 
     def _section(self, data: JsonMapping, above: KeyPath) -> None:
         for name, value in data.items():
-            self._one((*above, name), value)
+            self._look((*above, name), value)
 
-    def _one(self, written: KeyPath, value: object) -> None:
+    def _look(self, written: KeyPath, value: object) -> None:
         line = self._document.lines.get(written, 1)
-        short = ".".join(written) in SHORT_FORMS and not isinstance(value, dict)
-        path = canonical(written) if short or written[0] in ("gateway", "platforms") else written
-        known: Tree | Key | None = {} if _leads_to_spelling(written) else at(path)
         name = ".".join(written)
-        if isinstance(known, Key):
+        short = name in SHORT_FORMS and not isinstance(value, dict)
+        path = canonical(written) if short or written[0] in ("gateway", "platforms") else written
+        leads_to_spelling = any(spelling[: len(written)] == written for spelling in SPELLINGS[1:])
+        node: Tree | Key | None = {} if leads_to_spelling else at(path)
+        if isinstance(node, Key):
             # An empty value is a setting that was left open, unless null means something to it.
-            value = known.mark.null if value is None else value
+            value = node.mark.null if value is None else value
             if value is not None:
-                self.found.append(Entry(known, path, written, value, line))
-        elif known is None:
-            self.strange.append(written)
+                self.entries.append(Entry(node, path, written, value, line))
+        elif node is None:
+            self.unknown.append(written)
             near = nearest(written)
-            message = f"{name} is not a setting." + (f" Did you mean {near}?" if near else "")
-            self.problems.append(_problem_in(self._document, written, line, message, nearest=near))
+            self.problem(written, line, f"{name} is not a setting.{did_you_mean(near)}", nearest=near)
         elif isinstance(value, dict):
             self._section(value, written)
         elif value is not None:
-            self.strange.append(written)
-            message = f"{name} must be a mapping of settings."
-            self.problems.append(_problem_in(self._document, path, line, message, severity="error"))
+            self.unknown.append(written)
+            self.problem(path, line, f"{name} must be a mapping of settings.", severity="error")
+
+    def problem(
+        self, path: KeyPath, line: int, message: str, *, severity: Severity = "warn", nearest: str = ""
+    ) -> None:
+        where = f"{self._document.name} line {line}"
+        self.problems.append(
+            Problem(severity, ".".join(path), line, message, nearest, where=where, hint="hermes config edit")
+        )
 
 
 def entries(document: Document) -> tuple[list[Entry], list[Problem]]:
     """The settings of a file, and its faults. Of several spellings of one setting the first by rank is kept."""
     survey = Survey(document)
-    problems = survey.problems
     for path, line in document.twice:
-        problems.append(_problem_in(document, path, line, f"{'.'.join(path)} is there twice; the later one counts."))
+        survey.problem(path, line, f"{'.'.join(path)} is there twice; the later one counts.")
     chosen: dict[KeyPath, Entry] = {}
-    for entry in sorted(survey.found, key=lambda entry: _rank(entry.written)):
+    for entry in sorted(survey.entries, key=lambda entry: _rank(entry.written)):
         first = chosen.setdefault(entry.path, entry)
         if first is not entry and first.raw != entry.raw:
             winner = f"{'.'.join(first.written)} (line {first.line})"
-            message = f"{'.'.join(entry.written)} is not used: {winner} comes first."
-            problems.append(_problem_in(document, entry.written, entry.line, message))
-    return list(chosen.values()), problems
-
-
-def _problem_in(document: Document, path: KeyPath, line: int, message: str, **more: Any) -> Problem:
-    where = f"{document.name} line {line}"
-    return Problem(
-        more.pop("severity", "warn"), ".".join(path), line, message, where=where, hint="hermes config edit", **more
-    )
+            survey.problem(entry.written, entry.line, f"{'.'.join(entry.written)} is not used: {winner} comes first.")
+    return list(chosen.values()), survey.problems
 
 
 def _rank(written: KeyPath) -> int:
-    ranks = [
-        i for i, spelling in enumerate(SPELLINGS) if written[: spelling.count(".") + 1] == tuple(spelling.split("."))
-    ]
-    return ranks[-1] if ranks else 0
-
-
-def _leads_to_spelling(written: KeyPath) -> bool:
-    name = ".".join(written)
-    return any(name == spelling or spelling.startswith(f"{name}.") for spelling in SPELLINGS[1:])
+    return max((i for i, spelling in enumerate(SPELLINGS) if written[: len(spelling)] == spelling), default=0)

@@ -29,9 +29,21 @@ from hermes.settings.check import (
     substitute,
 )
 from hermes.settings.files import Document, EnvFile, read_bytes, read_env, read_yaml
-from hermes.settings.keys import KEYS, REFUSED_WHEN_BAD, Key, KeyPath, at, build, canonical, find, nearest
+from hermes.settings.keys import (
+    KEYS,
+    REFUSED_WHEN_BAD,
+    Key,
+    KeyPath,
+    UnknownKey,
+    at,
+    build,
+    closest,
+    did_you_mean,
+    find,
+    nest,
+)
 from hermes.settings.schema import Root
-from hermes.settings.write import BadValue, UnknownKey, Written, set_value, unset_value
+from hermes.settings.write import BadValue, Written, set_value, unset_value
 
 __all__ = [
     "REFUSED_WHEN_BAD",
@@ -89,10 +101,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
 
     def origin(self, name: str) -> Value:
         """The value of a setting together with its source. Raises UnknownKey."""
-        found = find(name)
-        if found is None:
-            raise UnknownKey(name, nearest(tuple(name.split("."))))
-        key, path = found
+        key, path = find(name)
         return self.origins.get(path) or Value(key.default)
 
     def source(self, name: str) -> Source:
@@ -106,16 +115,13 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
     def items(self) -> Iterator[tuple[str, Key, Value]]:
         """Every setting with its value, in the order of the table; free names only where they are used."""
         order = {key.name: i for i, key in enumerate(KEYS)}
-        found = [(at(path), path, value) for path, value in self.origins.items()]
-        known = [(key, path, value) for key, path, value in found if isinstance(key, Key)]
-        for key, path, value in sorted(known, key=lambda item: (order[item[0].name], item[1])):
+        rows = [(key, path, value) for path, value in self.origins.items() if isinstance(key := at(path), Key)]
+        for key, path, value in sorted(rows, key=lambda row: (order[row[0].name], row[1])):
             yield ".".join(path), key, value
 
     def shown(self, name: str) -> Any:
         """The value of a setting as it may be shown: secrets are masked."""
-        value = self.origin(name).value
-        found = find(name)
-        return masked(found[0], value) if found else None
+        return masked(find(name)[0], self.origin(name).value)
 
     def variable(self, name: str) -> str | None:
         """An environment variable: of the process as it is now, else of .env."""
@@ -124,16 +130,16 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
     def secret_values(self) -> frozenset[str]:
         """What must never be shown, from 8 characters on: everything in .env, and of the settings, the environment and
         the files named auth all that is called a secret."""
-        found = {*self.inputs.env_file.values.values(), *secrets_inside(dict(self.inputs.environ))}
+        texts = {*self.inputs.env_file.values.values(), *secrets_inside(dict(self.inputs.environ))}
         for path in self.home.path.glob("auth*.json"):
             with contextlib.suppress(ConfigError, ValueError):
-                found.update(secrets_inside(json.loads(read_bytes(path))))
+                texts.update(secrets_inside(json.loads(read_bytes(path))))
         for name, key, value in self.items():
             of_free_name = {name.rpartition(".")[2]: value.value} if key.base is Any else value.value
-            found.update(secrets_inside(of_free_name, key.mark.secret))
+            texts.update(secrets_inside(of_free_name, key.mark.secret))
             if key.mark.names_variable and value.value:
-                found.add(self.variable(value.value) or "")
-        return frozenset(text for text in found if len(text) >= _SECRET_CHARS_MIN)
+                texts.add(self.variable(value.value) or "")
+        return frozenset(text for text in texts if len(text) >= _SECRET_CHARS_MIN)
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -163,28 +169,20 @@ def load(
     stamp = _stamp(home)
     env_file = read_env(home.env_file)
     document = Document(home.config_file.name) if safe_mode else read_yaml(home.config_file)
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    inputs = Inputs(given, os.environ if environ is None else environ, env_file, safe_mode)
+    set_flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    inputs = Inputs(set_flags, os.environ if environ is None else environ, env_file, safe_mode)
     loader = _Loader(home, inputs)
     loader.from_file(document)
     loader.from_env_file()
-    loader.from_environment()
+    loader.from_variables(inputs.environ, "environment", {})
     loader.from_flags()
     loader.follow()
-    fields = build(_nested(loader.values))
-    return Settings(
-        home=home, problems=tuple(loader.problems), origins=loader.values, inputs=inputs, stamp=stamp, **fields
-    )
-
-
-def _nested(values: Mapping[KeyPath, Value]) -> JsonObject:
     tree: JsonObject = {}
-    for path, value in values.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = value.value
-    return tree
+    for path, value in loader.values.items():
+        nest(tree, path, value.value)
+    return Settings(
+        home=home, problems=tuple(loader.problems), origins=loader.values, inputs=inputs, stamp=stamp, **build(tree)
+    )
 
 
 def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
@@ -201,9 +199,9 @@ def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
         fresh = load(settings.home, inputs.flags, inputs.environ, safe_mode=inputs.safe_mode)
     except ConfigError as error:
         return unchanged, f"The settings stay as they were. {error}"
-    known = {problem.key for problem in settings.errors}
+    old_errors = {problem.key for problem in settings.errors}
     for problem in fresh.errors:
-        if problem.key not in known:
+        if problem.key not in old_errors:
             return unchanged, f"The settings stay as they were. {problem}"
     return fresh, None
 
@@ -220,10 +218,10 @@ def _files(home: Home) -> tuple[str, str]:
 
 def _file_stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _Loader:
@@ -239,38 +237,32 @@ class _Loader:
         default = key.default
         return Value(default.replace("<home>", str(self._home.path)) if isinstance(default, str) else default)
 
-    def _variable(self, name: str) -> str | None:
-        return self._inputs.environ.get(name, self._inputs.env_file.values.get(name))
-
-    def _put(self, key: Key, path: KeyPath, raw: object, source: Source, place: Problem) -> None:
-        """`place` is the problem to report, but for its sentence, should the value not fit."""
-        shown = raw
+    def _put(self, key: Key, path: KeyPath, raw: object, source: Source, problem: Problem) -> None:
+        """`problem` is what to report if the value does not fit; its message and some hints are made here."""
+        written = raw
         try:
             if source == "file":
-                raw = substitute(raw, self._variable)
-            value = coerce(key, raw)
+                inputs = self._inputs
+                raw = substitute(raw, lambda name: inputs.environ.get(name, inputs.env_file.values.get(name)))
+            self.values[path] = Value(coerce(key, raw), source, problem.where)
+            return
         except UnknownVariable as unknown:
-            message = f"{place.key} names the variable {unknown}, which is not set."
-            self._refuse(key, path, replace(place, message=message, hint=f"export {unknown}=…"))
+            message = f"{problem.key} names the variable {unknown}, which is not set."
+            problem = replace(problem, message=message, hint=f"export {unknown}=…")
         except ValueError:
-            # What a variable stands for may be a secret: the sentence shows the text as written.
-            self._refuse(key, path, replace(place, message=misfit(place.key, key, shown)))
-        else:
-            self.values[path] = Value(value, source, place.where)
-
-    def _refuse(self, key: Key, path: KeyPath, problem: Problem) -> None:
+            # What a variable stands for may be a secret: the message shows the text as written.
+            problem = replace(problem, message=misfit(problem.key, key, written))
         self.problems.append(problem)
         self.values[path] = self._default(key)
 
     def from_file(self, document: Document) -> None:
-        found, problems = entries(document)
+        settings, problems = entries(document)
         self.problems.extend(problems)
-        for entry in found:
+        for entry in settings:
             name = ".".join(entry.path)
-            where = f"{document.name} line {entry.line}"
             hint = "hermes config edit" if has_reference(entry.raw) else remedy(name, entry.key)
-            place = Problem("error", name, entry.line, "", where=where, hint=hint)
-            self._put(entry.key, entry.path, entry.raw, "file", place)
+            problem = Problem("error", name, entry.line, "", where=f"{document.name} line {entry.line}", hint=hint)
+            self._put(entry.key, entry.path, entry.raw, "file", problem)
         self.problems.sort(key=lambda problem: problem.line or 0)
 
     def from_env_file(self) -> None:
@@ -280,40 +272,28 @@ class _Loader:
             self.problems.append(
                 Problem("warn", "", line, message, where=f"{name} line {line}", hint="hermes config env-path")
             )
-        places = {variable: f"{name} line {line}" for variable, line in env_file.lines.items()}
-        self._from_variables(env_file.values, ".env", places, "hermes config env-path")
+        lines = {variable: f"{name} line {line}" for variable, line in env_file.lines.items()}
+        self.from_variables(env_file.values, ".env", lines)
 
-    def from_environment(self) -> None:
-        self._from_variables(self._inputs.environ, "environment", {}, "")
-
-    def _from_variables(
-        self, variables: Mapping[str, str], source: Source, places: Mapping[str, str], hint: str
-    ) -> None:
-        known = {key.env: key for key in KEYS if key.env}
-        for variable, key in known.items():
+    def from_variables(self, variables: Mapping[str, str], source: Source, lines: Mapping[str, str]) -> None:
+        keys = {key.env: key for key in KEYS if key.env}
+        for variable, key in keys.items():
             # An empty variable is one that was left open, as container files write them.
             if text := variables.get(variable):
-                place = places.get(variable, variable)
-                problem = Problem("error", key.name, None, "", where=place, hint=hint or f"unset {variable}")
+                hint = "hermes config env-path" if source == ".env" else f"unset {variable}"
+                problem = Problem("error", key.name, None, "", where=lines.get(variable, variable), hint=hint)
                 self._put(key, key.path, text, source, problem)
         for variable in variables:
-            if variable.startswith(_SERVER_PREFIX) and variable not in known:
-                self._unknown_variable(variable, known, places.get(variable, "environment"))
-
-    def _unknown_variable(self, variable: str, known: Mapping[str, Key], where: str) -> None:
-        import difflib
-
-        near = "".join(difflib.get_close_matches(variable, known, n=1, cutoff=0.6))
-        advice = f" Did you mean {near}?" if near else ""
-        self.problems.append(Problem("warn", variable, None, f"{variable} sets nothing.{advice}", near, where))
+            if variable.startswith(_SERVER_PREFIX) and variable not in keys:
+                near = closest(variable, keys)
+                message = f"{variable} sets nothing.{did_you_mean(near)}"
+                where = lines.get(variable, "environment")
+                self.problems.append(Problem("warn", variable, None, message, near, where))
 
     def from_flags(self) -> None:
         for name, value in self._inputs.flags.items():
-            found = find(name)
-            if found is None:
-                raise UnknownKey(name, nearest(canonical(tuple(name.split(".")))))
-            problem = Problem("error", ".".join(found[1]), None, "", where="command line")
-            self._put(*found, value, "flag", problem)
+            key, path = find(name)
+            self._put(key, path, value, "flag", Problem("error", ".".join(path), None, "", where="command line"))
 
     def follow(self) -> None:
         """Give settings that were left open the value of the one they follow."""

@@ -84,8 +84,8 @@ def parse_yaml(data: bytes, path: Path) -> Document:
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         raise _unusable(path, line, column, error.problem or "this is not YAML") from None
     except yaml.YAMLError as error:
-        place = str(text)[: getattr(error, "position", 0)]
-        line, column = place.count("\n") + 1, len(place) - place.rfind("\n")
+        before = text[: getattr(error, "position", 0)]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise _unusable(path, line, column, "there is a character that YAML does not allow") from None
     except RecursionError:
         raise _unusable(path, 1, 1, "it is nested too deeply") from None
@@ -108,9 +108,9 @@ def _decode(data: bytes, path: Path) -> str:
 
 def _unusable(path: Path, line: int, column: int, problem: str) -> ConfigError:
     # What stands in quotes comes from the file, and may be a password that begins with a sign of YAML's.
-    said = _LONG_QUOTE.sub("'…'", problem)
+    problem = _LONG_QUOTE.sub("'…'", problem)
     return ConfigError(
-        f"{path} cannot be read as YAML: {said}.",
+        f"{path} cannot be read as YAML: {problem}.",
         where=f"{path.name} line {line}, column {column}",
         hint="hermes config edit",
     )
@@ -142,22 +142,22 @@ class _Builder:
             return node.value
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> JsonObject:
-        own = sum(key.tag != _MERGE_TAG for key, _ in node.value)
+        own_count = sum(key.tag != _MERGE_TAG for key, _ in node.value)
         self._loader.flatten_mapping(node)
-        merged = len(node.value) - own
-        found: JsonObject = {}
+        merged_count = len(node.value) - own_count
+        mapping: JsonObject = {}
         own_names: set[str] = set()
         for i, (key, below) in enumerate(node.value):
             name = key.value if isinstance(key.value, str) else "?"
-            here = (*path, name)
+            entry = (*path, name)
             line = key.start_mark.line + 1
             if name in own_names:
-                self._document.twice.append((here, line))
-            if i >= merged:
+                self._document.twice.append((entry, line))
+            if i >= merged_count:
                 own_names.add(name)
-            found[name] = self.value(below, here)
-            self._document.lines[here] = line
-        return found
+            mapping[name] = self.value(below, entry)
+            self._document.lines[entry] = line
+        return mapping
 
 
 def read_env(path: Path) -> EnvFile:
@@ -182,8 +182,8 @@ def parse_env(data: bytes) -> EnvFile:
     return parsed
 
 
-def _env_value(given: str) -> str | None:
-    text = given.strip()
+def _env_value(raw: str) -> str | None:
+    text = raw.strip()
     if text.startswith("'"):
         match = _SINGLE.fullmatch(text)
         return match[1] if match else None
@@ -191,4 +191,4 @@ def _env_value(given: str) -> str | None:
         match = _DOUBLE.fullmatch(text)
         return _ESCAPE.sub(lambda m: _ESCAPES.get(m[1], m[1]), match[1]) if match else None
     # A sign of a comment counts after white space only: a password may begin with it.
-    return re.split(r"\s#", given, maxsplit=1)[0].strip()
+    return re.split(r"\s#", raw, maxsplit=1)[0].strip()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from msgspec import Meta
 
+from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings.schema import Mark, Root, Section
 
 KeyPath = tuple[str, ...]
-T = TypeVar("T")
 
 ANY = "*"
 _INT_MAX = 2**53
@@ -30,6 +30,14 @@ _EXPECTED: Mapping[Any, str] = {
     Sequence[JsonMapping]: "a list of mappings",
     Any: "any value",
 }
+
+
+class UnknownKey(ConfigError):
+    exit_code = 5
+
+    def __init__(self, name: str) -> None:
+        self.nearest = nearest(tuple(name.split(".")))
+        super().__init__(f"{name} is not a setting.{did_you_mean(self.nearest)}", hint="hermes config show")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,9 @@ class Key:
         elif low is not None:
             text += f" of at least {low:.15g}"
         return f"{text}, or {choices}" if choices else text
+
+
+Tree = dict[str, "Tree | Key"]
 
 
 def _parts(hint: object) -> Iterator[Any]:
@@ -120,14 +131,22 @@ def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
-def _keys(hint: object, path: KeyPath, default: object) -> Iterator[Key]:
+def _tree(hint: Any, path: KeyPath, default: object) -> Tree | Key:
     if _is_section(hint):
-        for name, below in hint.__annotations__.items():
-            yield from _keys(below, (*path, name), getattr(default, name))
-    elif (free := _free(hint)) is not None:
-        yield from _keys(free, (*path, ANY), free() if _is_section(free) else None)
+        return {
+            name: _tree(below, (*path, name), getattr(default, name)) for name, below in hint.__annotations__.items()
+        }
+    if (free := _free(hint)) is not None:
+        return {ANY: _tree(free, (*path, ANY), free() if _is_section(free) else None)}
+    return _key(path, hint, default)
+
+
+def _leaves(node: Tree | Key) -> Iterator[Key]:
+    if isinstance(node, Key):
+        yield node
     else:
-        yield _key(path, hint, default)
+        for below in node.values():
+            yield from _leaves(below)
 
 
 def build(values: JsonMapping, section: type[Section] = Root) -> JsonObject:
@@ -143,48 +162,30 @@ def _built(hint: Any, value: Any) -> Any:
     return value if free is None else {name: _built(free, below) for name, below in value.items()}
 
 
-KEYS: tuple[Key, ...] = tuple(_keys(Root, (), Root()))
+TREE = _tree(Root, (), Root())
+KEYS = tuple(_leaves(TREE))
+_PLAIN = {key.name: key for key in KEYS if not key.is_pattern}
 
 # A section that may be given as one value, and the setting which that value is.
 SHORT_FORMS: Mapping[str, str] = {"model": "model.default"}
 # Other places where `api_server` may stand in the file, in order; the first that holds a setting wins.
-SPELLINGS: tuple[str, ...] = (
-    "api_server",
-    "gateway.api_server",
-    "platforms.api_server",
-    "platforms.api_server.extra",
-    "gateway.platforms.api_server",
-    "gateway.platforms.api_server.extra",
+SPELLINGS: tuple[KeyPath, ...] = (
+    ("api_server",),
+    ("gateway", "api_server"),
+    ("platforms", "api_server"),
+    ("platforms", "api_server", "extra"),
+    ("gateway", "platforms", "api_server"),
+    ("gateway", "platforms", "api_server", "extra"),
 )
 # A server does not start with a bad value here; anything else bad is a warning and the default.
 REFUSED_WHEN_BAD = ("api_server.key", "api_server.keys")
 
 
-Tree = dict[str, "Tree | Key"]
-
-
-def _build_tree() -> Tree:
-    tree: Tree = {}
-    for key in KEYS:
-        node = tree
-        for part in key.path[:-1]:
-            below = node.setdefault(part, {})
-            assert isinstance(below, dict), key.name
-            node = below
-        node[key.path[-1]] = key
-    return tree
-
-
-TREE = _build_tree()
-_PLAIN = {key.name: key for key in KEYS if not key.is_pattern}
-
-
 def canonical(path: KeyPath) -> KeyPath:
     """The path with another spelling of `api_server`, or a short form, put right."""
     for spelling in reversed(SPELLINGS):
-        parts = tuple(spelling.split("."))
-        if path[: len(parts)] == parts:
-            return ("api_server", *path[len(parts) :])
+        if path[: len(spelling)] == spelling:
+            return ("api_server", *path[len(spelling) :])
     short = SHORT_FORMS.get(".".join(path))
     return tuple(short.split(".")) if short else path
 
@@ -205,31 +206,42 @@ def _patterns() -> tuple[tuple[Key, re.Pattern[str]], ...]:
     return tuple((key, re.compile(re.escape(key.name).replace(r"\*", "(.+?)"))) for key in keys)
 
 
-def find(name: str) -> tuple[Key, KeyPath] | None:
-    """The setting of a dotted name, and its path. Where a name is free it may itself hold dots, as a model's does."""
-    name = ".".join(canonical(tuple(name.split("."))))
-    if name in _PLAIN:
-        return _PLAIN[name], _PLAIN[name].path
+def find(name: str) -> tuple[Key, KeyPath]:
+    """The setting of a dotted name, and its path. Where a name is free it may itself hold dots, as a model's does.
+
+    Raises UnknownKey.
+    """
+    dotted = ".".join(canonical(tuple(name.split("."))))
+    if dotted in _PLAIN:
+        return _PLAIN[dotted], _PLAIN[dotted].path
     for key, pattern in _patterns():
-        if match := pattern.fullmatch(name):
+        if match := pattern.fullmatch(dotted):
             free = iter(match.groups())
             return key, tuple(next(free) if part == ANY else part for part in key.path)
-    return None
+    raise UnknownKey(name)
 
 
 def nearest(path: KeyPath) -> str:
-    """The known setting or section that looks most like an unknown one, or nothing."""
+    """The setting or section that looks most like an unknown one, or nothing."""
+    candidates: set[str] = set()
+    for key in KEYS:
+        # A free name is taken to be meant as it was written.
+        parts = [path[i] if part == ANY and i < len(path) else part for i, part in enumerate(key.path)]
+        candidates.update(".".join(parts[:end]) for end in range(1, len(parts) + 1) if ANY not in parts[:end])
+    return closest(".".join(canonical(path)), sorted(candidates))
+
+
+def closest(name: str, candidates: Iterable[str]) -> str:
     import difflib
 
-    wanted = ".".join(canonical(path))
-    found = difflib.get_close_matches(wanted, sorted(set(_candidates(path))), n=1, cutoff=0.6)
-    return found[0] if found else ""
+    return "".join(difflib.get_close_matches(name, candidates, n=1, cutoff=0.6))
 
 
-def _candidates(path: KeyPath) -> Iterator[str]:
-    for key in KEYS:
-        for end in range(1, len(key.path) + 1):
-            # A free name is taken to be meant as it was written.
-            parts = [path[i] if part == ANY and i < len(path) else part for i, part in enumerate(key.path[:end])]
-            if ANY not in parts:
-                yield ".".join(parts)
+def did_you_mean(name: str) -> str:
+    return f" Did you mean {name}?" if name else ""
+
+
+def nest(tree: JsonObject, path: KeyPath, value: object) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value

@@ -64,15 +64,15 @@ def rename_profile(home: Home, old: str, new: str) -> Home:
 def delete_profile(home: Home, name: str) -> None:
     """Remove a profile and everything in it; the sticky choice falls back to `default`."""
     profiles = home.root / "profiles"
-    gone = profiles / f".gone-{os.urandom(6).hex()}"
+    trash = profiles / f".gone-{os.urandom(6).hex()}"
     with locked(profiles):
         _refuse_fixed_or_served(home, name)
         if sticky_profile(home.root) == name:
             use_profile(home, DEFAULT_PROFILE)
         # Under another name first: a removal that is cut short leaves no half profile in use.
-        os.rename(profiles / name, gone)
+        os.rename(profiles / name, trash)
         sync_folder(profiles)
-    _remove_tree(gone)
+    _remove_tree(trash)
 
 
 def _refuse_taken(profiles: Path, name: str) -> None:
@@ -81,10 +81,10 @@ def _refuse_taken(profiles: Path, name: str) -> None:
 
 
 def _refuse_fixed_or_served(home: Home, name: str) -> None:
-    found = open_profile(home.root, name)
+    profile = open_profile(home.root, name)
     if name == DEFAULT_PROFILE:
         raise ProfileError("The profile 'default' is the home itself and stays.", hint="hermes profile list")
-    if is_served(found):
+    if is_served(profile):
         raise ProfileBusy(f"A server is running in the profile '{name}'.", hint=f"hermes -p {name} gateway stop")
 
 

@@ -224,8 +224,6 @@ class Storage(Section, frozen=True):
 
 class Bus(Section, frozen=True):
     url: Annotated[str, Mark(env="HERMES_NATS_URL")] = "memory:"
-    namespace: str = "default"
-    max_inflight: Annotated[int, Meta(ge=1, le=100_000)] = 64
 
 
 class Display(Section, frozen=True):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     Pair = tuple[yaml.Node, yaml.Node]
 
 
-def respliced(text: str, path: KeyPath, wanted: JsonObject, *, gone: bool) -> str:
+def replace_entry(text: str, path: KeyPath, target: JsonObject, *, remove: bool) -> str:
     """The text with new lines for the innermost entry in block form that holds the change.
 
-    `wanted` is the whole data as it should be; with `gone` the entry at `path` is to be taken out.
+    `target` is the whole data as it should be; with `remove` the entry at `path` is not in it.
     """
     if text and not text.endswith("\n"):
         text += "\n"
@@ -26,14 +26,14 @@ def respliced(text: str, path: KeyPath, wanted: JsonObject, *, gone: bool) -> st
     node = _block(make_loader(text).get_single_node())
     if node is None:
         # Nothing but comments, or all of it between braces.
-        kept = [] if any(line.strip() and not line.lstrip().startswith("#") for line in lines) else lines
-        return "".join(kept + [line for name, value in wanted.items() for line in _emitted(name, value, 0)])
+        comments = [] if any(line.strip() and not line.lstrip().startswith("#") for line in lines) else lines
+        return "".join(comments + [line for name, value in target.items() for line in _emitted(name, value, 0)])
     last = len(path) - 1
     depth = 0
     while (pair := _pair(node, path[depth])) and depth < last and (below := _block(pair[1], after=pair[0])):
-        node, wanted, depth = below, wanted[path[depth]], depth + 1
+        node, target, depth = below, target[path[depth]], depth + 1
     column = node.value[0][0].start_mark.column
-    new = [] if gone and depth == last else _emitted(path[depth], wanted[path[depth]], column)
+    new = [] if remove and depth == last else _emitted(path[depth], target[path[depth]], column)
     if pair is None:
         start = end = _end_line(lines, node.value[-1], column)
     else:
@@ -81,13 +81,13 @@ def _end_line(lines: list[str], pair: Pair, column: int) -> int:
 def _with_comment(new: list[str], old: str, pair: Pair) -> list[str]:
     """Keep the comment at the end of the line on which the name stands."""
     key, value = pair
-    rest = ""
+    comment = ""
     if value.end_mark.line == key.end_mark.line:
-        rest = old[value.end_mark.column :]
+        comment = old[value.end_mark.column :]
     elif value.start_mark.line > key.end_mark.line:
-        rest = old[key.end_mark.column + 1 :]
-    if new and rest.lstrip().startswith("#"):
-        return [new[0].rstrip("\n") + rest, *new[1:]]
+        comment = old[key.end_mark.column + 1 :]
+    if new and comment.lstrip().startswith("#"):
+        return [new[0].rstrip("\n") + comment, *new[1:]]
     return new
 
 

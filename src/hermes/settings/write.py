@@ -26,22 +26,13 @@ from hermes.settings.check import (
     without_secret_fields,
 )
 from hermes.settings.files import parse_env, parse_yaml, read_bytes, read_env
-from hermes.settings.keys import SHORT_FORMS, Key, KeyPath, find, nearest
-from hermes.settings.splice import respliced
+from hermes.settings.keys import SHORT_FORMS, Key, KeyPath, find
+from hermes.settings.splice import replace_entry
 
 log = logging.getLogger(__name__)
-_GONE = object()
+_REMOVED = object()
 _SECRET_COMMENT = re.compile(r"\s*#.*(?:key|token|secret|password)\w*[\"']?\s*[:=]\s*\S", re.IGNORECASE)
 _PLAIN_ENV = re.compile(r"[A-Za-z0-9_./:@%+=,-]*")
-
-
-class UnknownKey(ConfigError):
-    exit_code = 5
-
-    def __init__(self, name: str, near: str = "") -> None:
-        advice = f" Did you mean {near}?" if near else ""
-        super().__init__(f"{name} is not a setting.{advice}", hint="hermes config show")
-        self.nearest = near
 
 
 class BadValue(ConfigError):
@@ -64,7 +55,7 @@ def set_value(
 
     `by` is the credential or the surface that asked for it, for the log.
     """
-    setting, path = _find(key)
+    setting, path = find(key)
     name = ".".join(path)
     fitting = _checked(setting, name, value, home, os.environ if environ is None else environ)
     if setting.mark.secret and not fitting:
@@ -73,14 +64,14 @@ def set_value(
     with locked(home.path):
         file = _File(home.config_file, read_bytes(home.config_file))
         if not holds_secret(setting, fitting):
-            file.change(file.place(path), fitting)
+            file.change(file.written_path(path), fitting)
             file.save()
             return Written(name, home.config_file)
         variable = setting.env or file.free_variable(path)
         if setting.env:
             file.cut_all(path)
         else:
-            file.change(file.place(path), f"${{{variable}}}")
+            file.change(file.written_path(path), f"${{{variable}}}")
         _change_env(home.env_file, variable, _one_line(setting, name, fitting))
         file.save()
     return Written(name, home.env_file, variable)
@@ -88,21 +79,21 @@ def set_value(
 
 def unset_value(home: Home, key: str, *, by: str = "cli") -> list[Written]:
     """Take a setting out of config.yaml, under all its spellings, and out of .env; says where it was."""
-    setting, path = _find(key)
+    setting, path = find(key)
     if not home.path.is_dir():
         return []
-    gone: list[Written] = []
+    removed: list[Written] = []
     log.info("the setting %s is unset by %r", ".".join(path), by)
     with locked(home.path):
         file = _File(home.config_file, read_bytes(home.config_file))
         variable = setting.env or file.variable_of(path)
         if file.cut_all(path):
             file.save()
-            gone.append(Written(".".join(path), home.config_file))
+            removed.append(Written(".".join(path), home.config_file))
         if variable in read_env(home.env_file).values:
             _change_env(home.env_file, variable, None)
-            gone.append(Written(".".join(path), home.env_file, variable))
-    return gone
+            removed.append(Written(".".join(path), home.env_file, variable))
+    return removed
 
 
 def without_secrets(data: bytes) -> bytes:
@@ -110,21 +101,13 @@ def without_secrets(data: bytes) -> bytes:
     path = Path("config.yaml")
     file = _File(path, data)
     survey = Survey(parse_yaml(data, path))
-    for strange in survey.strange:
-        file.change(strange, _GONE)
-    for entry in survey.found:
+    for unknown in survey.unknown:
+        file.change(unknown, _REMOVED)
+    for entry in survey.entries:
         if holds_secret(entry.key, entry.raw):
-            cleaned = _GONE if _is_text(entry.key) else without_secret_fields(entry.raw)
-            file.change(entry.written, cleaned)
+            file.change(entry.written, _REMOVED if _is_text(entry.key) else without_secret_fields(entry.raw))
     lines = file.text.splitlines(keepends=True)
     return "".join(line for line in lines if not _SECRET_COMMENT.match(line)).encode()
-
-
-def _find(key: str) -> tuple[Key, KeyPath]:
-    found = find(key)
-    if found is None:
-        raise UnknownKey(key, nearest(tuple(key.split("."))))
-    return found
 
 
 def _checked(key: Key, name: str, value: object, home: Home, environ: Mapping[str, str]) -> Any:
@@ -176,13 +159,13 @@ def _change_env(path: Path, variable: str, value: str | None) -> None:
     """Set a variable where it stands, or at the end; None takes it out. The other lines stay as they are."""
     text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
     lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
-    mine = [i for i, line in enumerate(lines) if variable in parse_env(line.encode("utf-8", "surrogateescape")).values]
+    old = [i for i, line in enumerate(lines) if variable in parse_env(line.encode("utf-8", "surrogateescape")).values]
     if value is not None:
-        place = mine.pop() if mine else len(lines)
-        export = "export " if place < len(lines) and lines[place].lstrip().startswith("export") else ""
-        lines[place : place + 1] = [f"{export}{variable}={_env_quoted(value)}\n"]
-    kept = "".join(line for i, line in enumerate(lines) if i not in mine)
-    write_private(path, kept.encode("utf-8", "surrogateescape"))
+        index = old.pop() if old else len(lines)
+        export = "export " if index < len(lines) and lines[index].lstrip().startswith("export") else ""
+        lines[index : index + 1] = [f"{export}{variable}={_env_quoted(value)}\n"]
+    text = "".join(line for i, line in enumerate(lines) if i not in old)
+    write_private(path, text.encode("utf-8", "surrogateescape"))
 
 
 def _env_quoted(value: str) -> str:
@@ -216,7 +199,7 @@ class _File:
     def _entries(self) -> list[Entry]:
         return entries(parse_yaml(self.text.encode(), self._path))[0]
 
-    def place(self, path: KeyPath) -> KeyPath:
+    def written_path(self, path: KeyPath) -> KeyPath:
         """Where a setting stands in this file, or should."""
         for entry in self._entries():
             if entry.path == path:
@@ -240,30 +223,29 @@ class _File:
         return variable if any(e.path == path and e.raw == f"${{{variable}}}" for e in self._entries()) else ""
 
     def cut_all(self, path: KeyPath) -> bool:
-        found = False
+        before = self.text
         while written := next((entry.written for entry in self._entries() if entry.path == path), None):
-            self.change(written, _GONE)
-            found = True
-        return found
+            self.change(written, _REMOVED)
+        return self.text != before
 
     def change(self, path: KeyPath, value: object) -> None:
         """Change one entry of the text, and make sure that nothing else has changed with it."""
-        wanted = _changed(self._data, path, value)
-        text = respliced(self.text, path, wanted, gone=value is _GONE)
+        target = _changed(self._data, path, value)
+        text = replace_entry(self.text, path, target, remove=value is _REMOVED)
         try:
-            fits = _pruned(parse_yaml(text.encode(), self._path).data) == _pruned(wanted)
+            fits = _pruned(parse_yaml(text.encode(), self._path).data) == _pruned(target)
         except ConfigError:
             fits = False
         if not fits:
             message = f"{'.'.join(path)} cannot be changed without touching other lines."
             raise ConfigError(message, where=self._path.name, hint="hermes config edit")
-        self._data, self.text = wanted, text
+        self._data, self.text = target, text
 
 
 def _changed(data: JsonObject, path: KeyPath, value: object) -> JsonObject:
-    """A copy of the data with one entry set or gone; a short form on the way becomes its long form."""
-    wanted = copy.deepcopy(data)
-    node = wanted
+    """A copy of the data with one entry set or removed; a short form on the way becomes its long form."""
+    target = copy.deepcopy(data)
+    node = target
     for depth, part in enumerate(path[:-1], start=1):
         below = node.get(part)
         if not isinstance(below, dict):
@@ -271,11 +253,11 @@ def _changed(data: JsonObject, path: KeyPath, value: object) -> JsonObject:
             below = {long.split(".")[-1]: below} if long and below is not None else {}
             node[part] = below
         node = below
-    if value is _GONE:
+    if value is _REMOVED:
         node.pop(path[-1], None)
     else:
         node[path[-1]] = value
-    return wanted
+    return target
 
 
 def _pruned(value: object) -> Any:
