@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -15,14 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hermes.cli.actions import FLAG, Args
+from hermes.cli.command import Args, command, flag
 from hermes.cli.output import mask, note, settings_of, silence_logs, tell
 from hermes.cli.session_maintenance import database_file, opened
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import counted, size, span
 from hermes.core.home import Home, is_served, tighten
 from hermes.core.json_types import JsonObject
-from hermes.services import sessions
+from hermes.services import runs, sessions
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -65,12 +64,12 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fix", help="put right what is safe to put right: modes, stale files, search index", **FLAG)
-    parser.add_argument("--deep", help="check all of the database, however long it takes", **FLAG)
-
-
-def run(args: Args, home: Home) -> int:
+@command(
+    "doctor",
+    flag("--fix", help="put right what is safe to put right: modes, stale files, search index"),
+    flag("--deep", help="check all of the database, however long it takes"),
+)
+def _doctor(args: Args, home: Home) -> int:
     silence_logs(args)
     began, hidden, checks, lines = time.monotonic(), mask(home), list[JsonObject](), list[str]()
     for name, found in _found(args, home).items():
@@ -236,7 +235,7 @@ def _database(look: Look) -> Finding:
 
 def _left_over(look: Look) -> Finding:
     with opened(look.home) as db:
-        unfinished, left = sessions.unfinished_runs(db)
+        unfinished, left = runs.unfinished_runs(db)
     if left and not is_served(look.home):
         message = f"{counted(len(left), 'run')} without an end, that nobody carries on: {left[0]}."
         return Finding(WARN, message, "hermes gateway run, which takes them up or closes them")

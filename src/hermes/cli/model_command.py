@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.command import YES, Args, Argument, command, flag
-from hermes.cli.output import NotFound, UsageError, confirmed, note, print_redacted, settings_of, silence_logs, tell
+from hermes.cli.output import NotFound, UsageError, confirmed, print_redacted, settings_of, silence_logs
+from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
-from hermes.core.formatting import columns, one_line
+from hermes.core.formatting import one_line
 from hermes.core.home import Home, write_private
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
@@ -126,10 +127,9 @@ def _list(args: Args, home: Home) -> int:
             kept = asyncio.run(fetched(home, settings, route))
             write_private(home.model_lists, json.dumps({**lists, route.base_url: kept}))
     rows = [{"id": name, "window": kept["windows"].get(name)} for name in kept["models"]]
-    lines = columns([(row["id"], str(row["window"] or "")) for row in rows], 0)
-    tell(args, {"provider": route.provider, "models": rows}, *lines)
-    if not rows:
-        note(f"{route.provider} lists no models.")
+    cells = [(row["id"], str(row["window"] or "")) for row in rows]
+    empty = f"{route.provider} lists no models."
+    print_table(args, home, {"provider": route.provider, "models": rows}, cells, flexible=0, empty=empty)
     return 0
 
 

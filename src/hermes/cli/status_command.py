@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
-from hermes.cli.actions import Args
+from hermes.cli.command import Args, command
 from hermes.cli.output import print_redacted, settings_of
 from hermes.core.errors import HermesError
 from hermes.core.formatting import size
@@ -13,11 +12,8 @@ from hermes.core.home import Home, is_served
 from hermes.core.json_types import JsonObject
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options of its own."""
-
-
-def run(args: Args, home: Home) -> int:
+@command("status")
+def _status(args: Args, home: Home) -> None:
     from hermes.server import status
 
     state = status.read_runtime_status(home) if is_served(home) else None
@@ -28,7 +24,6 @@ def run(args: Args, home: Home) -> int:
     print_redacted(
         args, home, facts, (f"{name.replace('_bytes', ' size').replace('_', ' ')}: {told[name]}" for name in told)
     )
-    return 0
 
 
 def _route(args: Args, home: Home) -> str:
@@ -46,12 +41,12 @@ def _route(args: Args, home: Home) -> str:
 
 def _store(home: Home) -> JsonObject:
     from hermes.cli.session_maintenance import database_file, opened
-    from hermes.services import sessions
+    from hermes.services.runs import unfinished_runs
     from hermes.store.jobs import Jobs
 
     file = database_file(home)
     with opened(home) as db:
-        running = len(sessions.unfinished_runs(db)[0])
+        running = len(unfinished_runs(db)[0])
         due = len(Jobs(db.engine).due(time.time()))
     count = sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}-wal")) if path.exists())
     return {"runs": running, "jobs_due": due, "store": str(file), "store_bytes": count}

@@ -25,12 +25,12 @@ from hermes.server.request_options import parse_options
 from hermes.server.response_record import ResponseRecord, follow, follow_until_kept
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
-from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import inline_sink, replay, run_events_to_end
 from hermes.server.turn_spec import check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.services.models import of_session
+from hermes.services.sessions import unknown_session
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from urllib.parse import quote
 
@@ -43,8 +43,9 @@ from hermes.server.request_bodies import parse, read_object
 from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.server.routes import REASONING_HEADER, route
 from hermes.server.turn_spec import route_of
-from hermes.store.base import SessionBusy, SessionExists
-from hermes.store.codec import BadSessionId, plain_title
+from hermes.services import sessions
+from hermes.store.base import SessionBusy
+from hermes.store.codec import plain_title
 from hermes.store.search import words_of
 
 if TYPE_CHECKING:
@@ -132,22 +133,9 @@ async def create_session(context: ServerContext, request: web.Request, body: Ses
         "pinned": body.pinned,
         **await _turn_settings(context, request, msgspec.structs.asdict(body)),
     }
-    with _bad_fields("id" if body.id is not None else "session_id"):
-        new_id = await context.database().create_session(session_id, "api_server", exist_ok=False, **fields)
-    return await _shown(context, request, new_id)
-
-
-@contextlib.contextmanager
-def _bad_fields(id_field: str) -> Iterator[None]:
-    """What the store refuses of a new session, as errors of the API."""
-    try:
-        yield
-    except SessionExists as error:
-        raise ApiError(409, str(error), "session_exists", "id") from None
-    except BadSessionId as error:
-        raise invalid(id_field, str(error), "invalid_session_id") from None
-    except ValueError as error:  # the id is sound: it is the title that is taken
-        raise invalid("title", str(error), "invalid_title") from None
+    id_field = "id" if body.id is not None else "session_id"
+    create = partial(sessions.create, context.database().blocking, session_id, "api_server", id_field=id_field)
+    return await _shown(context, request, await asyncio.to_thread(create, **fields))
 
 
 class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.import"):
@@ -231,12 +219,8 @@ async def session_of(context: ServerContext, request: web.Request) -> JsonObject
     session_id = request.match_info["session_id"]
     row: JsonObject | None = await context.database().get_session(session_id)
     if row is None or not caller_of(request).may_see(row["owner"]):
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return row
-
-
-def unknown_session(session_id: str) -> ApiError:
-    return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
 @route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
@@ -273,28 +257,11 @@ async def patch_session(context: ServerContext, request: web.Request) -> Session
     if isinstance(asked.model, str):
         route_of(context, caller_of(request), asked.model)
     fields |= await _turn_settings(context, request, given)
-    title = msgspec.UNSET if asked.title is msgspec.UNSET else _title(asked.title)
-    database = context.database()
-    db = database.blocking
-
-    def change() -> None:
-        if title is not msgspec.UNSET:
-            try:
-                db.set_session_title(session_id, title)
-            except ValueError as error:
-                raise invalid("title", str(error), "invalid_title") from None
-        if fields:
-            db.update_session(session_id, **fields)
-        if isinstance(asked.end_reason, str):
-            try:
-                db.end_session(session_id, asked.end_reason)
-            except ValueError as error:
-                raise invalid("end_reason", str(error)) from None
-
-    try:
-        await database.transaction(change)
-    except KeyError:
-        raise unknown_session(session_id) from None
+    if asked.title is not msgspec.UNSET:
+        fields["title"] = _title(asked.title)
+    if isinstance(asked.end_reason, str):
+        fields["end_reason"] = asked.end_reason
+    await asyncio.to_thread(partial(sessions.change, context.database().blocking, session_id, **fields))
     return await _shown(context, request, session_id)
 
 
@@ -315,7 +282,7 @@ async def delete_session(context: ServerContext, request: web.Request) -> Sessio
             busy.headers["X-Hermes-Run-Id"] = run_id
         raise busy from None
     if not gone:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return SessionDeleted(id=session_id)
 
 
@@ -334,12 +301,8 @@ async def delete_session(context: ServerContext, request: web.Request) -> Sessio
 async def fork_session(context: ServerContext, request: web.Request, body: ForkRequest) -> SessionAnswer:
     new_id, title = _new_id(body.id, "id"), _title(body.title)
     session_id = (await session_of(context, request))["id"]
-    try:
-        with _bad_fields("id"):
-            new_id = await context.database().fork_session(session_id, new_id, title, body.at_message_id)
-    except KeyError:
-        message = f"There is no message {body.at_message_id} in this session."
-        raise ApiError(404, message, "message_not_found", "at_message_id") from None
+    db = context.database().blocking
+    new_id = await asyncio.to_thread(sessions.fork, db, session_id, new_id, title, body.at_message_id)
     return await _shown(context, request, new_id)
 
 
@@ -427,7 +390,7 @@ async def export_session(context: ServerContext, request: web.Request, query: Ex
     session_id = (await session_of(context, request))["id"]
     session = await context.database().export_session(session_id, context.redact)
     if session is None:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     media_type, suffix = _EXPORTS[query.format]
     data = await asyncio.to_thread(_written, session, query.format)
     headers = {"Content-Disposition": attachment(f"{session_id}.{suffix}")}
@@ -522,7 +485,7 @@ def attachment(name: str) -> str:
 async def _shown(context: ServerContext, request: web.Request, session_id: str) -> SessionAnswer:
     row = await context.database().get_session(session_id)
     if row is None:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return await _answer_with(context, request, row)
 
 
