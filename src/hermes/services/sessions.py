@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hermes.core.errors import ServiceError
+from hermes.core.errors import ConfigError, ServiceError
 from hermes.core.json_types import JsonObject
-from hermes.store.base import SessionExists
+from hermes.settings import config
+from hermes.store.base import SessionExists, StoreError
 from hermes.store.codec import BadSessionId
 from hermes.store.connections import TimeUp
+from hermes.store.sessions import SessionDB
+from hermes.store.stores import address, path_of
 
 if TYPE_CHECKING:
+    from hermes.core.home import Home
     from hermes.store.connections import Tx
-    from hermes.store.sessions import SessionDB
 
 # What the tables of the database are for; the others are small.
 _PARTS = {
@@ -99,6 +103,30 @@ def change(
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
+
+
+def database_file(home: Home) -> Path:
+    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
+    try:
+        return path_of(address(home, config.load(home))) or home.state_db
+    except ConfigError:
+        return home.state_db
+
+
+@contextlib.contextmanager
+def open_database(home: Home, *, write: bool = False, create: bool = False) -> Iterator[SessionDB]:
+    """The database for as long as it is needed. Where there is none and none is to be created, it is an empty one."""
+    path = database_file(home)
+    exists = path.exists()
+    where = path if exists or create else ":memory:"
+    try:
+        db = SessionDB(where, read_only=exists and not write and not create)
+    except StoreError as error:
+        if type(error) is not StoreError:
+            raise
+        db = SessionDB(where)  # that of an older Hermes is brought up to date
+    with contextlib.closing(db):
+        yield db
 
 
 def measure(db: SessionDB) -> JsonObject:
