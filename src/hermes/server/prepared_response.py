@@ -23,7 +23,7 @@ from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import parse_options
 from hermes.server.response_items import Reader, cut_to
-from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
+from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept, no_previous_response
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.sse import Writer
@@ -300,8 +300,7 @@ async def _chain(
     if asked.previous_response_id:
         found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
         if found is None and asked.conversation_history is None:
-            message = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
+            raise no_previous_response(asked.previous_response_id)
         return None, found, []
     name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
     if not name:

@@ -12,6 +12,7 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEASE_TTL_S
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
+from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.sealing import seal_of
@@ -189,6 +190,18 @@ def blank(response_id: str, model: str, created_at: int) -> JsonObject:
         "prompt_cache_key": None,
         "usage": usage_object({}),
     }
+
+
+async def previous_response(context: ServerContext, response_id: str, owner: str) -> JsonObject:
+    record: JsonObject | None = await context.stored_responses.get(response_id, owner)
+    if record is None:
+        raise no_previous_response(response_id)
+    return record
+
+
+def no_previous_response(response_id: str) -> ApiError:
+    message = f"There is no response {response_id!r}."
+    return ApiError(404, message, "previous_response_not_found", "previous_response_id")
 
 
 # --- following a run without its client ------------------------------------------------------------------------------

@@ -22,12 +22,12 @@ from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
-from hermes.server.response_record import ResponseRecord, follow, follow_until_kept
+from hermes.server.response_record import ResponseRecord, follow, follow_until_kept, previous_response
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import inline_sink, replay, run_events_to_end
-from hermes.server.turn_spec import check_model, route_of
+from hermes.server.turn_spec import build_spec, check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.services.models import of_session
 from hermes.services.sessions import unknown_session
@@ -313,34 +313,32 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
 )
 async def compact(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, CompactRequest)
-    asked, owner = body.model, caller_of(request).owner
+    asked, caller = body.model, caller_of(request)
+    owner = caller.owner
     before: list[JsonObject] = []
     if asked.previous_response_id:
-        found = await context.stored_responses.get(asked.previous_response_id, owner)
-        if found is None:
-            message = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-        before = list(found.get("conversation_history") or ())
+        record = await previous_response(context, asked.previous_response_id, owner)
+        before = list(record.get("conversation_history") or ())
     elif asked.input is None:
         raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")
     given = await reader(context, owner).read(asked.input) if asked.input is not None else None
-    said = [*before, *(given.messages if given else ())]
     system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
+    options = parse_options(context, request)
     spec = RunSpec(
         user_message=SUMMARIZE,
         session_id=new_session_id(),
         kind="response",
         owner=owner,
-        history=said,
+        history=[*before, *(given.messages if given else ())],
         instructions=system,
-        toolsets=frozenset(),
         on_detach="cancel",
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(context, caller_of(request), asked.model, asked.provider),
+        route=route_of(context, caller, asked.model, asked.provider),
     )
-    turn = Turn(context, request, spec, parse_options(context, request))
+    spec = build_spec(context, caller, options, body, spec).replace(toolsets=frozenset(), toolsets_by_default=False)
+    turn = Turn(context, request, spec, options)
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -350,6 +348,11 @@ async def compact(context: ServerContext, request: web.Request) -> web.StreamRes
         raise ended.failure()
     sealed = (await seal_of(context)).close("compaction", owner, ended.text)
     item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed}
-    told = {"id": f"cmp_{secrets.token_hex(12)}", "object": "response.compaction", "created_at": int(time.time())}
-    headers = {**turn.headers(ended), **body.headers()}
-    return answer({**told, "output": [item], "usage": ended.response_usage()}, 200, headers)
+    compaction = {
+        "id": f"cmp_{secrets.token_hex(12)}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [item],
+        "usage": ended.response_usage(),
+    }
+    return answer(compaction, 200, {**turn.headers(ended), **body.headers()})

@@ -43,6 +43,7 @@ from hermes.server.request_options import (
     toolsets_of,
     workdir_of,
 )
+from hermes.server.response_record import previous_response
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.sse import ClientGone, inline_sink, replay, run_events_to_end
 from hermes.server.turn_spec import build_spec, check_model, open_calls
@@ -115,7 +116,8 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
     request_options = parse_options(context, request, user=asked.user)
-    chain = await _chain(context, asked, owner)
+    previous = asked.previous_response_id
+    chain = await previous_response(context, previous, owner) if previous else None
     named = _session_id(asked, request_options, chain)
     given = await reader(context, owner).read(asked.input)
     earlier, prompt, results = given.split_messages()
@@ -152,16 +154,6 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
-
-
-async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> JsonObject | None:
-    if not asked.previous_response_id:
-        return None
-    response: JsonObject | None = await context.stored_responses.get(asked.previous_response_id, owner)
-    if response is None:
-        message = f"There is no response {asked.previous_response_id!r}."
-        raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-    return response
 
 
 def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonObject | None) -> str | None:
