@@ -96,8 +96,8 @@ _ONESHOT = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        told = f"{message[:1].upper()}{message[1:]}."
-        _complain(HermesError(told, hint=f"{self.prog} --help"))
+        sentence = f"{message[:1].upper()}{message[1:]}."
+        _complain(HermesError(sentence, hint=f"{self.prog} --help"))
         raise SystemExit(EXIT_USAGE)
 
 

@@ -130,13 +130,13 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
 def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
     """The one name that is given or begun."""
     known = list(names)
-    found = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
-    if not found:
+    matches = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
+    if not matches:
         raise NotFound(f"There is no {thing} '{text}'.", hint=hint)
-    if len(found) > 1:
-        note(*(f"  {one_line(name)}" for name in found[:_NEAR_MAX]))
-        raise UsageError(f"'{text}' may mean any of {len(found)} {thing}s.", hint="more of its letters")
-    return found[0]
+    if len(matches) > 1:
+        note(*(f"  {one_line(name)}" for name in matches[:_NEAR_MAX]))
+        raise UsageError(f"'{text}' may mean any of {len(matches)} {thing}s.", hint="more of its letters")
+    return matches[0]
 
 
 @contextlib.contextmanager

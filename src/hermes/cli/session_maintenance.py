@@ -40,8 +40,8 @@ def find(db: SessionDB, home: Home, *texts: str) -> list[JsonObject]:
 
 
 def _id_of(db: SessionDB, home: Home, text: str) -> str:
-    if found := db.resolve_session_id(text):
-        return found
+    if session_id := db.resolve_session_id(text):
+        return session_id
     near = db.list_sessions(search=text, limit=_NEAR_MAX, include_children=True, archived="all") if text else []
     candidates = [one for one in near if one["id"].lower().startswith(text.lower()) or one["title"] == text]
     if not candidates:
@@ -143,9 +143,9 @@ def _faults(home: Home, *, deep: bool) -> tuple[list[str], list[str]]:
     try:
         # Only looked at first: an index is made anew in a file that is sound otherwise, or after the copy.
         with opened(home) as db:
-            found = db.check()
-        if found:
-            return found, []
+            faults = db.check()
+        if faults:
+            return faults, []
         with opened(home, "change") as db:
             return db.check(deep=True, progress=note) if deep else [], list(db.notices)
     except StoreDamaged as error:

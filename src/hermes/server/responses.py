@@ -22,7 +22,7 @@ from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
-from hermes.server.response_record import ResponseRecord, follow, follow_until_kept, previous_response
+from hermes.server.response_record import ResponseRecord, follow, follow_until_saved, previous_response
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
@@ -64,14 +64,14 @@ SUMMARIZE = (
 async def responses(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, ResponseRequest)
     work = await prepare(context, request, body)
-    turn, kept = work.turn, work.kept
+    turn, record = work.turn, work.kept
     try:
         if body.model.background:
             return await _in_background(context, request, work)
         await work.admit()
         if not body.model.stream:
             renderer = await work.run()
-            named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
+            named = {"response_id": record.response_id, "run_id": turn.spec.run_id} if record.store else {}
             headers = turn.response_headers(await turn.streamed_outcome(), body, **named)
             return answer(renderer.response, 200, headers)
         return await work.stream()
@@ -81,7 +81,7 @@ async def responses(context: ServerContext, request: web.Request) -> web.StreamR
 
 async def _in_background(context: ServerContext, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
-    turn, kept = work.turn, work.kept
+    turn, record = work.turn, work.kept
     if turn.options.resumed is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
@@ -91,26 +91,26 @@ async def _in_background(context: ServerContext, request: web.Request, work: Pre
     else:
         await work.branch()
         work.settle()
-    renderer = await kept.renderer(context)
+    renderer = await record.renderer(context)
     await run_uncancellable(_submit(context, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}
     if work.body.model.stream:
-        return await _replayed(context, request, kept, -1, headers)
+        return await _replayed(context, request, record, -1, headers)
     return answer(renderer.snapshot(), 200, headers)
 
 
 async def _submit(context: ServerContext, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
-    app, kept, resumed = context.app, work.kept, work.turn.options.resumed is not None
+    app, record, resumed = context.app, work.kept, work.turn.options.resumed is not None
     if not resumed:
         await check_model(context, caller_of(work.turn.request), work.turn.spec)
-    await kept.begin(context, renderer.snapshot())
+    await record.begin(context, renderer.snapshot())
     try:
         await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
-        await context.stored_responses.delete(kept.response_id)
+        await context.stored_responses.delete(record.response_id)
         raise outcome.refusal(error) from None
-    app.services.background(follow_until_kept(context, kept))
+    app.services.background(follow_until_saved(context, record))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
@@ -153,20 +153,20 @@ async def get_response(context: ServerContext, request: web.Request, query: Resp
 
 
 async def _replayed(
-    context: ServerContext, request: web.Request, kept: ResponseRecord, after: int, headers: dict[str, str]
+    context: ServerContext, request: web.Request, record: ResponseRecord, after: int, headers: dict[str, str]
 ) -> web.StreamResponse:
     """The stream of a response from wherever its reader wants, then live."""
     app = context.app
-    run = await app.engine.get(kept.run_id) if kept.run_id else None
+    run = await app.engine.get(record.run_id) if record.run_id else None
     if run is None or run.log_expired:
         raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
-    renderer = await kept.renderer(context, after=after)
+    renderer = await record.renderer(context, after=after)
 
     async def ensure_kept() -> None:
         """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
-        stored = await context.stored_responses.get(kept.response_id, kept.owner)
+        stored = await context.stored_responses.get(record.response_id, record.owner)
         if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
-            await kept.try_save(context, renderer.response)
+            await record.try_save(context, renderer.response)
 
     stream = context.stream(request, headers)
     source = run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=inline_sink(renderer, stream))

@@ -119,13 +119,13 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     previous = asked.previous_response_id
     chain = await previous_response(context, previous, owner) if previous else None
     named = _session_id(asked, request_options, chain)
-    given = await reader(context, owner).read(asked.input)
-    earlier, prompt, results = given.split_messages()
+    parsed = await reader(context, owner).read(asked.input)
+    earlier, prompt, results = parsed.split_messages()
     if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
     earlier += ({"role": "tool", **result} for result in results)
-    told, system = _history(context, asked, chain)
-    history = [*told, *earlier]
+    history, system = _history(context, asked, chain)
+    history += earlier
     session = await context.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise sessions.unknown_session(named)
@@ -143,7 +143,7 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
         history=history if seeds else None,
         base_id=session_id if seeds else None,
         owner=owner,
-        instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
+        instructions="\n".join(text for text in (*parsed.system, *system, instructions) if text) or None,
     )
     request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
     spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
