@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import session_format, sessions_command, sessions_transfer
+from hermes.cli import session_format, sessions_command, sessions_transfer  # noqa: F401  (declares the actions)
+from hermes.cli.command import actions_of
 from hermes.cli.main import parser_with
 from hermes.core import formatting
 from hermes.core.errors import HermesError
@@ -859,7 +860,7 @@ def test_sessions_without_action_is_usage_error(home: Home) -> None:
     assert (done.returncode, done.stdout) == (2, "") and "Try: hermes sessions --help" in done.stderr
 
 
-@pytest.mark.parametrize("action", sorted(sessions_command._ACTIONS))
+@pytest.mark.parametrize("action", actions_of("sessions"))
 def test_sessions_actions_have_help(home: Home, capsys: Capture, action: str) -> None:
     with pytest.raises(SystemExit) as caught:
         run(home, action, "--help")

@@ -19,10 +19,11 @@ import pytest
 import hermes as package
 from commands.shell import Hermes
 from hermes.cli import doctor_command
-from hermes.cli.doctor_command import CHECKS, Finding
+from hermes.cli.doctor_command import CHECKS
 from hermes.cli.main import COMMANDS, parser_with
 from hermes.core.home import Home, write_private
 from hermes.core.spec import RunSpec
+from hermes.services.health import Check, Finding
 from hermes.store import maintenance
 from hermes.store.connections import Tx
 from hermes.store.sessions import SessionDB
@@ -163,8 +164,8 @@ def test_doctor_survives_broken_or_hanging_check(home: Home, hermes: Hermes, mon
     def broken(_: Any) -> Finding:
         raise RuntimeError("no")
 
-    monkeypatch.setitem(CHECKS, "bus", (broken, True))
-    monkeypatch.setitem(CHECKS, "web", (lambda _: time.sleep(600), True))  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(CHECKS, "bus", Check(broken))
+    monkeypatch.setitem(CHECKS, "web", Check(lambda _: time.sleep(600)))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(doctor_command, "CHECKS_S_MAX", 2.0)
     found = findings(hermes)
     assert found["bus"] == ("fail", "It could not be looked at: RuntimeError: no")

@@ -9,7 +9,7 @@ from agent.house import Json
 from hermes.cli.runs_command import _line
 from hermes.core.events import Event
 from hermes.core.text import visible
-from hermes.server.render_chat import approval_request
+from hermes.server.render_shared import approval_request
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 

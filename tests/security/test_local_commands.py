@@ -10,13 +10,13 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json
-from hermes.cli.doctor_command import Look, _sandbox
 from hermes.cli.tools_command import _list, verdict
 from hermes.guards.commands import Facts, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.choose import choose_backend
 from hermes.server.discovery import _sandbox as capabilities_sandbox
+from hermes.services import health
 from hermes.settings import config
 from hermes.tools import files, searching
 from hermes.tools.framework.approvals import rules_to_approve
@@ -186,7 +186,7 @@ def test_missing_sandbox_reason_is_reported_everywhere(
 ) -> None:
     settings = settings_of(house)
     assert "apt install bubblewrap" in capabilities_sandbox(settings)["reason"]
-    assert "apt install bubblewrap" in _sandbox(Look(house.home, settings, fix=False, deep=False)).remedy
+    assert "apt install bubblewrap" in health.CHECKS["sandbox"].look(health.Subject(house.home, settings)).remedy
     _list(Namespace(platform="cli", json=False, model=None, provider=None, sandbox=None), house.home)
     lines = [line for line in capsys.readouterr().out.splitlines() if "bubblewrap" in line]
     assert [line.split()[:2] for line in lines] == [["terminal", "unavailable"], ["code_execution", "unavailable"]]

@@ -14,7 +14,7 @@ import hermes
 from hermes.sandbox.choose import choose_backend
 from hermes.server import readiness, status
 from hermes.server.routes import ROUTES
-from hermes.services import models
+from hermes.services import health, models
 from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import ToolDef
 from hermes.tools.framework.toolsets import DEFAULTS, builtin
@@ -262,7 +262,7 @@ async def test_missing_model_is_degraded(start: Start, monkeypatch: pytest.Monke
 
 
 async def test_low_disk_space_is_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "DISK_FREE_BYTES_MIN", 2**80)
+    monkeypatch.setattr(health, "DISK_FREE_BYTES_MIN", 2**80)
     disk = (await health_of(api))["readiness"]["checks"]["disk"]
     assert disk["status"] == "degraded" and disk["free_bytes"] > 0
 

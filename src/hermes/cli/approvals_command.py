@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hermes.cli.actions import Actions, Args, Arguments, command
+from hermes.cli.command import Args, Argument, command
 from hermes.cli.output import NotFound, note, print_redacted
 from hermes.core.home import Home
 from hermes.core.text import visible
@@ -20,17 +20,25 @@ def _grants(home: Home) -> dict[str, Sequence[str]]:
     }
 
 
+@command("approvals list", help="commands and hosts that are allowed for good")
 def _list(args: Args, home: Home) -> None:
     grants = [grant for listed in _grants(home).values() for grant in listed]
-    print_redacted(args, home, {"grants": grants}, (f"{at}  {visible(grant)}" for at, grant in enumerate(grants, 1)))
+    # Not a table: whoever decides must see all of a grant, however narrow the terminal is.
+    lines = (f"{number}  {visible(grant)}" for number, grant in enumerate(grants, 1))
+    print_redacted(args, home, {"grants": grants}, lines)
     if not grants:
         note("Nothing is allowed for good.")
 
 
+@command(
+    "approvals remove",
+    Argument("grants", metavar="GRANT", nargs="+", help="a grant as it is listed, or its number"),
+    help="ask about them again",
+)
 def _remove(args: Args, home: Home) -> None:
     by_key = _grants(home)
     grants = [grant for listed in by_key.values() for grant in listed]
-    known = {str(at): grant for at, grant in enumerate(grants, 1)} | {grant: grant for grant in grants}
+    known = {str(number): grant for number, grant in enumerate(grants, 1)} | {grant: grant for grant in grants}
     if unknown := [text for text in args.grants if text not in known]:
         raise NotFound(f"There is no grant '{unknown[0]}'.", hint="hermes approvals list")
     gone = sorted({known[text] for text in args.grants})
@@ -40,13 +48,3 @@ def _remove(args: Args, home: Home) -> None:
     print_redacted(
         args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone)
     )
-
-
-_ARGUMENTS: Arguments = {
-    "grants": {"metavar": "GRANT", "nargs": "+", "help": "a grant as it is listed, or its number"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "commands and hosts that are allowed for good", ""),
-    "remove": (_remove, "ask about them again", "grants"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS)

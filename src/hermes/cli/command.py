@@ -62,12 +62,15 @@ def command_of(words: str) -> Work:
     return _COMMANDS[words].work
 
 
+def actions_of(name: str) -> dict[str, Command]:
+    return {words.partition(" ")[2]: one for words, one in _COMMANDS.items() if words.startswith(f"{name} ")}
+
+
 def add_command(parser: argparse.ArgumentParser, name: str) -> None:
     """What a command and its actions take. The function to be called becomes `args.work`."""
     if name in _COMMANDS:
         _fill(parser, _COMMANDS[name])
-    actions = {words.partition(" ")[2]: one for words, one in _COMMANDS.items() if words.startswith(f"{name} ")}
-    if not actions:
+    if not (actions := actions_of(name)):
         return
     default = next((one for one in actions.values() if one.default), None)
     subparsers = parser.add_subparsers(dest="action", required=default is None, metavar="ACTION")

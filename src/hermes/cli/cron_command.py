@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli import output
-from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
+from hermes.cli.command import YES, Args, Argument, command, flag, number
 from hermes.cli.output import UsageError, note, print_redacted, service_errors
 from hermes.cli.session_maintenance import opened
 from hermes.cli.table import print_table
@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _MORE = ("provider", "repeat", "session_id", "timezone", "schedule")
+_ID = Argument("id", metavar="ID", help="a job's id, the beginning of it, or its name")
+_OPTIONS = (
+    Argument("--name", metavar="TEXT"),
+    Argument("--skills", metavar="LIST", type=words, help="skills to use, separated by commas"),
+    Argument("--model", metavar="NAME", help="the model to ask"),
+    Argument("--provider", metavar="ID", help="the provider to ask"),
+    Argument("--toolsets", metavar="LIST", type=words, dest="enabled_toolsets", help="only these toolsets"),
+    Argument("--workdir", metavar="DIR", help="where it works, inside terminal.workspaces"),
+    Argument("--repeat", metavar="N", type=number, help="how often at most"),
+    Argument("--session", metavar="ID", dest="session_id", help="go on with this session each time"),
+    Argument("--timezone", metavar="NAME", help="of the schedule, such as Europe/Berlin"),
+    Argument("--script", metavar="COMMAND", help="run before each turn; its output is given to the model"),
+    Argument("--effort", metavar="LEVEL", help=f"how long the model thinks: {', '.join(EFFORTS)}"),
+    Argument("--continuity", action=BooleanOptionalAction, help="go on with the same session each time"),
+)
 
 
 def _find(jobs: Jobs, text: str) -> JsonObject:
@@ -57,6 +72,7 @@ def _note_unserved(home: Home) -> None:
 # ---- looking
 
 
+@command("cron list", flag("--all", help="paused and finished jobs, too"), help="jobs, and when each runs next")
 def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
         jobs = Jobs(db.engine).list()
@@ -74,6 +90,12 @@ def _list(args: Args, home: Home) -> None:
         _note_unserved(home)
 
 
+@command(
+    "cron runs",
+    _ID,
+    Argument("--limit", metavar="N", type=number, default=20, help="how many at most (20)"),
+    help="the runs of a job, the latest first",
+)
 def _runs(args: Args, home: Home) -> None:
     with opened(home) as db:
         job = _find(Jobs(db.engine), args.id)
@@ -86,6 +108,7 @@ def _runs(args: Args, home: Home) -> None:
     print_table(args, home, document, rows, flexible=3, empty="It has not run yet.")
 
 
+@command("cron status", help="whether jobs are run, and when the next is")
 def _status(args: Args, home: Home) -> None:
     now, enabled = time.time(), config.load(home).cron.enabled
     with opened(home) as db:
@@ -133,6 +156,13 @@ def _fields(args: Args, home: Home) -> JsonObject:
     return given
 
 
+@command(
+    "cron create",
+    Argument("schedule", metavar="SCHEDULE", help="30m, 2h, 1d; every 30m; five fields of cron; or an ISO time"),
+    Argument("prompt", metavar="PROMPT", nargs="?", help="what is to be done; '-' reads it from standard input"),
+    *_OPTIONS,
+    help="a new job; prints its next three times",
+)
 def _create(args: Args, home: Home) -> None:
     from hermes.runs.schedule import next_times, zone_named
 
@@ -161,6 +191,14 @@ def _change(args: Args, home: Home, changes: Callable[[JsonObject, float], JsonO
         _note_unserved(home)
 
 
+@command(
+    "cron edit",
+    _ID,
+    Argument("--schedule", metavar="SCHEDULE"),
+    Argument("--prompt", metavar="TEXT", help="what is to be done; '-' reads it from standard input"),
+    *_OPTIONS,
+    help="change what is given",
+)
 def _edit(args: Args, home: Home) -> None:
     fields = _fields(args, home)
     if not fields:
@@ -168,10 +206,17 @@ def _edit(args: Args, home: Home) -> None:
     _change(args, home, lambda job, now: service.job_changes(job, fields, now, output.secrets(home)))
 
 
-def _switch(args: Args, home: Home) -> None:
-    _change(args, home, service.pause_changes if args.action == "pause" else service.resume_changes)
+@command("cron pause", _ID, help="let a job rest")
+def _pause(args: Args, home: Home) -> None:
+    _change(args, home, service.pause_changes)
 
 
+@command("cron resume", _ID, help="let it go on")
+def _resume(args: Args, home: Home) -> None:
+    _change(args, home, service.resume_changes)
+
+
+@command("cron remove", _ID, YES, help="remove a job; its sessions stay")
 def _remove(args: Args, home: Home) -> int:
     with opened(home, "change") as db:
         jobs = Jobs(db.engine)
@@ -187,6 +232,7 @@ def _remove(args: Args, home: Home) -> int:
 # ---- running one
 
 
+@command("cron run", _ID, help="run a job now, here, and follow it")
 def _run(args: Args, home: Home) -> int:
     from hermes.app import new_loop
 
@@ -235,40 +281,3 @@ def _begin(store: Store, job_id: str) -> RunSpec:
     spec = spec_of(job, now)
     store.jobs.update(job_id, **begun(spec, now))
     return spec
-
-
-_OPTIONS = "--name --skills --model --provider --toolsets --workdir --repeat --session --timezone --script --effort "
-_OPTIONS += "--continuity"
-_ARGUMENTS: Arguments = YES | {
-    "id": {"metavar": "ID", "help": "a job's id, the beginning of it, or its name"},
-    "schedule": {"metavar": "SCHEDULE", "help": "30m, 2h, 1d; every 30m; five fields of cron; or an ISO time"},
-    "prompt": {"metavar": "PROMPT", "nargs": "?", "help": "what is to be done; '-' reads it from standard input"},
-    "--all": FLAG | {"help": "paused and finished jobs, too"},
-    "--continuity": {"action": BooleanOptionalAction, "help": "go on with the same session each time"},
-    "--effort": {"metavar": "LEVEL", "help": f"how long the model thinks: {', '.join(EFFORTS)}"},
-    "--limit": {"metavar": "N", "type": number, "default": 20, "help": "how many at most (20)"},
-    "--model": {"metavar": "NAME", "help": "the model to ask"},
-    "--name": {"metavar": "TEXT"},
-    "--prompt": {"metavar": "TEXT", "help": "what is to be done; '-' reads it from standard input"},
-    "--provider": {"metavar": "ID", "help": "the provider to ask"},
-    "--repeat": {"metavar": "N", "type": number, "help": "how often at most"},
-    "--schedule": {"metavar": "SCHEDULE"},
-    "--script": {"metavar": "COMMAND", "help": "run before each turn; its output is given to the model"},
-    "--session": {"metavar": "ID", "dest": "session_id", "help": "go on with this session each time"},
-    "--skills": {"metavar": "LIST", "type": words, "help": "skills to use, separated by commas"},
-    "--timezone": {"metavar": "NAME", "help": "of the schedule, such as Europe/Berlin"},
-    "--toolsets": {"metavar": "LIST", "type": words, "dest": "enabled_toolsets", "help": "only these toolsets"},
-    "--workdir": {"metavar": "DIR", "help": "where it works, inside terminal.workspaces"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "jobs, and when each runs next", "--all"),
-    "create": (_create, "a new job; prints its next three times", f"schedule prompt {_OPTIONS}"),
-    "edit": (_edit, "change what is given", f"id --schedule --prompt {_OPTIONS}"),
-    "pause": (_switch, "let a job rest", "id"),
-    "resume": (_switch, "let it go on", "id"),
-    "remove": (_remove, "remove a job; its sessions stay", "id -y/--yes"),
-    "run": (_run, "run a job now, here, and follow it", "id"),
-    "runs": (_runs, "the runs of a job, the latest first", "id --limit"),
-    "status": (_status, "whether jobs are run, and when the next is", ""),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import NoReturn
 
 from hermes.cli.command import Argument, Work, add_command, command_of, flag
@@ -97,8 +96,8 @@ _ONESHOT = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        told = f"{message[:1].upper()}{message[1:]}."
-        _complain(HermesError(told, hint=f"{self.prog} --help"))
+        sentence = f"{message[:1].upper()}{message[1:]}."
+        _complain(HermesError(sentence, hint=f"{self.prog} --help"))
         raise SystemExit(EXIT_USAGE)
 
 
@@ -165,8 +164,8 @@ def _run(argv: Sequence[str]) -> int:
     return work(args, home) or 0
 
 
-def _load(name: str) -> ModuleType:
-    return import_module(f"hermes.cli.{name}_command")
+def _load(name: str) -> None:
+    import_module(f"hermes.cli.{name}_command")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -199,10 +198,7 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
         if name == "chat":  # what was said before the command stands unless it is said again
             _add(below, [option.but(default=argparse.SUPPRESS) for option in _TALK])
         if name in wanted:
-            module = _load(name)
-            if hasattr(module, "add_arguments"):
-                module.add_arguments(below)
-                below.set_defaults(work=module.run)
+            _load(name)
             add_command(below, name)
     return parser
 

@@ -8,16 +8,22 @@ import re
 import time
 from collections.abc import Mapping
 
-from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
-from hermes.cli.output import UsageError, confirmed, note, print_redacted, resolve_name, secrets, silence_logs, tell
+from hermes.cli.command import YES, Args, Argument, command, flag
+from hermes.cli.output import UsageError, confirmed, print_redacted, resolve_name, secrets, silence_logs, tell
+from hermes.cli.table import print_table
 from hermes.core.errors import ConfigError, HermesError
-from hermes.core.formatting import columns, counted
+from hermes.core.formatting import counted
 from hermes.core.home import Home
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 from hermes.settings.schema import McpServer
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = Argument("name", metavar="NAME")
+
+
+def _pairs(name: str, help: str) -> Argument:
+    return Argument(name, metavar="NAME=VALUE", action="append", default=[], help=help)
 
 
 def _servers(home: Home) -> Mapping[str, McpServer]:
@@ -28,24 +34,24 @@ def _name(args: Args, home: Home) -> str:
     return resolve_name(args.name, _servers(home), "MCP server", "hermes mcp list")
 
 
+@command("mcp list", help="the servers that are configured", default=True)
 def _list(args: Args, home: Home) -> None:
     redact, rows = secrets(home).redact, list[JsonObject]()
     for name, server in _servers(home).items():
         target = redact(server.url or " ".join([server.command or "?", *server.args]))
         row = {"name": name, "enabled": server.enabled, "approval": server.approval, "target": target}
         rows.append({**row, "headers": sorted(server.headers), "env": sorted(server.env)})
-    lines = [
+    cells = [
         (row["name"], "on" if row["enabled"] else "off", f"asks: {row['approval']}", row["target"]) for row in rows
     ]
-    tell(args, {"servers": rows}, *columns(lines, 3))
-    if not rows:
-        note("There are no MCP servers. Try: hermes mcp add NAME --url URL")
+    empty = "There are no MCP servers. Try: hermes mcp add NAME --url URL"
+    print_table(args, home, {"servers": rows}, cells, flexible=3, empty=empty)
 
 
 # ---- asking them
 
 
-def _asked(args: Args, home: Home, name: str, flags: JsonMapping) -> JsonObject:
+def _probe(args: Args, home: Home, name: str, flags: JsonMapping) -> JsonObject:
     """Connect a server as the settings and the flags describe it, and see what it has."""
     silence_logs(args)
     settings = config.load(home, {**flags, f"mcp_servers.{name}.enabled": True})
@@ -61,38 +67,51 @@ async def _connected(home: Home, settings: config.Settings, name: str) -> JsonOb
         state = await app.services.mcp.test(name, settings) or {}
         tools = app.services.mcp.tools_of(name)
         seconds = round(time.monotonic() - began, 3)
-        told = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
-        return {**state, "seconds": seconds, "tools": told}
+        shown = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+        return {**state, "seconds": seconds, "tools": shown}
     finally:
         await app.close()
 
 
-def _words(state: JsonObject) -> str:
+def _summary(state: JsonObject) -> str:
     if state["state"] != "up":
         return f"{state['name']} cannot be used: {state['error'].rstrip('.')}."
     return f"{state['name']} is up after {state['seconds']:g} s, with {counted(len(state['tools']), 'tool')}."
 
 
+@command("mcp test", _NAME, help="connect to a server, and list its tools")
 def _test(args: Args, home: Home) -> int:
-    state = _asked(args, home, _name(args, home), {})
+    state = _probe(args, home, _name(args, home), {})
     unfit = [f"  left out: {name}: {why}" for name, why in state["unfit"].items()]
-    print_redacted(args, home, state, [_words(state), *(f"  {tool['name']}" for tool in state["tools"]), *unfit])
+    print_redacted(args, home, state, [_summary(state), *(f"  {tool['name']}" for tool in state["tools"]), *unfit])
     return 0 if state["state"] == "up" else 1
 
 
+@command("mcp tools", _NAME, help="what the tools of a server are for")
 def _tools(args: Args, home: Home) -> None:
-    state = _asked(args, home, _name(args, home), {})
+    state = _probe(args, home, _name(args, home), {})
     if state["state"] != "up":
-        raise HermesError(_words(state), hint=f"hermes mcp test {state['name']}")
-    lines = columns([(tool["name"], tool["description"]) for tool in state["tools"]], 1)
-    print_redacted(args, home, {"name": state["name"], "tools": state["tools"]}, lines)
+        raise HermesError(_summary(state), hint=f"hermes mcp test {state['name']}")
+    rows = [(tool["name"], tool["description"]) for tool in state["tools"]]
+    print_table(args, home, {"name": state["name"], "tools": state["tools"]}, rows, flexible=1)
 
 
 # ---- changing
 
 
+@command(
+    "mcp add",
+    _NAME,
+    Argument("--url", metavar="U", help="the address of a server that is reached over HTTP"),
+    Argument("--command", metavar="C", dest="command_line", help="the program of a server that is started here"),
+    _pairs("--header", help="sent along; kept in .env"),
+    _pairs("--env", help="a variable of its environment; kept in .env"),
+    flag("--force", help="write it although the test fails"),
+    Argument("--args", metavar="ARG", nargs=argparse.REMAINDER, help="its arguments; all that follows is one"),
+    help="try a server, and write it into the settings",
+)
 def _add(args: Args, home: Home) -> None:
-    if not _NAME.fullmatch(args.name):
+    if not _VALID_NAME.fullmatch(args.name):
         raise UsageError(f"'{args.name}' is no name: 1 to 64 letters, digits, '_' and '-'.", where="NAME")
     if args.name in _servers(home):
         raise UsageError(f"There is an MCP server '{args.name}' already.", hint=f"hermes mcp remove {args.name}")
@@ -106,9 +125,9 @@ def _add(args: Args, home: Home) -> None:
                 raise UsageError("It is a name and a value: NAME=VALUE.", where=f"--{where.removesuffix('s')}")
             given[f"{where}.{name}"] = value
     flags = {f"mcp_servers.{args.name}.{key}": value for key, value in given.items() if value}
-    state = _asked(args, home, args.name, flags)
+    state = _probe(args, home, args.name, flags)
     if state["state"] != "up" and not args.force:
-        raise HermesError(f"{_words(state)} Nothing was written.", hint="the same with --force")
+        raise HermesError(f"{_summary(state)} Nothing was written.", hint="the same with --force")
     try:
         for key, value in flags.items():
             config.set_value(home, key, value)
@@ -116,10 +135,11 @@ def _add(args: Args, home: Home) -> None:
         _forget(home, args.name)
         raise
     print_redacted(
-        args, home, {"name": args.name, "test": state}, [_words(state), f"{args.name} is in {home.config_file}."]
+        args, home, {"name": args.name, "test": state}, [_summary(state), f"{args.name} is in {home.config_file}."]
     )
 
 
+@command("mcp remove", _NAME, YES, help="take a server out of the settings")
 def _remove(args: Args, home: Home) -> int:
     name = _name(args, home)
     if not confirmed(args, f"Removing '{name}'", f"{name} will be gone from the settings."):
@@ -132,23 +152,3 @@ def _remove(args: Args, home: Home) -> int:
 def _forget(home: Home, name: str) -> None:
     for key in [key for key, _, _ in config.load(home).items() if key.startswith(f"mcp_servers.{name}.")]:
         config.unset_value(home, key)
-
-
-_PAIRS = {"metavar": "NAME=VALUE", "action": "append", "default": []}
-_ARGUMENTS: Arguments = YES | {
-    "name": {"metavar": "NAME"},
-    "--url": {"metavar": "U", "help": "the address of a server that is reached over HTTP"},
-    "--command": {"metavar": "C", "dest": "command_line", "help": "the program of a server that is started here"},
-    "--args": {"metavar": "ARG", "nargs": argparse.REMAINDER, "help": "its arguments; all that follows is one"},
-    "--header": _PAIRS | {"help": "sent along; kept in .env"},
-    "--env": _PAIRS | {"help": "a variable of its environment; kept in .env"},
-    "--force": FLAG | {"help": "write it although the test fails"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "the servers that are configured", ""),
-    "add": (_add, "try a server, and write it into the settings", "name --url --command --header --env --force --args"),
-    "remove": (_remove, "take a server out of the settings", "name -y/--yes"),
-    "test": (_test, "connect to a server, and list its tools", "name"),
-    "tools": (_tools, "what the tools of a server are for", "name"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS, "list")

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.cli.actions import YES, Actions, Args, Arguments, command
+from hermes.cli.command import YES, Args, Argument, command
 from hermes.cli.output import confirmed, note, print_redacted, secrets, service_errors, tell
 from hermes.core.formatting import printable
 from hermes.core.home import Home
 
 if TYPE_CHECKING:
     from hermes.services.memory import MemoryFile, Target
+
+_KEY = Argument("--key", metavar="KEY", help="that of this session key")
+_TARGET = Argument(
+    "target", metavar="FILE", nargs="?", choices=("memory", "user"), help="memory or user; both, if left out"
+)
 
 
 def _files(args: Args, home: Home) -> dict[Target, MemoryFile]:
@@ -23,6 +28,7 @@ def _files(args: Args, home: Home) -> dict[Target, MemoryFile]:
     return {target: memory_file(home, config.load(home), target, "default", args.key) for target in wanted}
 
 
+@command("memory show", _KEY, help="what is remembered", default=True)
 def _show(args: Args, home: Home) -> None:
     document, lines = {}, []
     for target, file in _files(args, home).items():
@@ -33,6 +39,12 @@ def _show(args: Args, home: Home) -> None:
     print_redacted(args, home, document, lines)
 
 
+@command(
+    "memory edit",
+    _TARGET.but(default="memory", help="memory or user (memory)"),
+    _KEY,
+    help="change it in $VISUAL or $EDITOR",
+)
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
     from hermes.services.memory import MemoryFile, apply
@@ -48,6 +60,7 @@ def _edit(args: Args, home: Home) -> None:
     tell(args, {"path": str(file.path), "saved": saved}, "Saved." if saved else "Nothing was changed.")
 
 
+@command("memory reset", _TARGET, _KEY, YES, help="forget it all")
 def _reset(args: Args, home: Home) -> int:
     files = [file for file in _files(args, home).values() if file.path.exists()]
     paths = [str(file.path) for file in files]
@@ -59,17 +72,3 @@ def _reset(args: Args, home: Home) -> int:
     if not paths:
         note("Nothing is remembered.")
     return 0
-
-
-_FILE = {"metavar": "FILE", "nargs": "?", "choices": ("memory", "user")}
-_ARGUMENTS: Arguments = YES | {
-    "target": _FILE | {"help": "memory or user; both, if left out"},
-    "edit target": {"default": "memory", "help": "memory or user (memory)"},
-    "--key": {"metavar": "KEY", "help": "that of this session key"},
-}
-_ACTIONS: Actions = {
-    "show": (_show, "what is remembered", "--key"),
-    "edit": (_edit, "change it in $VISUAL or $EDITOR", "target --key"),
-    "reset": (_reset, "forget it all", "target --key -y/--yes"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS, "show")

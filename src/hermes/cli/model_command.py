@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.command import YES, Args, Argument, command, flag
-from hermes.cli.output import NotFound, UsageError, confirmed, note, print_redacted, settings_of, silence_logs, tell
+from hermes.cli.output import NotFound, UsageError, confirmed, print_redacted, settings_of, silence_logs
+from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
-from hermes.core.formatting import columns, one_line
+from hermes.core.formatting import one_line
 from hermes.core.home import Home, write_private
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
@@ -73,13 +74,13 @@ def _described(home: Home, settings: Settings, route: Route) -> JsonObject:
     """A route with its window and abilities; whether there is a key, but not which."""
     from hermes.services.models import capabilities_of, problem_of
 
-    able, told = capabilities_of(route), _kept(home).get(route.base_url, {}).get("windows", {})
+    able, windows = capabilities_of(route), _cached_lists(home).get(route.base_url, {}).get("windows", {})
     return {
         "provider": route.provider,
         "model": route.model,
         "base_url": route.base_url,
         "api_mode": route.api_mode,
-        "window": route.window_tokens or told.get(route.model) or able.window,
+        "window": route.window_tokens or windows.get(route.model) or able.window,
         "max_output": route.max_output_tokens or able.max_output,
         "abilities": [name for name in _ABILITIES if getattr(able, name)],
         "key": bool(route.credentials),
@@ -93,21 +94,21 @@ def _show(args: Args, home: Home) -> int:
 
     settings = settings_of(args, home)
     first, *others = [_described(home, settings, route) for route in models.routes(settings, _choice(args))]
-    told = {**first, "abilities": ", ".join(first["abilities"])}
-    told["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
-    told |= local.status(home, settings) if first["api_mode"] == "local" else {}
-    lines = [f"{name.replace('_', ' ')}: {'set' if value is True else value}" for name, value in told.items() if value]
+    facts = {**first, "abilities": ", ".join(first["abilities"])}
+    facts["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
+    facts |= local.status(home, settings) if first["api_mode"] == "local" else {}
+    lines = [f"{name.replace('_', ' ')}: {'set' if value is True else value}" for name, value in facts.items() if value]
     print_redacted(args, home, {"route": first, "fallbacks": others}, lines)
     return EXIT_NO_MODEL if first["problem"] else 0
 
 
-def _kept(home: Home) -> dict[str, JsonObject]:
+def _cached_lists(home: Home) -> dict[str, JsonObject]:
     """The lists of models that were fetched, by address."""
     try:
         lists = json.loads(home.model_lists.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return {url: kept for url, kept in lists.items() if isinstance(kept, dict)} if isinstance(lists, dict) else {}
+    return {url: models for url, models in lists.items() if isinstance(models, dict)} if isinstance(lists, dict) else {}
 
 
 def _list(args: Args, home: Home) -> int:
@@ -117,19 +118,18 @@ def _list(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     route = models.primary(settings, _choice(args, "any"))
     if route.api_mode == "local":
-        kept: JsonObject = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
+        listed: JsonObject = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
     else:
-        lists = _kept(home)
-        kept = lists.get(route.base_url, {})
-        fresh = "models" in kept and 0 <= time.time() - kept.get("fetched_at", 0) < MODEL_LIST_KEPT_S
+        lists = _cached_lists(home)
+        listed = lists.get(route.base_url, {})
+        fresh = "models" in listed and 0 <= time.time() - listed.get("fetched_at", 0) < MODEL_LIST_KEPT_S
         if args.refresh or not fresh:
-            kept = asyncio.run(fetched(home, settings, route))
-            write_private(home.model_lists, json.dumps({**lists, route.base_url: kept}))
-    rows = [{"id": name, "window": kept["windows"].get(name)} for name in kept["models"]]
-    lines = columns([(row["id"], str(row["window"] or "")) for row in rows], 0)
-    tell(args, {"provider": route.provider, "models": rows}, *lines)
-    if not rows:
-        note(f"{route.provider} lists no models.")
+            listed = asyncio.run(fetched(home, settings, route))
+            write_private(home.model_lists, json.dumps({**lists, route.base_url: listed}))
+    rows = [{"id": name, "window": listed["windows"].get(name)} for name in listed["models"]]
+    cells = [(row["id"], str(row["window"] or "")) for row in rows]
+    empty = f"{route.provider} lists no models."
+    print_table(args, home, {"provider": route.provider, "models": rows}, cells, flexible=0, empty=empty)
     return 0
 
 
@@ -172,8 +172,8 @@ async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: f
 
     app, began = App(home, settings), time.monotonic()
     try:
-        told = await _answer(app, replace(choice, fallbacks=()), seconds)
-        return {**told, "seconds": round(time.monotonic() - began, 2)}
+        trial = await _answer(app, replace(choice, fallbacks=()), seconds)
+        return {**trial, "seconds": round(time.monotonic() - began, 2)}
     finally:
         await app.close()
 
@@ -183,21 +183,21 @@ async def _answer(app: App, choice: RouteChoice, seconds: float) -> JsonObject:
     from hermes.services import models
 
     route = models.primary(app.settings, choice)
-    told = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
+    trial = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
     if problem := models.problem_of(app.settings, route, app.home):
-        return told | {"error": problem}
+        return trial | {"error": problem}
     alone: JsonObject = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
     alone |= {"max_output_tokens": _TRIAL_TOKENS_MAX, "deadline_seconds": seconds, "max_iterations": 1}
     spec = RunSpec(_QUESTION, "trial", kind="cli", source="cli", route=choice, on_detach="cancel", **alone)
     result = await app.engine.run(spec)
-    return told | {"answer": result["final_response"], "error": result["error"] if result["failed"] else None}
+    return trial | {"answer": result["final_response"], "error": result["error"] if result["failed"] else None}
 
 
-def words_of(found: JsonObject) -> str:
-    name = f"{found['provider']}/{found['model']}"
-    if found["error"]:
-        return f"{name} does not answer: {found['error']}"
-    return f"{name} answers after {found['seconds']:g} s: {one_line(found['answer'])}"
+def trial_summary(trial: JsonObject) -> str:
+    name = f"{trial['provider']}/{trial['model']}"
+    if trial["error"]:
+        return f"{name} does not answer: {trial['error']}"
+    return f"{name} answers after {trial['seconds']:g} s: {one_line(trial['answer'])}"
 
 
 # ---- changing
@@ -207,37 +207,37 @@ def _set(args: Args, home: Home) -> int:
     from hermes.cli.session_maintenance import find, opened
 
     settings, provider = settings_of(args, home, ONCE), getattr(args, "provider", None)
-    found = tried(home, settings, _choice(args, args.name))
-    if not _wanted(args, found):
+    trial = tried(home, settings, _choice(args, args.name))
+    if not _is_confirmed(args, trial):
         return EXIT_NO_MODEL
     if args.session:
         with opened(home, "change") as db:
             [session] = find(db, home, args.session)
             db.update_session(session["id"], model=args.name)
-        return _told(args, home, found, f"{args.name} is used in {session['id']} from now on.")
+        return _print_change(args, home, trial, f"{args.name} is used in {session['id']} from now on.")
     moved = args.base_url is not None or provider not in (None, settings.model.provider)
     changes: JsonObject = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
     changes |= {"model.provider": provider} if provider else {}
     write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))
-    return _told(args, home, found, f"{args.name} is used from now on.")
+    return _print_change(args, home, trial, f"{args.name} is used from now on.")
 
 
 def _use(args: Args, home: Home) -> int:
     file = model_file(args.path)
     settings = settings_of(args, home, {**ONCE, "model.path": str(file), "model.provider": "local"})
-    found = tried(home, settings, _choice(args))
-    if not _wanted(args, found):
+    trial = tried(home, settings, _choice(args))
+    if not _is_confirmed(args, trial):
         return EXIT_NO_MODEL
     write(home, local_model(file))
-    return _told(args, home, found, f"{file} is used from now on.")
+    return _print_change(args, home, trial, f"{file} is used from now on.")
 
 
-def _wanted(args: Args, found: JsonObject) -> bool:
-    return not found["error"] or confirmed(args, "Using a model that does not answer", words_of(found))
+def _is_confirmed(args: Args, trial: JsonObject) -> bool:
+    return not trial["error"] or confirmed(args, "Using a model that does not answer", trial_summary(trial))
 
 
-def _told(args: Args, home: Home, found: JsonObject, done: str) -> int:
-    print_redacted(args, home, {"model": args.path or args.name, "test": found}, [words_of(found), done])
+def _print_change(args: Args, home: Home, trial: JsonObject, done: str) -> int:
+    print_redacted(args, home, {"model": args.path or args.name, "test": trial}, [trial_summary(trial), done])
     return 0
 
 

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 # Global options that stand for a setting during one call.
 _FLAGS = {"model": "model.default", "provider": "model.provider", "sandbox": "terminal.backend"}
-# What the refusal of a service means to a shell.
-_SERVICE_EXITS = {"not_found": 5, "contains_secret": 6, "injection_suspected": 6, "path_refused": 6}
+# code of a service: the exit code, where that is not the one of a usage error
+_SERVICE_EXITS = {
+    **dict.fromkeys(("run_finished", "approval_not_active", "approval_not_pending", "clarify_not_pending"), 1),
+    **dict.fromkeys(("not_found", "session_not_found", "message_not_found", "run_not_found"), 5),
+    **dict.fromkeys(("contains_secret", "injection_suspected", "path_refused"), 6),
+}
 _NEAR_MAX = 20
 # Set by the option of that name.
 quiet = False
@@ -126,13 +130,13 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
 def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
     """The one name that is given or begun."""
     known = list(names)
-    found = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
-    if not found:
+    matches = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
+    if not matches:
         raise NotFound(f"There is no {thing} '{text}'.", hint=hint)
-    if len(found) > 1:
-        note(*(f"  {one_line(name)}" for name in found[:_NEAR_MAX]))
-        raise UsageError(f"'{text}' may mean any of {len(found)} {thing}s.", hint="more of its letters")
-    return found[0]
+    if len(matches) > 1:
+        note(*(f"  {one_line(name)}" for name in matches[:_NEAR_MAX]))
+        raise UsageError(f"'{text}' may mean any of {len(matches)} {thing}s.", hint="more of its letters")
+    return matches[0]
 
 
 @contextlib.contextmanager

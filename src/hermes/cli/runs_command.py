@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
-from hermes.cli.actions import Actions, Args, Arguments, command, number
-from hermes.cli.output import NotFound, UsageError, mask, note, print_redacted, resolve_name, tell
+from hermes.cli.command import Args, Argument, command, number
+from hermes.cli.output import NotFound, mask, note, print_redacted, resolve_name, service_errors, tell
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
-from hermes.core.errors import HermesError
+from hermes.cli.table import print_table
 from hermes.core.events import Event, Status
-from hermes.core.formatting import columns, local, one_line, with_iso
+from hermes.core.formatting import local, one_line, with_iso
 from hermes.core.home import Home
 from hermes.core.json_types import JsonObject
 from hermes.core.spec import Control, ControlKind
-from hermes.services import sessions
+from hermes.services import runs as service
 
 if TYPE_CHECKING:
     from hermes.store.base import RunRecord
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _APPLIED_S_MAX = 5.0
 _POLL_S = 0.05
-# What of an event is told besides its type; text is told as it is.
-_TOLD = {
+# The fields of an event that are printed besides its type; text is printed as it is.
+_FIELDS = {
     "run.queued": "position",
     "run.started": "model provider",
     "run.resumed": "reason",
@@ -54,45 +54,45 @@ _TOLD = {
 _TEXTS = {"text.delta": "", "tool.output": "    "}
 
 
-class NotActive(HermesError):
-    """The run has ended, or waits for nothing of the kind."""
+_ID = Argument("id", metavar="ID", help="an id, or the beginning of one")
+_TEXT = Argument("text", metavar="TEXT")
 
 
 # ---- looking
 
 
+@command(
+    "runs list",
+    Argument("--status", choices=get_args(Status), metavar="STATUS", help=", ".join(get_args(Status))),
+    Argument("--session", metavar="ID", help="only those of this session"),
+    Argument("--limit", metavar="N", type=number, default=20, help="how many at most (20)"),
+    help="runs, the latest first",
+)
 def _list(args: Args, home: Home) -> None:
     from hermes.store.runs import Runs
 
     with opened(home) as db:
-        session = find(db, home, args.session)[0]["id"] if args.session else None
-        found = Runs(db.engine).list(session_id=session, status=args.status, limit=args.limit + 1)
-        more, found = len(found) > args.limit, found[: args.limit]
-        objects = [_object(db, record) for record in found]
-    rows = [
-        (one["run_id"], one["status"], one["kind"], one["session_id"], local(record.created_at))
-        for one, record in zip(objects, found, strict=True)
-    ]
-    print_redacted(args, home, {"runs": with_iso(objects), "more": more}, columns(rows, 3))
+        session_id = find(db, home, args.session)[0]["id"] if args.session else None
+        statuses = [args.status] if args.status else []
+        records, texts, _ = Runs(db.engine).page(
+            owner=None, limit=args.limit + 1, session_id=session_id, statuses=statuses
+        )
+    shown = [_shown(record, texts.get(record.state.final_row)) for record in records[: args.limit]]
+    rows = [(run["run_id"], run["status"], run["kind"], run["session_id"], local(run["created_at"])) for run in shown]
+    more = len(records) > args.limit
+    document = {"runs": with_iso(shown), "more": more}
+    print_table(args, home, document, rows, flexible=3, empty="There are no runs.")
     if more:
         note(f"There are more. Try: hermes runs list --limit {max(20, args.limit * 2)}")
-    elif not found:
-        note("There are no runs.")
 
 
-def _object(db: SessionDB, record: RunRecord) -> JsonObject:
+def _shown(record: RunRecord, output: str | None) -> JsonObject:
     """The run as the server shows it."""
     import msgspec
 
-    from hermes.core.text import text_of
     from hermes.server.render_run import run_object
-    from hermes.store.runs import Runs
 
-    row = record.state.final_row
-    last = Runs(db.engine).row(record.spec.run_id, row) if row is not None else None
-    shown: JsonObject = msgspec.to_builtins(
-        run_object(record, text_of(last.content) if last else None, record.state.model)
-    )
+    shown: JsonObject = msgspec.to_builtins(run_object(record, output, record.state.model))
     return shown
 
 
@@ -100,25 +100,39 @@ def _record(db: SessionDB, text: str) -> RunRecord:
     """The run that is meant, by its id or the beginning of it."""
     from hermes.store.runs import Runs
 
-    prefix = text if text.startswith("run_") else f"run_{text}"
-    near = sessions.run_ids_with_prefix(db, prefix, text)
-    found = Runs(db.engine).get(text) or Runs(db.engine).get(resolve_name(prefix, near, "run", "hermes runs list"))
-    if found is None:  # it has just gone
+    runs, prefix = Runs(db.engine), text if text.startswith("run_") else f"run_{text}"
+    if (record := runs.get(text)) is not None:
+        return record
+    run_id = resolve_name(prefix, service.run_ids_with_prefix(db, prefix, text), "run", "hermes runs list")
+    if (record := runs.get(run_id)) is None:  # it has just gone
         raise NotFound(f"There is no run '{text}'.", hint="hermes runs list")
-    return found
+    return record
 
 
+@command("runs show", _ID, help="one run as it stands")
 def _show(args: Args, home: Home) -> None:
+    from hermes.core.text import text_of
+    from hermes.store.runs import Runs
+
     with opened(home) as db:
-        shown = _object(db, _record(db, args.id))
-    told = {name: local(value) if name.endswith("_at") else value for name, value in shown.items() if value}
-    lines = [f"{name}: {one if isinstance(one, str) else json.dumps(one)}" for name, one in told.items()]
+        record = _record(db, args.id)
+        row_id = record.state.final_row
+        row = Runs(db.engine).row(record.spec.run_id, row_id) if row_id is not None else None
+    shown = _shown(record, text_of(row.content) if row else None)
+    values = {name: local(value) if name.endswith("_at") else value for name, value in shown.items() if value}
+    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
     print_redacted(args, home, with_iso(shown), lines)
 
 
 # ---- following
 
 
+@command(
+    "runs tail",
+    _ID,
+    Argument("--after", metavar="SEQ", type=number, default=0, help="only what comes after this number"),
+    help="its events, as they come, until its end",
+)
 def _tail(args: Args, home: Home) -> int:
     from hermes.bus.memory import MemoryBus
     from hermes.runs.log import RunLog
@@ -155,100 +169,78 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
 
 
 def _line(event: Event, hidden: Callable[[str], str]) -> str:
-    told = [event.data.get(name) for name in _TOLD.get(event.type, "").split()]
+    values = [event.data.get(name) for name in _FIELDS.get(event.type, "").split()]
     if event.type == "approval.requested":  # whoever decides must see where its lines end
-        told[0] = str(told[0]).replace("\n", "\\n")
-    words = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in told if value]
+        values[0] = str(values[0]).replace("\n", "\\n")
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values if value]
     when = f"{datetime.fromtimestamp(event.ts):%H:%M:%S}"
-    return one_line(hidden(f"{event.seq:>5} {when} {event.type} {', '.join(words)}"))
+    return one_line(hidden(f"{event.seq:>5} {when} {event.type} {', '.join(texts)}"))
 
 
 # ---- steering
 
 
+@command("runs stop", _ID, help="end it, and keep what there is")
 def _stop(args: Args, home: Home) -> None:
     _control(args, home, "interrupt", lambda _: {})
 
 
+@command("runs steer", _ID, _TEXT, help="say something to it while it works")
 def _steer(args: Args, home: Home) -> None:
-    _control(args, home, "steer", lambda _: {"text": _said(args.text)})
+    _control(args, home, "steer", lambda _: {"text": _checked_text(args)})
 
 
+@command(
+    "runs approve",
+    _ID,
+    Argument("--choice", choices=("once", "session", "always"), default="once", help="for how long (once)"),
+    help="allow what it asks leave for",
+)
 def _approve(args: Args, home: Home) -> None:
-    _control(args, home, "approve", lambda record: _choice(record, getattr(args, "choice", "deny")))
+    _control(args, home, "approve", lambda record: service.approval_data(record, args.choice)[0])
 
 
+@command("runs deny", _ID, help="do not allow it")
+def _deny(args: Args, home: Home) -> None:
+    _control(args, home, "approve", lambda record: service.approval_data(record, "deny")[0])
+
+
+@command("runs answer", _ID, _TEXT, help="answer its question")
 def _answer(args: Args, home: Home) -> None:
-    _control(args, home, "answer", lambda record: _answered(record, args.text))
+    _control(args, home, "answer", lambda record: service.answer_data(record, _checked_text(args)))
 
 
-def _said(text: str) -> str:
-    if not text.strip():
-        raise UsageError("TEXT says nothing.")
-    return text
-
-
-def _answered(record: RunRecord, text: str) -> JsonObject:
-    if not record.state.questions:
-        raise NotActive("It has asked nothing that is not answered.", where=record.spec.run_id)
-    return {"id": next(iter(record.state.questions)), "answer": _said(text)}
-
-
-def _choice(record: RunRecord, choice: str) -> JsonObject:
-    if not record.state.approvals:
-        raise NotActive("It has not asked for leave.", where=record.spec.run_id)
-    approval_id, request = next(iter(record.state.approvals.items()))
-    if choice not in request["choices"]:
-        raise UsageError(f"The choice is one of {', '.join(request['choices'])}.", where="--choice")
-    return {"id": approval_id, "choice": choice}
+def _checked_text(args: Args) -> str:
+    return service.checked_text(args.text, "TEXT")
 
 
 def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunRecord], JsonObject]) -> None:
-    """Leave a wish where whoever carries on the run finds it, and see what becomes of it."""
+    """Leave a control where the process that carries the run on finds it, and wait a while for its effect."""
     from hermes.store.leases import Leases
     from hermes.store.runs import Runs
 
     with opened(home, "change") as db:
         record = _record(db, args.id)
         run_id, runs = record.spec.run_id, Runs(db.engine)
-        if record.state.ended:
-            raise NotActive(f"It has ended: {record.state.status}.", where=run_id, hint=f"hermes runs show {run_id}")
-        control = Control(kind, data_for(record), surface="cli", credential="default")
-        held = Leases(db.engine).holder(f"session:{record.spec.session_id}") is not None
-        runs.add_control(run_id, control)
-        until = time.monotonic() + (_APPLIED_S_MAX if held else 0.0)
-        now = runs.get(run_id) or record
-        while not now.state.ended and control.control_id not in now.state.controls and time.monotonic() < until:
-            time.sleep(_POLL_S)
-            now = runs.get(run_id) or record
-    taken = control.control_id in now.state.controls
-    if now.state.ended and not taken:
-        raise NotActive(f"It has ended meanwhile: {now.state.status}.", where=run_id)
-    applied = "applied" if taken else "left"
-    document = {"run_id": run_id, "control": kind, "control_id": control.control_id, "result": applied}
-    tell(args, document | {"status": now.state.status}, f"{run_id}: {kind} {applied}, {now.state.status}.")
-    if not taken:
-        whose = "Whoever carries the run on has not taken it yet." if held else "Nobody carries the run on now."
-        note(f"{whose} It is done when the run goes on.")
-
-
-_ARGUMENTS: Arguments = {
-    "id": {"metavar": "ID", "help": "an id, or the beginning of one"},
-    "text": {"metavar": "TEXT"},
-    "--after": {"metavar": "SEQ", "type": number, "default": 0, "help": "only what comes after this number"},
-    "--choice": {"choices": ("once", "session", "always"), "default": "once", "help": "for how long (once)"},
-    "--limit": {"metavar": "N", "type": number, "default": 20, "help": "how many at most (20)"},
-    "--session": {"metavar": "ID", "help": "only those of this session"},
-    "--status": {"choices": get_args(Status), "metavar": "STATUS", "help": ", ".join(get_args(Status))},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "runs, the latest first", "--status --session --limit"),
-    "show": (_show, "one run as it stands", "id"),
-    "tail": (_tail, "its events, as they come, until its end", "id --after"),
-    "stop": (_stop, "end it, and keep what there is", "id"),
-    "steer": (_steer, "say something to it while it works", "id text"),
-    "approve": (_approve, "allow what it asks leave for", "id --choice"),
-    "deny": (_approve, "do not allow it", "id"),
-    "answer": (_answer, "answer its question", "id text"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS)
+        with service_errors(f"hermes runs show {run_id}"):
+            if record.state.ended:
+                raise service.ended_run(record)
+            control = Control(kind, data_for(record), surface="cli", credential="default")
+            held = Leases(db.engine).holder(f"session:{record.spec.session_id}") is not None
+            runs.add_control(run_id, control)
+            until = time.monotonic() + (_APPLIED_S_MAX if held else 0.0)
+            record = runs.get(run_id) or record
+            while not record.state.ended and control.control_id not in record.state.controls:
+                if time.monotonic() >= until:
+                    break
+                time.sleep(_POLL_S)
+                record = runs.get(run_id) or record
+            is_applied = control.control_id in record.state.controls
+            if record.state.ended and not is_applied:
+                raise service.ended_run(record)
+    result = "applied" if is_applied else "left"
+    document = {"run_id": run_id, "control": kind, "control_id": control.control_id, "result": result}
+    tell(args, document | {"status": record.state.status}, f"{run_id}: {kind} {result}, {record.state.status}.")
+    if not is_applied:
+        reason = "Whoever carries the run on has not taken it yet." if held else "Nobody carries the run on now."
+        note(f"{reason} It is done when the run goes on.")

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hermes.cli.output import mask, note, print_redacted
-from hermes.core.formatting import columns, counted, iso, local, one_line, printable, width
+from hermes.cli.output import mask, note
+from hermes.cli.table import print_table
+from hermes.core.formatting import columns, counted, iso, local, one_line, printable
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.services.session_markdown import call_lines, name_of, speaker, text_of
 
@@ -17,14 +18,18 @@ if TYPE_CHECKING:
 _TIMES = frozenset({"started_at", "last_active", "ended_at", "timestamp", "session_started"})
 # The long texts of a session that are told only when everything is asked for.
 _LONG = frozenset({"system_prompt", "instructions"})
+# The column of a list that holds the name.
+_NAME = 1
 _CLIPPED_CHARS, _CLIPPED_LINES = 1_000, 12
 
 
 # ---- printing
 
 
-def tell_sessions(args: argparse.Namespace, home: Home, document: object, sessions: Sequence[JsonObject]) -> None:
-    print_redacted(args, home, document, session_lines(sessions, width()))
+def print_sessions(
+    args: argparse.Namespace, home: Home, document: object, sessions: Sequence[JsonObject], empty: str = ""
+) -> None:
+    print_table(args, home, document, _rows(sessions), flexible=_NAME, empty=empty)
 
 
 def note_sessions(home: Home, sessions: Sequence[JsonObject]) -> None:
@@ -35,8 +40,8 @@ def note_sessions(home: Home, sessions: Sequence[JsonObject]) -> None:
 def shown(row: JsonMapping, *, full: bool = True) -> JsonObject:
     """A row for a JSON document; without `full`, without prompts."""
     left_out = {"cursor", "score"} if full else {"cursor", "score", *_LONG}
-    kept = {name: value for name, value in row.items() if name not in left_out}
-    return {name: iso(value) if name in _TIMES else value for name, value in kept.items()}
+    fields = {name: value for name, value in row.items() if name not in left_out}
+    return {name: iso(value) if name in _TIMES else value for name, value in fields.items()}
 
 
 # ---- lists
@@ -44,7 +49,11 @@ def shown(row: JsonMapping, *, full: bool = True) -> JsonObject:
 
 def session_lines(sessions: Sequence[JsonMapping], wide: int | None = None) -> list[str]:
     """A line for each, no wider than a terminal of this width."""
-    rows = [
+    return columns(_rows(sessions), _NAME, wide)
+
+
+def _rows(sessions: Sequence[JsonMapping]) -> list[list[str]]:
+    return [
         [
             session["id"],
             name_of(session),
@@ -56,7 +65,6 @@ def session_lines(sessions: Sequence[JsonMapping], wide: int | None = None) -> l
         ]
         for session in sessions
     ]
-    return columns(rows, 1, wide)
 
 
 # ---- one session
@@ -65,11 +73,11 @@ def session_lines(sessions: Sequence[JsonMapping], wide: int | None = None) -> l
 def head_lines(session: JsonMapping) -> list[str]:
     ended = f"{local(session['ended_at'])} ({session['end_reason'] or 'no reason'})" if session["ended_at"] else ""
     tokens = f"{session['input_tokens']} in, {session['output_tokens']} out"
-    told = {name: session[name] for name in ("id", "title", "source", "model")}
-    told |= {"folder": session["cwd"], "parent": session["parent_session_id"]}
-    told |= {"started": local(session["started_at"]), "last active": local(session["last_active"]), "ended": ended}
-    told |= {"archived": "yes" if session["archived"] else "", "messages": session["message_count"], "tokens": tokens}
-    return [f"{name}: {one_line(str(value))}" for name, value in told.items() if value not in (None, "")]
+    facts = {name: session[name] for name in ("id", "title", "source", "model")}
+    facts |= {"folder": session["cwd"], "parent": session["parent_session_id"]}
+    facts |= {"started": local(session["started_at"]), "last active": local(session["last_active"]), "ended": ended}
+    facts |= {"archived": "yes" if session["archived"] else "", "messages": session["message_count"], "tokens": tokens}
+    return [f"{name}: {one_line(str(value))}" for name, value in facts.items() if value not in (None, "")]
 
 
 def message_lines(message: JsonMapping, *, full: bool) -> Iterator[str]:

@@ -23,36 +23,14 @@ _NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
 _WAYS = {"index": "The search index was made anew.", "salvage": "What could be read is in a new file."}
 
 
-def database_file(home: Home) -> Path:
-    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
-    from hermes.core.errors import ConfigError
-    from hermes.settings import config
-    from hermes.store.stores import address, path_of
-
-    try:
-        settings = config.load(home)
-    except ConfigError:
-        return home.state_db
-    return path_of(address(home, settings)) or home.state_db
-
-
 @contextlib.contextmanager
 def opened(home: Home, to: str = "look") -> Iterator[SessionDB]:
     """The database, to `look` at (an empty one where there is none), to `change`, or to `make` if need be."""
-    from hermes.store.base import StoreError
-    from hermes.store.sessions import SessionDB
+    from hermes.services.sessions import database_file, open_database
 
-    there = database_file(home).exists()
-    if to == "change" and not there:
+    if to == "change" and not database_file(home).exists():
         raise NotFound("There are no sessions yet.", where=str(home.path), hint="hermes chat")
-    path = database_file(home) if there or to == "make" else ":memory:"
-    try:
-        db = SessionDB(path, read_only=there and to == "look")
-    except StoreError as error:
-        if type(error) is not StoreError:
-            raise
-        db = SessionDB(path)  # that of an older Hermes is brought up to date
-    with contextlib.closing(db):
+    with open_database(home, write=to == "change", create=to == "make") as db:
         yield db
 
 
@@ -62,8 +40,8 @@ def find(db: SessionDB, home: Home, *texts: str) -> list[JsonObject]:
 
 
 def _id_of(db: SessionDB, home: Home, text: str) -> str:
-    if found := db.resolve_session_id(text):
-        return found
+    if session_id := db.resolve_session_id(text):
+        return session_id
     near = db.list_sessions(search=text, limit=_NEAR_MAX, include_children=True, archived="all") if text else []
     candidates = [one for one in near if one["id"].lower().startswith(text.lower()) or one["title"] == text]
     if not candidates:
@@ -89,10 +67,9 @@ def _unknown(text: str) -> NotFound:
 def stats(args: argparse.Namespace, home: Home) -> None:
     from hermes.services import sessions
 
-    document: JsonObject = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(
-        sessions.COUNTED, 0
-    )
-    if database_file(home).exists():
+    path = sessions.database_file(home)
+    document: JsonObject = {"path": str(path), "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
+    if path.exists():
         with opened(home) as db:
             document |= sessions.measure(db)
     lines = [f"{name}: {document[name]}" for name in sessions.COUNTED]
@@ -129,19 +106,21 @@ def backup(args: argparse.Namespace, home: Home) -> None:
 
 
 def repair(args: argparse.Namespace, home: Home) -> int:
+    from hermes.services.sessions import database_file
     from hermes.store import maintenance
     from hermes.store.base import StoreBusy, StoreDamaged
 
-    if database_file(home).exists() and is_served(home):
+    path = database_file(home)
+    if path.exists() and is_served(home):
         raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")
     faults, notices = _faults(home, deep=args.deep)
     document: JsonObject = {"sound": not faults, "faults": faults, "notices": notices, "repair": None, "left": []}
     if not faults:
-        sound = f"No fault was found in {database_file(home)}; nothing was done to it."
+        sound = f"No fault was found in {path}; nothing was done to it."
         tell(args, document, *notices, "No other fault was found." if notices else sound)
         return 0
     note(*(f"  {fault}" for fault in faults[:_FAULTS_MAX]))
-    report = maintenance.repair(database_file(home))
+    report = maintenance.repair(path)
     left = _faults(home, deep=False)[0] if report["repaired"] else faults
     lines = [f"It could not be repaired: {report['error']}"]
     if report["repaired"]:
@@ -164,9 +143,9 @@ def _faults(home: Home, *, deep: bool) -> tuple[list[str], list[str]]:
     try:
         # Only looked at first: an index is made anew in a file that is sound otherwise, or after the copy.
         with opened(home) as db:
-            found = db.check()
-        if found:
-            return found, []
+            faults = db.check()
+        if faults:
+            return faults, []
         with opened(home, "change") as db:
             return db.check(deep=True, progress=note) if deep else [], list(db.notices)
     except StoreDamaged as error:

@@ -30,14 +30,10 @@ _BATCH_SESSIONS, _BATCH_MESSAGES, _BATCH_BYTES = 500, 20_000, 20 * 1024 * 1024
 Batch = list[tuple[int, Any, str]]
 
 
-def _as_json(item: JsonObject) -> str:
-    return as_json(item)
-
-
 # What stands before, between and behind sessions, and a session itself.
 _FORMS: dict[str, tuple[str, str, str, Callable[[JsonObject], str]]] = {
-    "json": ('{"sessions": [', ", ", "]}\n", _as_json),
-    "jsonl": ("", "", "", lambda item: _as_json(item) + "\n"),
+    "json": ('{"sessions": [', ", ", "]}\n", as_json),
+    "jsonl": ("", "", "", lambda item: as_json(item) + "\n"),
     "md": ("", "\n---\n\n", "", markdown),
 }
 
@@ -61,8 +57,8 @@ def export(args: argparse.Namespace, home: Home) -> None:
 
 def _chosen(db: SessionDB, home: Home, args: argparse.Namespace) -> list[str]:
     """Those that are named, else all, parents before what came of them."""
-    found = find(db, home, *args.ids) if args.ids else _latest_first(db)
-    ids = [one["id"] for one in found if _is_wanted(one, args)]
+    rows = find(db, home, *args.ids) if args.ids else _latest_first(db)
+    ids = [row["id"] for row in rows if _is_wanted(row, args)]
     return ids if args.ids else ids[::-1]
 
 
@@ -90,11 +86,11 @@ def _is_wanted(session: JsonObject, args: argparse.Namespace) -> bool:
 
 
 def _write(file: TextIO, items: Iterable[JsonObject], form: str) -> int:
-    before, between, behind, told = _FORMS[form]
+    before, between, behind, encode = _FORMS[form]
     count = 0
     file.write(before)
     for count, item in enumerate(items, 1):
-        file.write((between if count > 1 else "") + told(item))
+        file.write((between if count > 1 else "") + encode(item))
     file.write(behind)
     return count
 
@@ -133,9 +129,9 @@ def import_(args: argparse.Namespace, home: Home) -> int:
             for name in ("imported", "skipped", "detached"):
                 report[name] += done[name]
             report["refused"] += len(batch) if done["errors"] else 0
-            for found in done["errors"]:
-                number, _, fault = batch[found["index"]]
-                report["errors"].append({"line": number, "message": fault or found["message"]})
+            for error in done["errors"]:
+                number, _, fault = batch[error["index"]]
+                report["errors"].append({"line": number, "message": fault or error["message"]})
     for error in report["errors"]:
         note(f"line {error['line']}: {error['message']}")
     lines = [f"{counted(report['imported'], 'session')} imported, {report['skipped']} skipped: already there."]

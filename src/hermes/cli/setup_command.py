@@ -97,7 +97,7 @@ class _Setup:
 
         with self.drafted() as settings:
             self.test = test = models.tried(self.home, settings, RouteChoice())
-        note(models.words_of(test))
+        note(models.trial_summary(test))
         if test["error"] and not self.args.yes and self.ask("Write it all the same? y/n", "n").lower() != "y":
             raise NoModel(f"{test['error']} Nothing was written.", hint="hermes setup model, or the same with -y")
 

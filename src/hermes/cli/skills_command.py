@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
+from hermes.cli.command import YES, Args, Argument, command, flag
 from hermes.cli.output import (
     NotFound,
     Refused,
@@ -34,6 +34,8 @@ from hermes.settings import config
 if TYPE_CHECKING:
     from hermes.services.skills import Scan, Skill, Skills
 
+_NAME = Argument("name", metavar="NAME")
+_CATEGORY = Argument("--category", metavar="NAME", help="the category it is put into")
 _REMOTE = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 _CLONE_S_MAX = 300.0
 # Nothing of the user's or the machine's settings is used that could run a program: no hooks, filters or helpers.
@@ -57,6 +59,7 @@ def _named(args: Args, skills: Skills) -> Skill:
 # ---- looking
 
 
+@command("skills list", help="the skills there are", default=True)
 def _list(args: Args, home: Home) -> None:
     skills = _skills(home).all()
     rows = [(skill.name, skill.category or "-", skill.description) for skill in skills]
@@ -65,6 +68,7 @@ def _list(args: Args, home: Home) -> None:
     print_table(args, home, document, rows, flexible=2, empty=empty)
 
 
+@command("skills show", _NAME, help="a skill's text and files")
 def _show(args: Args, home: Home) -> None:
     from hermes.services.skills import files_of, skill_text
 
@@ -74,6 +78,7 @@ def _show(args: Args, home: Home) -> None:
     print_redacted(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 
 
+@command("skills check", _NAME, help="whether a skill is in order, and nothing in it suspicious")
 def _check(args: Args, home: Home) -> int:
     skills = _skills(home)
     skill = _named(args, skills)
@@ -86,6 +91,14 @@ def _check(args: Args, home: Home) -> int:
 # ---- changing
 
 
+@command(
+    "skills new",
+    _NAME,
+    _CATEGORY,
+    Argument("--description", metavar="TEXT", help="one line that says when to use it"),
+    Argument("--file", metavar="PATH", help="a SKILL.md to begin with"),
+    help="begin a skill",
+)
 def _new(args: Args, home: Home) -> None:
     about = json.dumps(args.description or "One line that says when to use it.", ensure_ascii=False)
     text = f"---\nname: {args.name}\ndescription: {about}\n---\n\nThe steps.\n"
@@ -100,6 +113,7 @@ def _new(args: Args, home: Home) -> None:
     note(f"Try: hermes skills edit {args.name}")
 
 
+@command("skills edit", _NAME, help="change its SKILL.md in $VISUAL or $EDITOR")
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
     from hermes.services.skills import Change
@@ -117,6 +131,7 @@ def _edit(args: Args, home: Home) -> None:
     tell(args, {"path": str(skill.path), "saved": saved}, "Saved." if saved else "Nothing was changed.")
 
 
+@command("skills remove", _NAME, YES, help="remove a skill with its files")
 def _remove(args: Args, home: Home) -> int:
     skills = _skills(home)
     skill = _named(args, skills)
@@ -131,6 +146,14 @@ def _remove(args: Args, home: Home) -> int:
 # ---- adding
 
 
+@command(
+    "skills add",
+    Argument("source", metavar="PATH_OR_GIT_URL", help="a folder, or the address of a repository"),
+    _CATEGORY,
+    flag("--force", help="although something in it is suspicious"),
+    YES,
+    help="copy skills from a folder or repository; nothing is run",
+)
 def _add(args: Args, home: Home) -> int:
     from hermes.services.skills import FILE
 
@@ -187,23 +210,3 @@ def _refuse_unfit(args: Args, scans: list[Scan]) -> None:
         raise UsageError(f"This is no skill as it should be: {faults[0]}", hint="a folder with sound ones only")
     if not args.force and (suspected := [scan.name for scan in scans if scan.suspicions]):
         raise Refused(f"There is something suspicious in {', '.join(suspected)}.", hint="the same with --force")
-
-
-_ARGUMENTS: Arguments = YES | {
-    "name": {"metavar": "NAME"},
-    "source": {"metavar": "PATH_OR_GIT_URL", "help": "a folder, or the address of a repository"},
-    "--category": {"metavar": "NAME", "help": "the category it is put into"},
-    "--description": {"metavar": "TEXT", "help": "one line that says when to use it"},
-    "--file": {"metavar": "PATH", "help": "a SKILL.md to begin with"},
-    "--force": FLAG | {"help": "although something in it is suspicious"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "the skills there are", ""),
-    "show": (_show, "a skill's text and files", "name"),
-    "new": (_new, "begin a skill", "name --category --description --file"),
-    "edit": (_edit, "change its SKILL.md in $VISUAL or $EDITOR", "name"),
-    "check": (_check, "whether a skill is in order, and nothing in it suspicious", "name"),
-    "remove": (_remove, "remove a skill with its files", "name -y/--yes"),
-    "add": (_add, "copy skills from a folder or repository; nothing is run", "source --category --force -y/--yes"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS, "list")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
-from hermes.cli.actions import Args
+from hermes.cli.command import Args, command
 from hermes.cli.output import print_redacted, settings_of
 from hermes.core.errors import HermesError
 from hermes.core.formatting import size
@@ -13,45 +12,39 @@ from hermes.core.home import Home, is_served
 from hermes.core.json_types import JsonObject
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options of its own."""
-
-
-def run(args: Args, home: Home) -> int:
+@command("status")
+def _status(args: Args, home: Home) -> None:
     from hermes.server import status
 
     state = status.read_runtime_status(home) if is_served(home) else None
     server = f"{state['gateway_state']} at {status.server_url(state)} (pid {state['pid']})" if state else "not running"
     facts: JsonObject = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
     facts |= _store(home)
-    told = {**facts, "store_bytes": size(facts["store_bytes"])}
-    print_redacted(
-        args, home, facts, (f"{name.replace('_bytes', ' size').replace('_', ' ')}: {told[name]}" for name in told)
-    )
-    return 0
+    values = {**facts, "store_bytes": size(facts["store_bytes"])}
+    lines = (f"{name.replace('_bytes', ' size').replace('_', ' ')}: {value}" for name, value in values.items())
+    print_redacted(args, home, facts, lines)
 
 
 def _route(args: Args, home: Home) -> str:
-    from hermes.core.spec import RouteChoice
-    from hermes.services import models
+    from hermes.services.health import CHECKS, Subject
 
     try:
-        settings = settings_of(args, home)
-        route = models.primary(settings, RouteChoice())
+        subject = Subject(home, settings_of(args, home))
+        findings = [CHECKS[name].look(subject) for name in ("model", "local runtime")]
     except HermesError as error:
         return f"none: {error.message}"
-    problem = models.problem_of(settings, route, home)
-    return f"none: {problem}" if problem else f"{route.provider}/{route.model}"
+    problem = next((finding.message for finding in findings if finding.state == "fail"), "")
+    return f"none: {problem}" if problem else findings[0].message
 
 
 def _store(home: Home) -> JsonObject:
-    from hermes.cli.session_maintenance import database_file, opened
-    from hermes.services import sessions
+    from hermes.services.runs import unfinished_runs
+    from hermes.services.sessions import database_file, open_database
     from hermes.store.jobs import Jobs
 
     file = database_file(home)
-    with opened(home) as db:
-        running = len(sessions.unfinished_runs(db)[0])
+    with open_database(home) as db:
+        running = len(unfinished_runs(db)[0])
         due = len(Jobs(db.engine).due(time.time()))
     count = sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}-wal")) if path.exists())
     return {"runs": running, "jobs_due": due, "store": str(file), "store_bytes": count}

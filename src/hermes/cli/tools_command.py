@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.cli.actions import Actions, Args, Arguments, command
+from hermes.cli.command import Args, Argument, command
 from hermes.cli.output import note, print_redacted, resolve_name, settings_of, tell
-from hermes.core.formatting import columns
+from hermes.cli.table import print_table
 from hermes.core.home import Home
 from hermes.core.json_types import JsonObject
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("cli", "api_server", "cron")
 EXIT_FLAGGED = 6
+_PLATFORM = Argument("--platform", choices=PLATFORMS, default="cli", help="for whom (cli)")
+_NAMES = Argument("names", metavar="NAME", nargs="+", help="a toolset")
 
 
 def _chosen(settings: Settings, platform: str) -> set[str]:
@@ -37,6 +39,7 @@ def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
     return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
 
 
+@command("tools list", _PLATFORM, help="toolsets, and whether they are offered", default=True)
 def _list(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
     on, rows = _chosen(settings, args.platform), list[JsonObject]()
@@ -49,16 +52,26 @@ def _list(args: Args, home: Home) -> None:
             disabled = name in settings.agent.disabled_toolsets
             why = "agent.disabled_toolsets names it" if disabled else f"not chosen for {args.platform}"
         rows.append({"name": name, "state": state, "reason": why, "tools": offered, "unavailable": reasons})
-    lines = [
+    cells = [
         (row["name"], row["state"], ", ".join([*row["tools"], *row["unavailable"]]), row["reason"]) for row in rows
     ]
-    tell(args, {"platform": args.platform, "toolsets": rows}, *columns(lines, 2))
+    print_table(args, home, {"platform": args.platform, "toolsets": rows}, cells, flexible=2)
 
 
-def _change(args: Args, home: Home) -> int:
+@command("tools enable", _NAMES, _PLATFORM, help="offer toolsets")
+def _enable(args: Args, home: Home) -> int:
+    return _switch(args, home, add=True)
+
+
+@command("tools disable", _NAMES, _PLATFORM, help="no longer offer toolsets")
+def _disable(args: Args, home: Home) -> int:
+    return _switch(args, home, add=False)
+
+
+def _switch(args: Args, home: Home, *, add: bool) -> int:
     from hermes.settings import config
 
-    settings, add = config.load(home), args.action == "enable"
+    settings = config.load(home)
     known, on = _toolsets(settings), _chosen(settings, args.platform)
     names = {resolve_name(name, known, "toolset", "hermes tools list") for name in args.names}
     key = f"platform_toolsets.{args.platform}"
@@ -66,16 +79,21 @@ def _change(args: Args, home: Home) -> int:
     now = _chosen(config.load(home), args.platform)
     offered = f"Offered to {args.platform}: {', '.join(sorted(now)) or 'nothing'}."
     tell(args, {"platform": args.platform, "toolsets": sorted(now)}, offered)
-    if stayed := sorted(name for name in names if (name in now) is not add):
+    if unchanged := sorted(name for name in names if (name in now) is not add):
         first = "agent.disabled_toolsets" if add else "api_server.toolsets"
-        note(f"{', '.join(stayed)} did not change: {first} comes before {key}. Try: hermes config edit")
-    return 1 if stayed else 0
+        note(f"{', '.join(unchanged)} did not change: {first} comes before {key}. Try: hermes config edit")
+    return 1 if unchanged else 0
 
 
+@command(
+    "tools show",
+    Argument("name", metavar="NAME", help="a tool or a toolset"),
+    help="a tool's parameters, effect and limits",
+)
 def _show(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
     sets = _toolsets(settings)
-    tools = {tool.name: tool for found in sets.values() for tool in found}
+    tools = {tool.name: tool for members in sets.values() for tool in members}
     name = resolve_name(args.name, [*tools, *sets], "tool", "hermes tools list")
     shown = [_described(tool, settings) for tool in ([tools[name]] if name in tools else sets[name])]
     lines = [line for tool in shown for line in ("", *_lines(tool))][1:]
@@ -99,8 +117,8 @@ def _described(tool: ToolDef, settings: Settings) -> JsonObject:
 
 
 def _lines(tool: JsonObject) -> list[str]:
-    told = {**tool, "platforms": ", ".join(tool["platforms"]), "parameters": ""}
-    facts = [f"  {key.replace('_', ' ')}: {value}" for key, value in told.items() if value]
+    values = {**tool, "platforms": ", ".join(tool["platforms"]), "parameters": ""}
+    facts = [f"  {key.replace('_', ' ')}: {value}" for key, value in values.items() if value]
     required = tool["parameters"].get("required", ())
     for name, schema in tool["parameters"].get("properties", {}).items():
         kind = "|".join(map(str, schema["enum"])) if "enum" in schema else schema.get("type", "any")
@@ -111,6 +129,11 @@ def _lines(tool: JsonObject) -> list[str]:
 # ---- the guard
 
 
+@command(
+    "tools check",
+    Argument("command_line", metavar="COMMAND", nargs=argparse.REMAINDER, help="a command line, best in quotes"),
+    help="the verdict on a command that is not run; exit 6: asked about or blocked",
+)
 def _check(args: Args, home: Home) -> int:
     line = args.command_line[0] if len(args.command_line) == 1 else shlex.join(args.command_line)
     found = verdict(settings_of(args, home), line, Path.cwd())
@@ -149,19 +172,3 @@ def verdict(settings: Settings, line: str, cwd: Path) -> JsonObject:
     rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in every]
     told = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
     return {**told, "rules": rules}
-
-
-_ARGUMENTS: Arguments = {
-    "--platform": {"choices": PLATFORMS, "default": "cli", "help": "for whom (cli)"},
-    "names": {"metavar": "NAME", "nargs": "+", "help": "a toolset"},
-    "name": {"metavar": "NAME", "help": "a tool or a toolset"},
-    "command_line": {"metavar": "COMMAND", "nargs": argparse.REMAINDER, "help": "a command line, best in quotes"},
-}
-_ACTIONS: Actions = {
-    "list": (_list, "toolsets, and whether they are offered", "--platform"),
-    "enable": (_change, "offer toolsets", "names --platform"),
-    "disable": (_change, "no longer offer toolsets", "names --platform"),
-    "show": (_show, "a tool's parameters, effect and limits", "name"),
-    "check": (_check, "the verdict on a command that is not run; exit 6: asked about or blocked", "command_line"),
-}
-add_arguments, run = command(_ACTIONS, _ARGUMENTS, "list")

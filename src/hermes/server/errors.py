@@ -22,6 +22,18 @@ _SERVICE_CODES = {
     "contains_secret": "prompt_blocked",
     "invalid_arguments": "invalid_value",
 }
+# code of a service: its status, where that is not 400
+_SERVICE_STATUSES = {
+    "session_not_found": 404,
+    "message_not_found": 404,
+    "run_not_found": 404,
+    "session_exists": 409,
+    "run_active": 409,
+    "run_finished": 409,
+    "approval_not_active": 409,
+    "approval_not_pending": 409,
+    "clarify_not_pending": 409,
+}
 
 
 class ErrorObject(Struct, kw_only=True):
@@ -84,8 +96,8 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 
 def api_error(error: ServiceError) -> ApiError:
     """The refusal of a service, as the API has it."""
-    code = _SERVICE_CODES.get(error.code, error.code)
-    return ApiError(400, f"{error.message} {error.hint}".strip(), code, error.field)
+    status, code = _SERVICE_STATUSES.get(error.code, 400), _SERVICE_CODES.get(error.code, error.code)
+    return ApiError(status, f"{error.message} {error.hint}".strip(), code, error.field)
 
 
 def error_object(

@@ -26,9 +26,9 @@ from hermes.server.query_params import Cursor, Page, paging
 from hermes.server.request_options import session_id_of, toolsets_of
 from hermes.server.routes import route
 from hermes.server.runs import RunList, run_page
-from hermes.server.session_routes import unknown_session
 from hermes.server.turn_spec import check_model, route_of
 from hermes.services.jobs import job_changes, new_job, pause_changes, public_fields, resume_changes
+from hermes.services.sessions import unknown_session
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

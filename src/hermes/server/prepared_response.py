@@ -23,7 +23,7 @@ from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.request_bodies import Body
 from hermes.server.request_options import parse_options
 from hermes.server.response_items import Reader, cut_to
-from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept
+from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_saved, no_previous_response
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.sse import Writer
@@ -152,19 +152,19 @@ class PreparedResponse:
         await run_uncancellable(self._lose(renderer))
 
     async def _lose(self, renderer: ResponseRenderer) -> None:
-        turn, kept = self.turn, self.kept
+        turn, record = self.turn, self.kept
         await turn.leave()
         assert turn.run is not None
-        if self._begun and kept.store:
+        if self._begun and record.store:
             if turn.spec.on_detach == "cancel" and turn.run.done:
-                await follow(turn.context, kept)
+                await follow(turn.context, record)
             else:
-                turn.context.app.services.background(follow_until_kept(turn.context, kept))
+                turn.context.app.services.background(follow_until_saved(turn.context, record))
         elif not self._begun:
-            kept.run_id = None
+            record.run_id = None
             renderer.feed(turn.run.untold())
             renderer.cut("client_disconnected")
-            await kept.try_save(turn.context, renderer.response)
+            await record.try_save(turn.context, renderer.response)
 
     @property
     def _begun(self) -> bool:
@@ -172,8 +172,8 @@ class PreparedResponse:
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
-        turn, kept = self.turn, self.kept
-        kept.session_id, kept.history = turn.session_id, turn.history
+        turn, record = self.turn, self.kept
+        record.session_id, record.history = turn.session_id, turn.history
         if self.chain is not None:
             turn.history_source = "chain"
 
@@ -242,7 +242,7 @@ async def prepare(
     turn = Turn(context, request, spec, options)
     await _assign_session(turn, chain, [*added, *history], truncates=asked.truncation == "auto", new=session_id is None)
     shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
-    kept = ResponseRecord(
+    record = ResponseRecord(
         response_id,
         _template(context, asked, body.raw, response_id, instructions, name, request_created_at(request)),
         VisibleItems(
@@ -264,7 +264,7 @@ async def prepare(
         system=said_to_system,
         added_tools=added_tools,
     )
-    return PreparedResponse(body, kept, turn, chain)
+    return PreparedResponse(body, record, turn, chain)
 
 
 def _distinct(tools: list[JsonObject]) -> list[JsonObject]:
@@ -300,8 +300,7 @@ async def _chain(
     if asked.previous_response_id:
         found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
         if found is None and asked.conversation_history is None:
-            message = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
+            raise no_previous_response(asked.previous_response_id)
         return None, found, []
     name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
     if not name:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -15,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonObject
 from hermes.server import status
-from hermes.services import models
+from hermes.services import health
 from hermes.settings import config
 from hermes.store.repository import Repository
 
@@ -28,7 +27,6 @@ DEGRADED: Final = "degraded"
 CHECK_S_MAX = 2.0
 # How long it is remembered how something ended that writes.
 CHECK_KEPT_S = 1.0
-DISK_FREE_BYTES_MIN = 64 * 1024 * 1024
 
 
 class Probes:
@@ -144,27 +142,21 @@ def _fault_in_files(settings: config.Settings) -> str:
     return next((str(problem) for problem in fresh.errors if problem.key not in known), "")
 
 
-async def _model(context: ServerContext) -> Facts:
-    return await asyncio.to_thread(_route, context.app.settings)
-
-
-def _route(settings: config.Settings) -> Facts:
-    route, problem = models.configured_route(settings)
-    if problem.startswith(models.NOT_CONFIGURED):
-        return {"error": problem}
-    return {"provider": route.provider, "model": route.model, **({"error": problem} if problem else {})}
+async def _shared_check(context: ServerContext, name: str) -> Facts:
+    """A check that `hermes doctor` makes too; a warning is no reason to send clients elsewhere."""
+    subject = health.Subject(context.app.home, context.app.settings)
+    finding = await asyncio.to_thread(health.CHECKS[name].look, subject)
+    return {**finding.facts, **({"error": str(finding)} if finding.state == "fail" else {})}
 
 
 async def _disk(context: ServerContext) -> Facts:
-    app = context.app
-    free = (await asyncio.to_thread(shutil.disk_usage, app.home.path)).free
-    if free < DISK_FREE_BYTES_MIN:
-        return {"free_bytes": free, "error": "There is little room left on the disk."}
-    try:
-        await context.probes("disk", lambda: asyncio.to_thread(app.run_log.check_journal))
-    except OSError as error:
-        return {"free_bytes": free, "error": f"The journal in {app.home.journal} cannot be written: {error}."}
-    return {"free_bytes": free}
+    app, facts = context.app, await _shared_check(context, "disk")
+    if "error" not in facts:
+        try:
+            await context.probes("disk", lambda: asyncio.to_thread(app.run_log.check_journal))
+        except OSError as error:
+            facts["error"] = f"The journal in {app.home.journal} cannot be written: {error}."
+    return facts
 
 
 async def _gateway(context: ServerContext) -> Facts:
@@ -194,7 +186,7 @@ CHECKS: dict[str, Callable[[ServerContext], Awaitable[Facts]]] = {
     "state_db": _state_db,
     "response_store": _response_store,
     "config": _config,
-    "model": _model,
+    "model": partial(_shared_check, name="model"),
     "disk": _disk,
     "gateway": _gateway,
     "background_queues": _background_queues,

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from hermes.core.events import Event
 from hermes.core.json_types import JsonObject
-from hermes.core.text import spaced_json
 from hermes.server.outcome import Outcome
+from hermes.server.render_shared import DONE, approval_request, clarify_request, encode, sse_frame
 from hermes.server.sse import Item
 
-DONE = b"data: [DONE]\n\n"
 _EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}
-_encode = msgspec.json.Encoder().encode
 
 
 class ChatRenderer:
@@ -43,7 +39,7 @@ class ChatRenderer:
         self._labels: dict[str, str] = {}
 
     def begin(self) -> Iterable[bytes]:
-        yield _frame(self._chunk({"role": "assistant", "content": ""}))
+        yield sse_frame("", self._chunk({"role": "assistant", "content": ""}))
 
     def feed(self, items: list[Item]) -> bytes:
         """Text, and where they are shown reasoning, tools and questions."""
@@ -66,22 +62,25 @@ class ChatRenderer:
         for at, call in enumerate(ended.calls):
             function = call["function"]
             opened = {"index": at, "id": call["id"], "type": "function"}
-            out.append(_frame(self._chunk(_calls({**opened, "function": {"name": function["name"], "arguments": ""}}))))
-            out.append(_frame(self._chunk(_calls({"index": at, "function": {"arguments": function["arguments"]}}))))
+            parts = (
+                {**opened, "function": {"name": function["name"], "arguments": ""}},
+                {"index": at, "function": {"arguments": function["arguments"]}},
+            )
+            out += (sse_frame("", self._chunk({"tool_calls": [part]})) for part in parts)
         last = self._chunk({}, ended.finish_reason)
         if (flags := ended.flags()) is not None:
             if ended.finish_reason == "error":
                 last["error"] = ended.error_object()
                 if self.strict:  # some clients look for an error in a frame of its own only
-                    out.append(_frame({"error": last["error"]}))
+                    out.append(sse_frame("", {"error": last["error"]}))
             elif self.strict:  # and others take a field of this name in any frame for one
                 flags.pop("error", None)
             last["hermes"] = flags
         if self._usage is None:
             last["usage"] = ended.chat_usage()
-        out.append(_frame(last))
+        out.append(sse_frame("", last))
         if self._usage:
-            out.append(_frame({**self.head, "choices": [], "usage": ended.chat_usage()}))
+            out.append(sse_frame("", {**self.head, "choices": [], "usage": ended.chat_usage()}))
         out.append(DONE)
         return b"".join(out)
 
@@ -91,7 +90,7 @@ class ChatRenderer:
 
     def _around(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the text in a chunk."""
-        head, _, tail = _frame(self._chunk({field: "\0"})).partition(b'"\\u0000"')
+        head, _, tail = sse_frame("", self._chunk({field: "\0"})).partition(b'"\\u0000"')
         return head, tail
 
     def _say(self, text: str, message_id: str | None, out: list[bytes]) -> None:
@@ -102,27 +101,29 @@ class ChatRenderer:
             self._message = message_id
         self._said = True
         head, tail = self._text
-        out += (head, _encode(text), tail)
+        out += (head, encode(text), tail)
 
     def _think(self, event: Event, out: list[bytes]) -> None:
         if self._reasoning:
             head, tail = self._thought
-            out += (head, _encode(event.data["text"]), tail)
+            out += (head, encode(event.data["text"]), tail)
 
     def _started(self, event: Event, out: list[bytes]) -> None:
         name, call_id = event.data["name"], event.data["call_id"]
         self._labels[call_id] = label = event.data.get("preview") or name
-        told = {"tool": name, "emoji": _EMOJI.get(name, "🔧"), "label": label, "toolCallId": call_id}
-        self._tell("hermes.tool.progress", "tool_progress", {**told, "status": "running"}, out)
+        self._tell_progress(name, label, call_id, {"status": "running"}, out)
 
     def _finished(self, event: Event, out: list[bytes]) -> None:
         name, call_id = event.data["name"], event.data["call_id"]
         label = self._labels.pop(call_id, None)
         if label is None:
             return
-        told = {"tool": name, "emoji": _EMOJI.get(name, "🔧"), "label": label, "toolCallId": call_id}
-        how = {"duration": event.data["duration_ms"] / 1000, "error": event.data["status"] != "ok"}
-        self._tell("hermes.tool.progress", "tool_progress", {**told, "status": "completed", **how}, out)
+        result = {"duration": event.data["duration_ms"] / 1000, "error": event.data["status"] != "ok"}
+        self._tell_progress(name, label, call_id, {"status": "completed", **result}, out)
+
+    def _tell_progress(self, tool: str, label: str, call_id: str, state: JsonObject, out: list[bytes]) -> None:
+        payload = {"tool": tool, "emoji": _EMOJI.get(tool, "🔧"), "label": label, "toolCallId": call_id, **state}
+        self._tell("hermes.tool.progress", "tool_progress", payload, out)
 
     def _approval(self, event: Event, out: list[bytes]) -> None:
         self._tell("hermes.approval.request", "approval_request", approval_request(event), out)
@@ -132,9 +133,9 @@ class ChatRenderer:
 
     def _tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
         if self.progress == "event":
-            out.append(_frame(payload, name))
+            out.append(sse_frame(name, payload))
         elif self.progress == "chunk":
-            out.append(_frame({**self._chunk({}), "hermes": {key: payload}}))
+            out.append(sse_frame("", {**self._chunk({}), "hermes": {key: payload}}))
 
     _RENDER: dict[str, Callable[[ChatRenderer, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
         "reasoning.delta": _think,
@@ -143,40 +144,3 @@ class ChatRenderer:
         "approval.requested": _approval,
         "clarify.requested": _question,
     }
-
-
-def approval_request(event: Event) -> JsonObject:
-    data = event.data
-    rules = list(data.get("rules") or ())
-    return {
-        "run_id": event.run_id,
-        "approval_id": data["approval_id"],
-        "tool_call_id": data["call_id"],
-        "kind": data.get("kind") or "command",
-        "command": data.get("subject"),
-        "description": data.get("reason"),
-        "pattern_keys": rules,
-        "pattern_key": rules[0] if rules else None,
-        "allow_permanent": "always" in data["choices"],
-        "choices": data["choices"],
-        "expires_at": data["expires_at"],
-        "path": data.get("path") or [],
-        **({"smart_denied": True} if (data.get("reviewer") or {}).get("decision") == "deny" else {}),
-    }
-
-
-def clarify_request(event: Event) -> JsonObject:
-    """A question of the agent, as every stream tells it."""
-    data = event.data
-    told = {name: data[name] for name in ("request_id", "question", "choices", "expires_at")}
-    return {"run_id": event.run_id, "tool_call_id": data["call_id"], **told}
-
-
-def _calls(call: JsonObject) -> JsonObject:
-    return {"tool_calls": [call]}
-
-
-def _frame(payload: JsonObject, event: str | None = None) -> bytes:
-    """One frame, spaced as `json.dumps` does it."""
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {spaced_json(payload)}\n\n".encode()

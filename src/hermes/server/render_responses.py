@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from hermes.core.events import Event
 from hermes.core.failures import CODES, CUT_CODES, error_code
 from hermes.core.ids import random_hex
@@ -19,18 +17,13 @@ from hermes.core.text import spaced_json
 from hermes.server.errors import error_body
 from hermes.server.event_size import shorten_outputs
 from hermes.server.outcome import Outcome, usage_object
-from hermes.server.render_chat import DONE, approval_request, clarify_request
+from hermes.server.render_shared import DONE, approval_request, clarify_request, encode, sse_frame
 from hermes.server.sse import Item
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, HostedType, object_of
 
 # Events of the log that bring their message along.
 ROWS = frozenset({"tool.finished", "message.completed"})
 _DELTA = "response.output_text.delta"
-_encode = msgspec.json.Encoder().encode
-
-
-def sse_frame(kind: str, payload: JsonObject) -> bytes:
-    return f"event: {kind}\ndata: {spaced_json(payload)}\n\n".encode()
 
 
 def socket_frame(_: str, payload: JsonObject) -> bytes:
@@ -61,6 +54,11 @@ class _Open:
     index: int
     pieces: list[str] = field(default_factory=list)
     head: bytes = b""
+
+    @property
+    def place(self) -> JsonObject:
+        """Where the item is, as its events tell it."""
+        return {"item_id": self.item["id"], "output_index": self.index}
 
 
 class ResponseRenderer:
@@ -152,7 +150,7 @@ class ResponseRenderer:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item: JsonObject = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
             self._text = opened = self._add({**item, "content": []})
-            where = {"item_id": item_id, "output_index": opened.index, "content_index": 0}
+            where = {**opened.place, "content_index": 0}
             self._emit("response.content_part.added", **where, part=part)
             opened.head = self._delta_head(where)
         opened = self._text
@@ -161,11 +159,10 @@ class ResponseRenderer:
         if self._seq > self._after:
             if self._frame is sse_frame:
                 head, tail = opened.head.split(b"\0", 1)
-                self._out += (head, str(self._seq).encode(), tail, _encode(text), b', "logprobs": []}\n\n')
+                self._out += (head, str(self._seq).encode(), tail, encode(text), b', "logprobs": []}\n\n')
             else:
-                where = {"item_id": opened.item["id"], "output_index": opened.index, "content_index": 0}
-                told = {"type": _DELTA, "sequence_number": self._seq, **where, "delta": text, "logprobs": []}
-                self._out.append(self._frame(_DELTA, told))
+                where = {**opened.place, "content_index": 0}
+                self._out.append(self._framed(_DELTA, **where, delta=text, logprobs=[]))
 
     @staticmethod
     def _delta_head(where: JsonObject) -> bytes:
@@ -179,7 +176,7 @@ class ResponseRenderer:
             return
         text = "".join(opened.pieces)
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        where = {"item_id": opened.item["id"], "output_index": opened.index, "content_index": 0}
+        where = {**opened.place, "content_index": 0}
         self._emit("response.output_text.done", **where, text=text, logprobs=[])
         self._emit("response.content_part.done", **where, part=part)
         self._done(opened, status=status, phase=phase, content=[part])
@@ -190,7 +187,7 @@ class ResponseRenderer:
         opened = self._thought or self._begin_thought(event.data["message_id"])
         if not self._shows.reasoning:
             return
-        where = {"item_id": opened.item["id"], "output_index": opened.index, "summary_index": 0}
+        where = {**opened.place, "summary_index": 0}
         if not opened.pieces:
             part = {"type": "summary_text", "text": ""}
             self._emit("response.reasoning_summary_part.added", **where, part=part)
@@ -215,7 +212,7 @@ class ResponseRenderer:
         if opened.pieces:
             text = "".join(opened.pieces)
             summary = [{"type": "summary_text", "text": text}]
-            where = {"item_id": opened.item["id"], "output_index": opened.index, "summary_index": 0}
+            where = {**opened.place, "summary_index": 0}
             self._emit("response.reasoning_summary_text.done", **where, text=text)
             self._emit("response.reasoning_summary_part.done", **where, part=summary[0])
         more = {"encrypted_content": sealed} if sealed is not None else {}
@@ -255,8 +252,6 @@ class ResponseRenderer:
                 "id": self._id("mcp", call_id),
                 "server_label": "hermes",
                 "name": name,
-            }
-            item |= {
                 "arguments": "",
                 "output": None,
                 "error": None,
@@ -264,10 +259,9 @@ class ResponseRenderer:
                 "status": "in_progress",
             }
             opened = self._add(item)
-            where = {"item_id": item["id"], "output_index": opened.index}
-            self._emit("response.mcp_call.in_progress", **where)
-            self._emit("response.mcp_call_arguments.delta", **where, delta=arguments)
-            self._emit("response.mcp_call_arguments.done", **where, arguments=arguments)
+            self._emit("response.mcp_call.in_progress", **opened.place)
+            self._emit("response.mcp_call_arguments.delta", **opened.place, delta=arguments)
+            self._emit("response.mcp_call_arguments.done", **opened.place, arguments=arguments)
             opened.item["arguments"] = arguments
         else:
             opened = self._call(call_id, name, arguments)
@@ -281,9 +275,8 @@ class ResponseRenderer:
     def _hosted_call(self, hosted: HostedType, call_id: str, name: str, arguments: str) -> _Open:
         item: JsonObject = {"type": hosted.call, "id": self._id(hosted.prefix, call_id), "status": "in_progress"}
         opened = self._add({**item, **hosted.fields[name](object_of(arguments))})
-        where = {"item_id": item["id"], "output_index": opened.index}
         for stage in ("in_progress", hosted.working):
-            self._emit(f"response.{hosted.call}.{stage}", **where)
+            self._emit(f"response.{hosted.call}.{stage}", **opened.place)
         return opened
 
     def _client_call(self, call: JsonMapping) -> None:
@@ -298,10 +291,9 @@ class ResponseRenderer:
         item = kind.item(called, self._id(kind.prefix, call_id), call_id)
         opened = self._add({**item, kind.payload: "" if kind.event else payload, "status": "in_progress"})
         if kind.event:
-            where = {"item_id": item["id"], "output_index": opened.index}
             named = {"name": item["name"]} if kind.payload == "arguments" else {}
-            self._emit(f"{kind.event}.delta", **where, delta=payload)
-            self._emit(f"{kind.event}.done", **where, **named, **{kind.payload: payload})
+            self._emit(f"{kind.event}.delta", **opened.place, delta=payload)
+            self._emit(f"{kind.event}.done", **opened.place, **named, **{kind.payload: payload})
         self._done(opened, status="completed", **{kind.payload: payload})
         return opened
 
@@ -320,16 +312,14 @@ class ResponseRenderer:
             return
         output, well = _text_of(data.get("content")), data["status"] == "ok"
         if (hosted := HOSTED_ITEMS.get(opened.item["type"])) is not None:
-            where = {"item_id": opened.item["id"], "output_index": opened.index}
-            self._emit(f"response.{hosted.call}.completed", **where)
+            self._emit(f"response.{hosted.call}.completed", **opened.place)
             self._done(opened, status="completed" if well else "failed", **hosted.result(output))
             return
         if opened.item["type"] == "mcp_call":
-            where = {"item_id": opened.item["id"], "output_index": opened.index}
-            self._emit("response.mcp_call.completed" if well else "response.mcp_call.failed", **where)
+            self._emit("response.mcp_call.completed" if well else "response.mcp_call.failed", **opened.place)
             error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": output}]}
-            told = {"status": "completed", "output": output} if well else {"status": "failed", "error": error}
-            self._done(opened, **told)
+            result = {"status": "completed", "output": output} if well else {"status": "failed", "error": error}
+            self._done(opened, **result)
             return
         item = {"type": "function_call_output", "id": self._id("fco", data["call_id"]), "call_id": data["call_id"]}
         added = self._add({**item, "output": output, "status": "in_progress"})
@@ -422,23 +412,23 @@ class ResponseRenderer:
         at: float | None = None,
     ) -> None:
         self.status, self.ended = status, True
-        told: JsonObject = {"status": status, "usage": usage_object(usage or {})}
+        changes: JsonObject = {"status": status, "usage": usage_object(usage or {})}
         if reason is not None:
-            told["incomplete_details"] = {"reason": reason}
+            changes["incomplete_details"] = {"reason": reason}
         if at is not None:
-            told["completed_at"] = int(at)
+            changes["completed_at"] = int(at)
         if self._warnings:
-            told["hermes"] = {"warnings": self._warnings}
+            changes["hermes"] = {"warnings": self._warnings}
         if ended is not None:
             failure = ended.failure()
-            told["error"] = {
+            changes["error"] = {
                 "code": error_code(failure.code).response_error,
                 "message": failure.message,
                 "type": failure.code,
             }
             envelope = error_body(error_code(failure.code).status, failure.message, failure.code)["error"]
             self._emit("error", code=failure.code, message=failure.message, param=None, error=envelope)
-        self._template |= told
+        self._template |= changes
         kind = {"completed": "response.completed", "failed": "response.failed"}.get(status, "response.incomplete")
         self._life(kind)
         self.response = self.snapshot()
@@ -448,8 +438,7 @@ class ResponseRenderer:
         self._close_text("final_answer", status)
         for opened in self._calls.values():
             if opened.item["type"] == "mcp_call":
-                where = {"item_id": opened.item["id"], "output_index": opened.index}
-                self._emit("response.mcp_call.failed", **where)
+                self._emit("response.mcp_call.failed", **opened.place)
             if opened.item["type"] != "function_call":
                 self._done(opened, status="incomplete")
         self._calls.clear()

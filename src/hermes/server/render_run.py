@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.failures import CUT_CODES
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.core.spec import RunKind
 from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import usage_object
-from hermes.server.render_chat import approval_request, clarify_request
+from hermes.server.render_shared import (
+    approval_request,
+    approval_responded,
+    clarify_request,
+    clarify_responded,
+    encode,
+    result_of,
+    tool_output,
+)
 from hermes.server.shapes import Usage
 from hermes.server.sse import Item
 from hermes.store.base import RunRecord
@@ -42,7 +48,6 @@ _CODES = {
     "deadline": "turn_timeout",
     "crash_loop": "server_restarted",
 }
-_encode = msgspec.json.Encoder().encode
 
 
 class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
@@ -114,30 +119,6 @@ def is_partial(status: str, output: str | None, code: str | None) -> bool:
     return status in ("failed", "cancelled") and (bool(output) or code in CUT_CODES)
 
 
-def result_of(data: JsonObject) -> str:
-    """The result of a tool as it is shown; secrets were taken out of it before it was stored."""
-    return text_of(data.get("content"))[:RESULT_SHOWN_CHARS_MAX]
-
-
-def tool_output(event: Event) -> JsonObject:
-    data = event.data
-    return {
-        "tool_call_id": data["call_id"],
-        "stream": data["stream"],
-        "offset": data["offset"],
-        "text": data["text"],
-    }
-
-
-def approval_responded(event: Event) -> JsonObject:
-    data = event.data
-    return {"approval_id": data["approval_id"], "choice": data["choice"], "resolved": 1, "by": data["by"]}
-
-
-def clarify_responded(event: Event) -> JsonObject:
-    return {name: event.data[name] for name in ("request_id", "answered", "by")}
-
-
 def used_until(events: Sequence[Event], seq: int) -> list[Event]:
     """What was counted of a log up to a place."""
     return [event for event in events if event.type == "usage" and event.seq <= seq]
@@ -187,7 +168,7 @@ class RunRenderer:
             f'id: {event.seq}\n{named}data: {{"event": "{name}", "run_id": "{self._run_id}", "seq": {event.seq}, '
             f'"timestamp": {event.ts!r}, "message_id": "{data["message_id"]}", "offset": {data["offset"]}, "{field}": '
         )
-        return head.encode(), _encode(data["text"]), b"}\n\n"
+        return head.encode(), encode(data["text"]), b"}\n\n"
 
     def _frame(self, event: Event, name: str, payload: JsonObject) -> bytes:
         head = {"event": name, "run_id": self._run_id, "seq": event.seq, "timestamp": event.ts}

@@ -15,14 +15,21 @@ from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import HIT_SHOWN_CHARS_MAX
 from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import Outcome
-from hermes.server.render_chat import approval_request, clarify_request
-from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output
+from hermes.server.render_shared import (
+    approval_request,
+    approval_responded,
+    clarify_request,
+    clarify_responded,
+    encode,
+    result_of,
+    sse_frame,
+    tool_output,
+)
 from hermes.server.sse import Item
 from hermes.store.search import MARKS
 
 # Events whose payload needs the message that they announce.
 ROWS = frozenset({"message.completed", "tool.finished"})
-_encode = msgspec.json.Encoder().encode
 
 
 # --- objects ---------------------------------------------------------------------------------------------------------
@@ -181,6 +188,15 @@ def _cut(text: str, places: list[list[int]]) -> tuple[str, list[list[int]]]:
 # --- the stream of a turn --------------------------------------------------------------------------------------------
 
 
+# event of the log: the name and the payload of the same in the stream
+_QUESTIONS: dict[str, tuple[str, Callable[[Event], JsonObject]]] = {
+    "approval.requested": ("approval.request", approval_request),
+    "approval.resolved": ("approval.responded", approval_responded),
+    "clarify.requested": ("clarify.request", clarify_request),
+    "clarify.resolved": ("clarify.responded", clarify_responded),
+}
+
+
 class SessionRenderer:
     """One streamed turn of a session. Its answer is one message, however many the model writes."""
 
@@ -231,28 +247,27 @@ class SessionRenderer:
         if not self._said and ended.text:
             self._say(ended.text, None, time.time(), out)
         out += (self._frame("warning", {"level": "warn", **warning}) for warning in ended.warnings)
-        how = {"completed": ended.code is None, "partial": ended.partial}
-        told = {"message_id": self._message_id, "content": ended.text, **how, "interrupted": ended.interrupted}
-        out.append(self._frame("assistant.completed", told))
+        message_id, state = self._message_id, {"completed": ended.code is None, "partial": ended.partial}
+        message = {"message_id": message_id, "content": ended.text, **state, "interrupted": ended.interrupted}
+        out.append(self._frame("assistant.completed", message))
         messages = self._messages if self._logged else turn_messages(ended.messages)
         if ended.code is None:
-            done = {"message_id": self._message_id, **how, "messages": messages, "usage": ended.response_usage()}
+            done = {"message_id": message_id, **state, "messages": messages, "usage": ended.response_usage()}
             out.append(self._frame("run.completed", done))
         elif ended.interrupted:
             reason = self._reason or ("server_shutdown" if ended.code == "server_shutdown" else "stop")
             out.append(self._frame("run.cancelled", {"reason": reason, "messages": messages}))
         else:
-            message = ended.error or "The agent gave no answer."
-            out.append(self._frame("error", {"message": message, "code": ended.code}))
-            out.append(self._frame("run.failed", {"error": message, "error_code": ended.code, "messages": messages}))
+            error = ended.error or "The agent gave no answer."
+            out.append(self._frame("error", {"message": error, "code": ended.code}))
+            out.append(self._frame("run.failed", {"error": error, "error_code": ended.code, "messages": messages}))
         out.append(self._frame("done", {}))
         return b"".join(out)
 
     def _frame(self, name: str, payload: JsonObject, ts: float | None = None) -> bytes:
         self._seq += 1
         head = {"session_id": self._session_id, "run_id": self._run_id, "seq": self._seq, "ts": ts or time.time()}
-        data = spaced_json({**head, **payload})
-        return f"event: {name}\ndata: {data}\n\n".encode()
+        return sse_frame(name, {**head, **payload})
 
     def _say(self, text: str, message_id: str | None, ts: float, out: list[bytes]) -> None:
         if message_id != self._speaking:
@@ -263,7 +278,7 @@ class SessionRenderer:
         self._said = True
         self._seq += 1
         head, tail = self._delta
-        out += (f'{head}{self._seq}, "ts": {ts!r}{tail}'.encode(), _encode(text), b"}\n\n")
+        out += (f'{head}{self._seq}, "ts": {ts!r}{tail}'.encode(), encode(text), b"}\n\n")
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -279,8 +294,8 @@ class SessionRenderer:
 
     def _thought(self, event: Event, out: list[bytes]) -> None:
         if text := event.data.get("reasoning"):
-            told = {"message_id": self._message_id, "tool_name": "_thinking", "delta": text}
-            out.append(self._frame("tool.progress", told, event.ts))
+            payload = {"message_id": self._message_id, "tool_name": "_thinking", "delta": text}
+            out.append(self._frame("tool.progress", payload, event.ts))
 
     def _tool_started(self, event: Event, out: list[bytes]) -> None:
         data = event.data
@@ -295,8 +310,8 @@ class SessionRenderer:
     def _tool_finished(self, event: Event, out: list[bytes]) -> None:
         data = event.data
         if not data.get("parent_call_id"):  # a call within a call is no message of the conversation
-            told = {"role": "tool", "content": text_of(data.get("content"))}
-            self._messages.append({**told, "tool_call_id": data["call_id"], "tool_name": data["name"]})
+            message = {"role": "tool", "content": text_of(data.get("content"))}
+            self._messages.append({**message, "tool_call_id": data["call_id"], "tool_name": data["name"]})
         if data["name"].startswith("_"):
             return
         preview, args = self._tools.pop(data["call_id"], ("", {}))
@@ -316,17 +331,9 @@ class SessionRenderer:
         if event.data["call_id"] not in self._hidden:
             out.append(self._frame("tool.output", tool_output(event), event.ts))
 
-    def _approval(self, event: Event, out: list[bytes]) -> None:
-        out.append(self._frame("approval.request", approval_request(event), event.ts))
-
-    def _approved(self, event: Event, out: list[bytes]) -> None:
-        out.append(self._frame("approval.responded", approval_responded(event), event.ts))
-
     def _question(self, event: Event, out: list[bytes]) -> None:
-        out.append(self._frame("clarify.request", clarify_request(event), event.ts))
-
-    def _answered(self, event: Event, out: list[bytes]) -> None:
-        out.append(self._frame("clarify.responded", clarify_responded(event), event.ts))
+        name, payload = _QUESTIONS[event.type]
+        out.append(self._frame(name, payload(event), event.ts))
 
     def _cancelled(self, event: Event, out: list[bytes]) -> None:
         self._reason = event.data["reason"]
@@ -340,10 +347,10 @@ class SessionRenderer:
         "tool.started": _tool_started,
         "tool.finished": _tool_finished,
         "tool.output": _output,
-        "approval.requested": _approval,
-        "approval.resolved": _approved,
+        "approval.requested": _question,
+        "approval.resolved": _question,
         "clarify.requested": _question,
-        "clarify.resolved": _answered,
+        "clarify.resolved": _question,
         "run.cancelled": _cancelled,
         "run.interrupted": _interrupted,
     }

@@ -1,4 +1,4 @@
-"""What is kept of a response, and how one is built from its run's log when nobody is there to be told."""
+"""What is stored of a response, and how one is built from its run's log without a client."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LEASE_TTL_S
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
+from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.sealing import seal_of
@@ -51,10 +52,10 @@ class ResponseRecord:
     added_tools: list[JsonObject] = field(default_factory=list)
     known: bool = False
 
-    def record(self, response: JsonObject, history: list[Message]) -> JsonObject:
-        told = {name: getattr(self, name) for name in _STORED}
-        told |= {"template": dict(self.template), "shows": {name: getattr(self.shows, name) for name in _SHOWN}}
-        return {**told, "response": response, "conversation_history": history}
+    def as_json(self, response: JsonObject, history: list[Message]) -> JsonObject:
+        fields = {name: getattr(self, name) for name in _STORED}
+        fields |= {"template": dict(self.template), "shows": {name: getattr(self.shows, name) for name in _SHOWN}}
+        return {**fields, "response": response, "conversation_history": history}
 
     @classmethod
     def of(cls, response_id: str, record: JsonMapping) -> ResponseRecord:
@@ -83,14 +84,14 @@ class ResponseRecord:
     async def begin(self, context: ServerContext, response: JsonObject) -> None:
         """Store the response for the first time, or raise; one that is stored already is further on than this."""
         if not self.known:
-            await self.keep(context, response)
+            await self.save(context, response)
 
     async def try_insert(self, context: ServerContext, renderer: ResponseRenderer) -> None:
         """The same for those who are answered even without a store, and then warned."""
         if not self.known and not await self.try_save(context, renderer.snapshot()):
             renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
-    async def keep(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> None:
+    async def save(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
         if not self.store:
             return
@@ -98,7 +99,7 @@ class ResponseRecord:
         history = await self._transcript(context, response, ended) if over else list(self.history)
         store = context.stored_responses
         # What was deleted meanwhile stays so.
-        await store.put(self.response_id, self.record(response, history), self.known)
+        await store.put(self.response_id, self.as_json(response, history), self.known)
         self.known = True
         if over and self.conversation:
             await store.set_conversation(self.conversation, self.response_id, self.owner)
@@ -109,32 +110,30 @@ class ResponseRecord:
     async def try_save(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> bool:
         """Store it if that can be done; a record that is behind then follows its run."""
         try:
-            await self.keep(context, response, ended)
+            await self.save(context, response, ended)
         except StoreError as error:
             log.warning("the response %s could not be kept: %s", self.response_id, error)
             if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
-                context.app.services.background(follow_until_kept(context, self))
+                context.app.services.background(follow_until_saved(context, self))
             return False
         return True
 
     async def _transcript(self, context: ServerContext, response: JsonObject, ended: Outcome | None) -> list[Message]:
-        if (
-            ended is None
-            and self.run_id
-            and self.session_id
-            and (found := await context.stored_history(self.session_id))
-        ):
-            return found
+        session_id = self.session_id if ended is None and self.run_id else None
+        if session_id and (history := await context.stored_history(session_id)):
+            return history
         text = ended.text if ended else text_of_output(response["output"])
         return transcript(self.history, self.user_message, ended.messages if ended else None, text)
 
 
-def transcript(history: list[Message], user_message: object, told: list[Message] | None, text: str) -> list[Message]:
+def transcript(
+    history: list[Message], user_message: object, messages: list[Message] | None, text: str
+) -> list[Message]:
     """The whole conversation, whatever part of it the agent gives back, and nothing in it twice."""
     asked: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
-    if told and told[: len(history) + len(asked)] == [*history, *asked]:
-        return told
-    turn = turn_messages(history, told or [])
+    if messages and messages[: len(history) + len(asked)] == [*history, *asked]:
+        return messages
+    turn = turn_messages(history, messages or [])
     if text and not (
         turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") in (text, strip_rendered_media(text))
     ):
@@ -142,16 +141,16 @@ def transcript(history: list[Message], user_message: object, told: list[Message]
     return [*history, *asked, *turn]
 
 
-def turn_messages(history: list[Message], told: list[Message]) -> list[Message]:
+def turn_messages(history: list[Message], messages: list[Message]) -> list[Message]:
     """Of what an agent gives back, the messages of this turn: the assistant's and its tools'."""
-    rest = told[len(history) :] if history and told[: len(history)] == history else told
+    rest = messages[len(history) :] if history and messages[: len(history)] == history else messages
     users = [at for at, message in enumerate(rest) if message.get("role") == "user"]
     return rest[users[-1] + 1 :] if users else rest
 
 
 def text_of_output(output: list[JsonObject]) -> str:
-    found = [item for item in output if item.get("type") == "message"]
-    return "".join(part.get("text", "") for part in found[-1].get("content", ())) if found else ""
+    messages = [item for item in output if item.get("type") == "message"]
+    return "".join(part.get("text", "") for part in messages[-1].get("content", ())) if messages else ""
 
 
 def blank(response_id: str, model: str, created_at: int) -> JsonObject:
@@ -191,30 +190,42 @@ def blank(response_id: str, model: str, created_at: int) -> JsonObject:
     }
 
 
+async def previous_response(context: ServerContext, response_id: str, owner: str) -> JsonObject:
+    record: JsonObject | None = await context.stored_responses.get(response_id, owner)
+    if record is None:
+        raise no_previous_response(response_id)
+    return record
+
+
+def no_previous_response(response_id: str) -> ApiError:
+    message = f"There is no response {response_id!r}."
+    return ApiError(404, message, "previous_response_not_found", "previous_response_id")
+
+
 # --- following a run without its client ------------------------------------------------------------------------------
 
 
-async def follow(context: ServerContext, kept: ResponseRecord) -> ResponseRenderer:
+async def follow(context: ServerContext, record: ResponseRecord) -> ResponseRenderer:
     """Build the response from its run's log, to the run's end, and keep it."""
     app = context.app
     while True:
-        renderer = await kept.renderer(context)
+        renderer = await record.renderer(context)
         for _ in renderer.begin():
             pass
-        async with contextlib.aclosing(run_events(app.engine, kept.run_id or "", ROWS)) as source:
+        async with contextlib.aclosing(run_events(app.engine, record.run_id or "", ROWS)) as source:
             async for batch in source:
                 before = renderer.status
                 renderer.feed(batch)
                 if renderer.status != before and not renderer.ended:
-                    await kept.keep(context, renderer.snapshot())
+                    await record.save(context, renderer.snapshot())
         if renderer.ended or app.engine.draining:
             break
-        if (record := await app.engine.get(kept.run_id or "")) is None or record.log_expired:
+        if (run := await app.engine.get(record.run_id or "")) is None or run.log_expired:
             renderer.finish(Outcome(code="server_restarted", error="The server was restarted.", failed=True))
             break
         await asyncio.sleep(WAIT_FOR_RUN_S)  # it waits to be taken up again
     if renderer.ended:
-        await kept.keep(context, renderer.response)
+        await record.save(context, renderer.response)
     return renderer
 
 
@@ -222,8 +233,8 @@ async def level(context: ServerContext) -> None:
     """Bring responses that a server has left unfinished level with their runs, where those have ended. All others follow
     when their runs are taken up."""
     app = context.app
-    found = await context.stored_responses.unfinished()
-    if (unbegun := await _level_ended(context, found)) and app.engine.peers.names():
+    unfinished = await context.stored_responses.unfinished()
+    if (unbegun := await _level_ended(context, unfinished)) and app.engine.peers.names():
         await asyncio.sleep(LEASE_TTL_S)  # another worker may have been about to begin their runs
         unbegun = await _level_ended(context, unbegun)
     for response_id in unbegun:
@@ -249,17 +260,17 @@ async def level_revived(context: ServerContext, response_id: str) -> None:
     """Follow the run of a response that is taken up here, or has ended."""
     record = await context.stored_responses.get(response_id)
     if record is not None and record.get("run_id"):
-        await follow_until_kept(context, ResponseRecord.of(response_id, record))
+        await follow_until_saved(context, ResponseRecord.of(response_id, record))
 
 
-async def follow_until_kept(context: ServerContext, kept: ResponseRecord) -> None:
+async def follow_until_saved(context: ServerContext, record: ResponseRecord) -> None:
     """The same in the background, however long the store cannot be written to."""
     while True:
         try:
-            await follow(context, kept)
+            await follow(context, record)
             return
         except StoreError as error:
             if context.app.engine.draining:
                 return
-            log.warning("the response %s could not be kept: %s", kept.response_id, error)
+            log.warning("the response %s could not be kept: %s", record.response_id, error)
             await asyncio.sleep(WAIT_FOR_STORE_S)

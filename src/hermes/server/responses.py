@@ -22,15 +22,15 @@ from hermes.server.query_params import ID_MAX, ItemQuery
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import read
 from hermes.server.request_options import parse_options
-from hermes.server.response_record import ResponseRecord, follow, follow_until_kept
+from hermes.server.response_record import ResponseRecord, follow, follow_until_saved, previous_response
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, route
 from hermes.server.sealing import seal_of
-from hermes.server.session_routes import unknown_session
 from hermes.server.shapes import Compaction, InputTokens, ItemList, Response, ResponseDeleted
 from hermes.server.sse import inline_sink, replay, run_events_to_end
-from hermes.server.turn_spec import check_model, route_of
+from hermes.server.turn_spec import build_spec, check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.services.models import of_session
+from hermes.services.sessions import unknown_session
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ SUMMARIZE = (
 async def responses(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, ResponseRequest)
     work = await prepare(context, request, body)
-    turn, kept = work.turn, work.kept
+    turn, record = work.turn, work.kept
     try:
         if body.model.background:
             return await _in_background(context, request, work)
         await work.admit()
         if not body.model.stream:
             renderer = await work.run()
-            named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
+            named = {"response_id": record.response_id, "run_id": turn.spec.run_id} if record.store else {}
             headers = turn.response_headers(await turn.streamed_outcome(), body, **named)
             return answer(renderer.response, 200, headers)
         return await work.stream()
@@ -81,7 +81,7 @@ async def responses(context: ServerContext, request: web.Request) -> web.StreamR
 
 async def _in_background(context: ServerContext, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
-    turn, kept = work.turn, work.kept
+    turn, record = work.turn, work.kept
     if turn.options.resumed is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
@@ -91,26 +91,26 @@ async def _in_background(context: ServerContext, request: web.Request, work: Pre
     else:
         await work.branch()
         work.settle()
-    renderer = await kept.renderer(context)
+    renderer = await record.renderer(context)
     await run_uncancellable(_submit(context, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}
     if work.body.model.stream:
-        return await _replayed(context, request, kept, -1, headers)
+        return await _replayed(context, request, record, -1, headers)
     return answer(renderer.snapshot(), 200, headers)
 
 
 async def _submit(context: ServerContext, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
-    app, kept, resumed = context.app, work.kept, work.turn.options.resumed is not None
+    app, record, resumed = context.app, work.kept, work.turn.options.resumed is not None
     if not resumed:
         await check_model(context, caller_of(work.turn.request), work.turn.spec)
-    await kept.begin(context, renderer.snapshot())
+    await record.begin(context, renderer.snapshot())
     try:
         await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
-        await context.stored_responses.delete(kept.response_id)
+        await context.stored_responses.delete(record.response_id)
         raise outcome.refusal(error) from None
-    app.services.background(follow_until_kept(context, kept))
+    app.services.background(follow_until_saved(context, record))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
@@ -153,20 +153,20 @@ async def get_response(context: ServerContext, request: web.Request, query: Resp
 
 
 async def _replayed(
-    context: ServerContext, request: web.Request, kept: ResponseRecord, after: int, headers: dict[str, str]
+    context: ServerContext, request: web.Request, record: ResponseRecord, after: int, headers: dict[str, str]
 ) -> web.StreamResponse:
     """The stream of a response from wherever its reader wants, then live."""
     app = context.app
-    run = await app.engine.get(kept.run_id) if kept.run_id else None
+    run = await app.engine.get(record.run_id) if record.run_id else None
     if run is None or run.log_expired:
         raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
-    renderer = await kept.renderer(context, after=after)
+    renderer = await record.renderer(context, after=after)
 
     async def ensure_kept() -> None:
         """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
-        stored = await context.stored_responses.get(kept.response_id, kept.owner)
+        stored = await context.stored_responses.get(record.response_id, record.owner)
         if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
-            await kept.try_save(context, renderer.response)
+            await record.try_save(context, renderer.response)
 
     stream = context.stream(request, headers)
     source = run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=inline_sink(renderer, stream))
@@ -313,34 +313,32 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
 )
 async def compact(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, CompactRequest)
-    asked, owner = body.model, caller_of(request).owner
+    asked, caller = body.model, caller_of(request)
+    owner = caller.owner
     before: list[JsonObject] = []
     if asked.previous_response_id:
-        found = await context.stored_responses.get(asked.previous_response_id, owner)
-        if found is None:
-            message = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-        before = list(found.get("conversation_history") or ())
+        record = await previous_response(context, asked.previous_response_id, owner)
+        before = list(record.get("conversation_history") or ())
     elif asked.input is None:
         raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")
     given = await reader(context, owner).read(asked.input) if asked.input is not None else None
-    said = [*before, *(given.messages if given else ())]
     system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
+    options = parse_options(context, request)
     spec = RunSpec(
         user_message=SUMMARIZE,
         session_id=new_session_id(),
         kind="response",
         owner=owner,
-        history=said,
+        history=[*before, *(given.messages if given else ())],
         instructions=system,
-        toolsets=frozenset(),
         on_detach="cancel",
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(context, caller_of(request), asked.model, asked.provider),
+        route=route_of(context, caller, asked.model, asked.provider),
     )
-    turn = Turn(context, request, spec, parse_options(context, request))
+    spec = build_spec(context, caller, options, body, spec).replace(toolsets=frozenset(), toolsets_by_default=False)
+    turn = Turn(context, request, spec, options)
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -350,6 +348,11 @@ async def compact(context: ServerContext, request: web.Request) -> web.StreamRes
         raise ended.failure()
     sealed = (await seal_of(context)).close("compaction", owner, ended.text)
     item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed}
-    told = {"id": f"cmp_{secrets.token_hex(12)}", "object": "response.compaction", "created_at": int(time.time())}
-    headers = {**turn.headers(ended), **body.headers()}
-    return answer({**told, "output": [item], "usage": ended.response_usage()}, 200, headers)
+    compaction = {
+        "id": f"cmp_{secrets.token_hex(12)}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [item],
+        "usage": ended.response_usage(),
+    }
+    return answer(compaction, 200, {**turn.headers(ended), **body.headers()})

@@ -36,7 +36,7 @@ from hermes.server.startup_checks import (
 )
 from hermes.server.status import ServerLock, hold, server_url, write_runtime_status
 from hermes.server.supervisor import Supervisor
-from hermes.services import models
+from hermes.services import health
 from hermes.settings import config
 from hermes.settings.check import without_secret_fields
 from hermes.settings.keys import Key, KeyPath, at
@@ -400,15 +400,13 @@ def describe(home: Home, settings: config.Settings) -> str:
 def _model(settings: config.Settings) -> str:
     """The model that is asked first, in a word. A server without one starts: it is told, and can be given one."""
     try:
-        route, problem = models.configured_route(settings)
+        finding = health.CHECKS["model"].look(health.Subject(settings.home, settings))
     except ConfigError as error:
         log.warning("%s", error)
         return "none"
-    if problem:
-        log.warning("%s", problem)
-    if problem.startswith(models.NOT_CONFIGURED):
-        return "none"
-    return f"{route.provider}/{route.model}"
+    if finding.state == "fail":
+        log.warning("%s", finding)
+    return f"{finding.facts['provider']}/{finding.facts['model']}" if finding.facts else "none"
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from hermes.core.errors import ServiceError
 from hermes.core.json_types import JsonObject, Message
 from hermes.core.spec import Control, ControlKind, RunKind, RunSpec
 from hermes.core.text import text_of
@@ -42,10 +43,11 @@ from hermes.server.request_options import (
     toolsets_of,
     workdir_of,
 )
+from hermes.server.response_record import previous_response
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
-from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, inline_sink, replay, run_events_to_end
 from hermes.server.turn_spec import build_spec, check_model, open_calls
+from hermes.services import runs, sessions
 from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
 # Subagents' runs are listed when they are asked for.
 _LISTED: tuple[RunKind, ...] = tuple(kind for kind in get_args(RunKind) if kind != "subagent")
-_CHOICES = ("once", "session", "always", "deny")
-_ALIASES = {"approve": "once", "approved": "once", "allow": "once"}
 # Whoever may begin some kind of run; which kinds the key covers is asked once the run is known (`keys.RUN_SCOPES`).
 _SCOPE = "runs|chat|jobs"
 _RUN = "/v1/runs/{run_id}"
@@ -116,18 +116,19 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
     request_options = parse_options(context, request, user=asked.user)
-    chain = await _chain(context, asked, owner)
+    previous = asked.previous_response_id
+    chain = await previous_response(context, previous, owner) if previous else None
     named = _session_id(asked, request_options, chain)
-    given = await reader(context, owner).read(asked.input)
-    earlier, prompt, results = given.split_messages()
+    parsed = await reader(context, owner).read(asked.input)
+    earlier, prompt, results = parsed.split_messages()
     if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
     earlier += ({"role": "tool", **result} for result in results)
-    told, system = _history(context, asked, chain)
-    history = [*told, *earlier]
+    history, system = _history(context, asked, chain)
+    history += earlier
     session = await context.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
-        raise unknown_session(named)
+        raise sessions.unknown_session(named)
     stored = await context.stored_history(named, resumed_admission(request)) if named and session is not None else []
     await _check_answered(context, stored, owner)
     run_id = idempotent_run_id(request)
@@ -142,7 +143,7 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
         history=history if seeds else None,
         base_id=session_id if seeds else None,
         owner=owner,
-        instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
+        instructions="\n".join(text for text in (*parsed.system, *system, instructions) if text) or None,
     )
     request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
     spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
@@ -153,16 +154,6 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
-
-
-async def _chain(context: ServerContext, asked: RunRequest, owner: str) -> JsonObject | None:
-    if not asked.previous_response_id:
-        return None
-    response: JsonObject | None = await context.stored_responses.get(asked.previous_response_id, owner)
-    if response is None:
-        message = f"There is no response {asked.previous_response_id!r}."
-        raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
-    return response
 
 
 def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonObject | None) -> str | None:
@@ -249,9 +240,8 @@ async def run_page(
     context: ServerContext, request: web.Request, limit: int, cursor: str | None, **chosen: Any
 ) -> RunList:
     """A page of the runs that are chosen."""
-    runs = context.app.store.runs
     try:
-        records, texts, total = await runs.page(limit=limit + 1, before=place_of(cursor), **chosen)
+        records, texts, total = await context.app.store.runs.page(limit=limit + 1, before=place_of(cursor), **chosen)
     except KeyError:
         raise bad_cursor() from None
     page = records[:limit]
@@ -284,7 +274,7 @@ async def delete_run(context: ServerContext, request: web.Request) -> RunDeleted
     record = await _record(context, request)
     run_id = record.spec.run_id
     if not record.state.ended or not await context.app.store.runs.remove(run_id):
-        raise ApiError(409, f"The run {run_id!r} has not ended yet.", "run_active")
+        raise ServiceError(f"The run {run_id!r} has not ended yet.", "run_active")
     return RunDeleted(run_id=run_id)
 
 
@@ -293,14 +283,10 @@ async def _record(context: ServerContext, request: web.Request) -> RunRecord:
     run_id = request.match_info["run_id"]
     record = await context.app.engine.get(run_id)
     if record is None or not caller_of(request).may_see(record.spec.owner):
-        raise _unknown(run_id)
+        raise runs.unknown_run(run_id)
     if (refusal := context.scope_refusal(caller_of(request), RUN_SCOPES[record.spec.kind])) is not None:
         raise refusal
     return record
-
-
-def _unknown(run_id: str) -> ApiError:
-    return ApiError(404, f"There is no run {run_id!r}.", "run_not_found")
 
 
 class EventQuery(Struct, kw_only=True):
@@ -357,8 +343,8 @@ class RunStopping(Struct, kw_only=True):
 @route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
 async def stop_run(context: ServerContext, request: web.Request) -> RunStopping:
     record = await _record(context, request)
-    if record.state.ended or not (record.state.stopping or await _tell(context, request, record, "interrupt", {})):
-        raise _finished(record)
+    if record.state.ended or not (record.state.stopping or await _control(context, request, record, "interrupt", {})):
+        raise runs.ended_run(record)
     return RunStopping(run_id=record.spec.run_id)
 
 
@@ -386,11 +372,12 @@ async def steer_run(context: ServerContext, request: web.Request, body: SteerReq
         raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
     if None not in (body.text, body.input) and body.text != body.input:
         raise invalid("input", "text and input are the same and have different values.")
-    text = _checked_text(context, *((body.text, "text") if body.text is not None else (body.input or "", "input")))
+    text, field = (body.text, "text") if body.text is not None else (body.input or "", "input")
+    text = runs.checked_text(text, field, context.options.max_text_chars)
     record = await _record(context, request)
-    control = None if record.state.ended else await _tell(context, request, record, "steer", {"text": text})
+    control = None if record.state.ended else await _control(context, request, record, "steer", {"text": text})
     if control is None:
-        raise _finished(record)
+        raise runs.ended_run(record)
     return Steered(run_id=record.spec.run_id, steer_id=control.control_id)
 
 
@@ -413,31 +400,16 @@ class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.a
     features=("run_approval_response", "approval_events"),
 )
 async def approve_run(context: ServerContext, request: web.Request, body: ApprovalRequest) -> ApprovalAnswer:
-    choice = _ALIASES.get(body.choice, body.choice)
-    if choice not in _CHOICES:
-        raise _bad_choice(_CHOICES)
+    choice = runs.approval_choice(body.choice)
     if choice == "always" and not caller_of(request).is_admin:
         raise ApiError(403, "Leave for ever needs a key with the scope 'admin'.", "insufficient_scope", "choice")
     record = await _record(context, request)
-    run_id, pending = record.spec.run_id, record.state.approvals
-    if record.state.ended:
-        raise ApiError(409, f"The run {run_id!r} has ended.", "approval_not_active")
-    ids = list(pending)
-    if not (body.all or body.resolve_all):
-        ids = [body.approval_id] if body.approval_id in pending else [] if body.approval_id else ids[:1]
-    for approval_id in ids:
-        if choice not in pending[approval_id]["choices"]:
-            raise _bad_choice(pending[approval_id]["choices"])
-    controls = [
-        await _tell(context, request, record, "approve", {"id": approval_id, "choice": choice}) for approval_id in ids
-    ]
+    answers = runs.approval_data(record, choice, body.approval_id, every=bool(body.all or body.resolve_all))
+    controls = [await _control(context, request, record, "approve", data) for data in answers]
     if not any(controls):
-        raise ApiError(409, "No such question for leave is open.", "approval_not_pending")
-    return ApprovalAnswer(run_id=run_id, choice=choice, resolved=sum(control is not None for control in controls))
-
-
-def _bad_choice(choices: Any) -> ApiError:
-    return invalid("choice", f"The choice is one of {', '.join(choices)}.", "invalid_approval_choice")
+        raise runs.no_approval()
+    resolved = sum(control is not None for control in controls)
+    return ApprovalAnswer(run_id=record.spec.run_id, choice=choice, resolved=resolved)
 
 
 class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.clarify_response"):
@@ -456,35 +428,20 @@ class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.cl
     features=("run_clarify",),
 )
 async def clarify_run(context: ServerContext, request: web.Request, body: ClarifyRequest) -> ClarifyAnswer:
-    text = _checked_text(context, body.answer, "answer")
+    text = runs.checked_text(body.answer, "answer", context.options.max_text_chars)
     record = await _record(context, request)
-    pending = {} if record.state.ended else record.state.questions
-    request_id = body.request_id or next(iter(pending), "")
-    data = {"id": request_id, "answer": text}
-    if request_id not in pending or not await _tell(context, request, record, "answer", data):
-        raise ApiError(409, "No such question is open.", "clarify_not_pending")
-    return ClarifyAnswer(run_id=record.spec.run_id, request_id=request_id)
+    data = runs.answer_data(record, text, body.request_id)
+    if not await _control(context, request, record, "answer", data):
+        raise runs.no_question()
+    return ClarifyAnswer(run_id=record.spec.run_id, request_id=data["id"])
 
 
-async def _tell(
+async def _control(
     context: ServerContext, request: web.Request, record: RunRecord, kind: ControlKind, data: JsonObject
 ) -> Control | None:
-    """Tell a run something. None: it does not concern it any more."""
+    """None: the run has ended, or no longer waits for it."""
     control = Control(kind, data, surface="api", credential=caller_of(request).credential)
     applied = await context.app.engine.control(record.spec.run_id, control)
     if applied == "unknown":
-        raise _unknown(record.spec.run_id)
+        raise runs.unknown_run(record.spec.run_id)
     return control if applied == "applied" else None
-
-
-def _finished(record: RunRecord) -> ApiError:
-    return ApiError(409, f"The run {record.spec.run_id!r} has ended.", "run_finished")
-
-
-def _checked_text(context: ServerContext, text: str, field: str) -> str:
-    longest = context.options.max_text_chars
-    if not text.strip():
-        raise invalid(field, f"{field!r} says nothing.")
-    if len(text) > longest:
-        raise invalid(field, f"{field!r} is longer than {longest} characters.", "string_above_max_length")
-    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from urllib.parse import quote
 
@@ -43,8 +43,9 @@ from hermes.server.request_bodies import parse, read_object
 from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.server.routes import REASONING_HEADER, route
 from hermes.server.turn_spec import route_of
-from hermes.store.base import SessionBusy, SessionExists
-from hermes.store.codec import BadSessionId, plain_title
+from hermes.services import sessions
+from hermes.store.base import SessionBusy
+from hermes.store.codec import plain_title
 from hermes.store.search import words_of
 
 if TYPE_CHECKING:
@@ -132,22 +133,9 @@ async def create_session(context: ServerContext, request: web.Request, body: Ses
         "pinned": body.pinned,
         **await _turn_settings(context, request, msgspec.structs.asdict(body)),
     }
-    with _bad_fields("id" if body.id is not None else "session_id"):
-        new_id = await context.database().create_session(session_id, "api_server", exist_ok=False, **fields)
-    return await _shown(context, request, new_id)
-
-
-@contextlib.contextmanager
-def _bad_fields(id_field: str) -> Iterator[None]:
-    """What the store refuses of a new session, as errors of the API."""
-    try:
-        yield
-    except SessionExists as error:
-        raise ApiError(409, str(error), "session_exists", "id") from None
-    except BadSessionId as error:
-        raise invalid(id_field, str(error), "invalid_session_id") from None
-    except ValueError as error:  # the id is sound: it is the title that is taken
-        raise invalid("title", str(error), "invalid_title") from None
+    id_field = "id" if body.id is not None else "session_id"
+    create = partial(sessions.create, context.database().blocking, session_id, "api_server", id_field=id_field)
+    return await _shown(context, request, await asyncio.to_thread(create, **fields))
 
 
 class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.import"):
@@ -207,7 +195,7 @@ class MatchList(Page[Match], kw_only=True):
 async def search_sessions(context: ServerContext, request: web.Request, query: SearchQuery) -> MatchList:
     """Titles that hold the words, then messages that do."""
     text, limit, offset = query.q.strip(), query.limit, offset_of(query.cursor)
-    titled, messages, total = await context.database().search_page(
+    sessions_page, messages, total = await context.database().search_page(
         text,
         role=query.role,
         limit=limit + 1,
@@ -217,8 +205,8 @@ async def search_sessions(context: ServerContext, request: web.Request, query: S
         session_id=query.session_id,
         owner=caller_of(request).visible_owner,
     )
-    words = words_of(text)
-    data = [*(title_match(session, words) for session in titled), *map(message_match, messages)]
+    terms = words_of(text)
+    data = [*(title_match(session, terms) for session in sessions_page), *map(message_match, messages)]
     following = str(offset + limit) if len(data) > limit else None
     return MatchList(data=data[:limit], **paging(following, total), complete=messages.complete)
 
@@ -231,12 +219,8 @@ async def session_of(context: ServerContext, request: web.Request) -> JsonObject
     session_id = request.match_info["session_id"]
     row: JsonObject | None = await context.database().get_session(session_id)
     if row is None or not caller_of(request).may_see(row["owner"]):
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return row
-
-
-def unknown_session(session_id: str) -> ApiError:
-    return ApiError(404, f"There is no session {session_id!r}.", "session_not_found")
 
 
 @route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
@@ -264,37 +248,20 @@ async def patch_session(context: ServerContext, request: web.Request) -> Session
             raise invalid(name, message, "unsupported_session_field")
     asked = parse(raw, SessionPatch).model
     session_id = (await session_of(context, request))["id"]
-    given = msgspec.structs.asdict(asked)
-    fields = {name: given[name] for name in ("archived", "model", "pinned") if given[name] is not msgspec.UNSET}
+    values = msgspec.structs.asdict(asked)
+    fields = {name: values[name] for name in ("archived", "model", "pinned") if values[name] is not msgspec.UNSET}
     if fields.get("model") == "":
         fields["model"] = None
     if asked.system_prompt is not msgspec.UNSET:
         fields["instructions"] = _system_prompt(context, asked.system_prompt)
     if isinstance(asked.model, str):
         route_of(context, caller_of(request), asked.model)
-    fields |= await _turn_settings(context, request, given)
-    title = msgspec.UNSET if asked.title is msgspec.UNSET else _title(asked.title)
-    database = context.database()
-    db = database.blocking
-
-    def change() -> None:
-        if title is not msgspec.UNSET:
-            try:
-                db.set_session_title(session_id, title)
-            except ValueError as error:
-                raise invalid("title", str(error), "invalid_title") from None
-        if fields:
-            db.update_session(session_id, **fields)
-        if isinstance(asked.end_reason, str):
-            try:
-                db.end_session(session_id, asked.end_reason)
-            except ValueError as error:
-                raise invalid("end_reason", str(error)) from None
-
-    try:
-        await database.transaction(change)
-    except KeyError:
-        raise unknown_session(session_id) from None
+    fields |= await _turn_settings(context, request, values)
+    if asked.title is not msgspec.UNSET:
+        fields["title"] = _title(asked.title)
+    if isinstance(asked.end_reason, str):
+        fields["end_reason"] = asked.end_reason
+    await asyncio.to_thread(partial(sessions.change, context.database().blocking, session_id, **fields))
     return await _shown(context, request, session_id)
 
 
@@ -315,7 +282,7 @@ async def delete_session(context: ServerContext, request: web.Request) -> Sessio
             busy.headers["X-Hermes-Run-Id"] = run_id
         raise busy from None
     if not gone:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return SessionDeleted(id=session_id)
 
 
@@ -334,12 +301,8 @@ async def delete_session(context: ServerContext, request: web.Request) -> Sessio
 async def fork_session(context: ServerContext, request: web.Request, body: ForkRequest) -> SessionAnswer:
     new_id, title = _new_id(body.id, "id"), _title(body.title)
     session_id = (await session_of(context, request))["id"]
-    try:
-        with _bad_fields("id"):
-            new_id = await context.database().fork_session(session_id, new_id, title, body.at_message_id)
-    except KeyError:
-        message = f"There is no message {body.at_message_id} in this session."
-        raise ApiError(404, message, "message_not_found", "at_message_id") from None
+    db = context.database().blocking
+    new_id = await asyncio.to_thread(sessions.fork, db, session_id, new_id, title, body.at_message_id)
     return await _shown(context, request, new_id)
 
 
@@ -427,14 +390,14 @@ async def export_session(context: ServerContext, request: web.Request, query: Ex
     session_id = (await session_of(context, request))["id"]
     session = await context.database().export_session(session_id, context.redact)
     if session is None:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     media_type, suffix = _EXPORTS[query.format]
-    data = await asyncio.to_thread(_written, session, query.format)
+    data = await asyncio.to_thread(_export, session, query.format)
     headers = {"Content-Disposition": attachment(f"{session_id}.{suffix}")}
     return web.Response(body=data, content_type=media_type, charset="utf-8", headers=headers)
 
 
-def _written(session: JsonObject, form: str) -> bytes:
+def _export(session: JsonObject, form: str) -> bytes:
     if form == "markdown":
         from hermes.services.session_markdown import markdown
 
@@ -487,14 +450,18 @@ async def session_files(context: ServerContext, request: web.Request, query: Fil
 )
 async def session_file(context: ServerContext, request: web.Request) -> web.StreamResponse:
     session_id, file_id = (await session_of(context, request))["id"], request.match_info["file_id"]
-    found = await context.database().get_file(session_id, file_id)
-    opened = await asyncio.to_thread(_opened, found["path"]) if found else None
-    if found is None or opened is None:
+    row = await context.database().get_file(session_id, file_id)
+    opened = await asyncio.to_thread(_open, row["path"]) if row else None
+    if row is None or opened is None:
         raise ApiError(404, f"There is no file {file_id!r} in this session.", "file_not_found")
     with opened[0] as data:
-        told = {"Content-Type": found["mime"] or "application/octet-stream", "Content-Length": str(opened[1])}
-        headers = {**common_headers(request), **told}
-        response = web.StreamResponse(headers={**headers, "Content-Disposition": attachment(found["name"] or file_id)})
+        headers = {
+            **common_headers(request),
+            "Content-Type": row["mime"] or "application/octet-stream",
+            "Content-Length": str(opened[1]),
+            "Content-Disposition": attachment(row["name"] or file_id),
+        }
+        response = web.StreamResponse(headers=headers)
         with contextlib.suppress(ConnectionError):  # whoever asked for it has left
             await response.prepare(request)
             while request.method != "HEAD" and (part := await asyncio.to_thread(data.read, _READ_BYTES)):
@@ -502,7 +469,7 @@ async def session_file(context: ServerContext, request: web.Request) -> web.Stre
     return response
 
 
-def _opened(path: str) -> tuple[BinaryIO, int] | None:
+def _open(path: str) -> tuple[BinaryIO, int] | None:
     try:
         data = open(path, "rb")  # noqa: SIM115  (closed by whoever sends it)
     except (OSError, ValueError):
@@ -522,7 +489,7 @@ def attachment(name: str) -> str:
 async def _shown(context: ServerContext, request: web.Request, session_id: str) -> SessionAnswer:
     row = await context.database().get_session(session_id)
     if row is None:
-        raise unknown_session(session_id)
+        raise sessions.unknown_session(session_id)
     return await _answer_with(context, request, row)
 
 
@@ -531,27 +498,27 @@ async def _answer_with(context: ServerContext, request: web.Request, row: JsonOb
     return SessionAnswer(session=session_object(row, around, caller_of(request).shown_owner(row["owner"])))
 
 
-def _new_id(given: object, where: str) -> str | None:
-    if given is None:
+def _new_id(value: object, field: str) -> str | None:
+    if value is None:
         return None
-    if not isinstance(given, str):
-        raise invalid(where, f"{where} must be text.", "invalid_session_id")
-    return session_id_of(given, where)
+    if not isinstance(value, str):
+        raise invalid(field, f"{field} must be text.", "invalid_session_id")
+    return session_id_of(value, field)
 
 
-def _title(given: object) -> str | None:
-    if given is not None and not isinstance(given, str):
+def _title(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
         raise invalid("title", "A title must be text.", "invalid_title")
     try:
-        return plain_title(given)
+        return plain_title(value)
     except ValueError as error:
         raise invalid("title", str(error), "invalid_title") from None
 
 
-async def _turn_settings(context: ServerContext, request: web.Request, given: JsonMapping) -> JsonObject:
-    """What a session keeps for its turns, as far as the request says; checked like that of a run."""
-    named = ("workdir", "toolsets", "max_iterations")
-    fields = {name: given[name] for name in named if given[name] is not msgspec.UNSET}
+async def _turn_settings(context: ServerContext, request: web.Request, values: JsonMapping) -> JsonObject:
+    """The settings of a session for its turns that the request sets; checked like those of a run."""
+    names = ("workdir", "toolsets", "max_iterations")
+    fields = {name: values[name] for name in names if values[name] is not msgspec.UNSET}
     if fields.get("workdir") is not None:
         await workdir_of(context, caller_of(request).owner, None, fields["workdir"])
     if fields.get("toolsets") is not None:
@@ -560,9 +527,9 @@ async def _turn_settings(context: ServerContext, request: web.Request, given: Js
     return fields
 
 
-def _system_prompt(context: ServerContext, given: object) -> str | None:
-    longest = context.options.max_text_chars
-    if given is not None and (not isinstance(given, str) or len(given) > longest):
-        message = f"A system prompt is text of at most {longest} characters."
+def _system_prompt(context: ServerContext, value: object) -> str | None:
+    chars_max = context.options.max_text_chars
+    if value is not None and (not isinstance(value, str) or len(value) > chars_max):
+        message = f"A system prompt is text of at most {chars_max} characters."
         raise invalid("system_prompt", message, "invalid_system_prompt")
-    return given or None
+    return value or None

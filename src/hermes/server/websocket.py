@@ -205,30 +205,30 @@ class _Connection:
 
     async def _warm_up(self, work: PreparedResponse) -> None:
         """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
-        kept, write = work.kept, _Writer(self._socket, self._context.options.write_stall_seconds)
-        renderer = await kept.renderer(self._context, frame=socket_frame)
+        record, write = work.kept, _Writer(self._socket, self._context.options.write_stall_seconds)
+        renderer = await record.renderer(self._context, frame=socket_frame)
         for data in renderer.begin():
             await write.write(data)
         data = renderer.finish(Outcome())
         chain = work.chain or {}
         said = list(work.turn.spec.history or ())
         if said:  # the session of the chain holds nothing of it
-            kept.session_id, kept.run_id = None, None
+            record.session_id, record.run_id = None, None
         else:
-            kept.session_id, kept.run_id = chain.get("session_id"), chain.get("run_id")
-        record = kept.record(renderer.response, said or chain.get("conversation_history") or [])
-        self._memory = {kept.response_id: record}
-        if kept.store:
-            await self._context.stored_responses.put(kept.response_id, record)
+            record.session_id, record.run_id = chain.get("session_id"), chain.get("run_id")
+        stored = record.as_json(renderer.response, said or chain.get("conversation_history") or [])
+        self._memory = {record.response_id: stored}
+        if record.store:
+            await self._context.stored_responses.put(record.response_id, stored)
         await write.write(data)
 
     def _remember(self, work: PreparedResponse, response: JsonObject, ended: Any) -> None:
-        kept = work.kept
-        said = transcript(kept.history, kept.user_message, ended.messages, ended.text)
-        record = kept.record(response, said)
+        record = work.kept
+        said = transcript(record.history, record.user_message, ended.messages, ended.text)
+        stored = record.as_json(response, said)
         if not work.turn.spec.persist:
-            record["run_id"] = None
-        self._memory = {kept.response_id: record}
+            stored["run_id"] = None
+        self._memory = {record.response_id: stored}
 
     async def _tell(self, error: ApiError) -> None:
         error.redact(self._context.redact)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 __all__ = [
+    "EXAMPLE_PROVIDER",
     "SAMPLING",
     "UNKNOWN",
     "Route",
@@ -46,9 +47,6 @@ def problem_of(settings: Settings, route: Route, home: Home | None = None) -> st
 
 
 def configured_route(settings: Settings) -> tuple[Route, str]:
-    """The route of the settings, and why it cannot be asked, with what helps. Raises ConfigError."""
+    """The route of the settings, and why it cannot be asked. Raises ConfigError."""
     route = primary(settings, RouteChoice())
-    problem = problem_of(settings, route)
-    if problem == NOT_CONFIGURED:
-        problem = f"{problem} Try: hermes config set model.provider {EXAMPLE_PROVIDER}"
-    return route, problem
+    return route, problem_of(settings, route)
