@@ -195,7 +195,11 @@ def main() -> None:
             sum(parameters(n) > PARAMETERS_MAX for n in functions),
             "≤ 8",
         ),
-        ("uses of another module's _names", sum(private_uses(t) for t in found.values()), "0"),
+        (
+            "uses of another module's _names, but for compat",
+            sum(private_uses(tree) for path, tree in found.items() if path.name != "compat.py"),
+            "0",
+        ),
         ("CPU per plain turn", cpu_of_a_plain_turn(), "≤ 0.6 ms"),
     )
     for name, value, target in rows:

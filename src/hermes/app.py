@@ -142,7 +142,9 @@ class App:
 
     @property
     def settings(self) -> config.Settings:
-        return self.services.burst_cache(config.reload_if_changed, self._reload)
+        cache = self.services.burst_cache
+        settings: config.Settings | None = cache.get(config.reload_if_changed)
+        return cache.keep(config.reload_if_changed, self._reload()) if settings is None else settings
 
     @property
     def secrets(self) -> Secrets:

@@ -21,10 +21,6 @@ class BurstCache:
         self._values: dict[Hashable, Any] = {}
         self._since = 0.0
 
-    def __call__(self, key: Hashable, find: Callable[[], R]) -> R:
-        value: R | None = self.get(key)
-        return self.keep(key, find()) if value is None else value
-
     def get(self, key: Hashable) -> Any:
         now = time.monotonic()
         if self._values and (now - self._since > SAME_MOMENT_S or not self._busy()):

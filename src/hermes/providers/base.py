@@ -293,6 +293,7 @@ def server_error(body: JsonObject) -> ServerError:
     return ServerError(status, "" if code == "invalid_request_error" else code, message)
 
 
+@lru_cache(maxsize=64)
 def endpoint(base_url: str, path: str) -> str:
     """Where a request goes; a base that names the endpoint already, or has a query, is respected."""
     base, question, query = base_url.partition("?")

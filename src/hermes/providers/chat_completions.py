@@ -38,7 +38,7 @@ class ChatCompletions(base.Provider):
             "model": route.model,
             "messages": _messages(prompt, facts),
             "stream": prompt.stream,
-            **base.sampling_sent(prompt, self.capabilities(route.model)),
+            **(base.sampling_sent(prompt, self.capabilities(route.model)) if prompt.sampling else {}),
             **_limits(route, prompt, facts),
         }
         if prompt.prefill and (prefill := prefill_of(route)) is not None:
@@ -152,7 +152,7 @@ def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> JsonOb
 
 def _messages(prompt: base.Prompt, facts: ModelFacts) -> list[Message]:
     wire: list[Message] = []
-    if system := "\n\n".join(tier for tier in prompt.system if tier.strip()):
+    if system := "\n\n".join(filter(str.strip, prompt.system)):
         wire.append({"role": "system", "content": system})
     images: list[JsonObject] = []
     for message in prompt.messages:
@@ -188,7 +188,7 @@ def reasoning_of(text: str) -> JsonObject:
 
 def _user_content(content: object) -> str | list[JsonObject]:
     if not isinstance(content, list):
-        return base.text_of(content)
+        return content if isinstance(content, str) else ""
     return [
         _image(*image) if (image := base.image_of(part)) else _text(part) for part in base.content_parts(content)
     ] or ""

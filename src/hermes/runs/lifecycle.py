@@ -200,16 +200,16 @@ class Lifecycle:
         live.on_model_asked = admission.on_model_asked
         live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
-            self._engine.mark_created(admission.run_id)
+            self._engine.mark_created(admission.spec.run_id)
         else:
             live.log.on_created = partial(self._created, live, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.read_by_client:
-            self._engine.expect_reader(admission.run_id)
+            self._engine.expect_reader(admission.spec.run_id)
 
     def _created(self, live: LiveRun, admission: Admission, claimed: ClaimedSession | None) -> None:
-        self._engine.mark_created(admission.run_id)
+        self._engine.mark_created(admission.spec.run_id)
         if claimed is not None:
             live.spec = live.spec.replace(session_id=claimed.session_id)
             admission.spec = admission.spec.replace(session_id=claimed.session_id)

@@ -146,7 +146,10 @@ class RunLog:
                 while not live.overflowed and not live.closed:
                     taken = await live.take()
                     cursor = max(cursor, live.delivered_seq)
-                    fresh = [event for event in taken if event.seq > cursor]
+                    # They are in order: mostly all of them are new.
+                    fresh = taken
+                    if taken and taken[0].seq <= cursor:
+                        fresh = [event for event in taken if event.seq > cursor]
                     if not fresh:
                         continue
                     cursor = fresh[-1].seq

@@ -109,7 +109,7 @@ def route_of(context: ServerContext, caller: Key, model: str | None, provider: s
     if not model or is_default:
         return None
     _check_allowed(caller, model)
-    found = RouteChoice(alias=model) if model in aliases else models.named(context.settings, model)
+    found = RouteChoice(alias=model) if model in aliases else models.named(context.app.settings, model)
     # A key that may use certain models only is never given another one in the place of one that is gone.
     if found is None and (context.options.strict_models or caller.models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")

@@ -207,21 +207,20 @@ def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
 
 
 def _stamp(home: Home) -> Stamp:
-    config_file, env_file = _files(home)
-    return _file_stamp(config_file), _file_stamp(env_file)
+    stamps: list[tuple[int, int, int] | None] = []
+    for path in _files(home):
+        try:
+            status = os.stat(path)
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return stamps[0], stamps[1]
 
 
 @lru_cache(maxsize=64)
 def _files(home: Home) -> tuple[str, str]:
     return str(home.config_file), str(home.env_file)
-
-
-def _file_stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _Loader:
