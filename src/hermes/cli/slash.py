@@ -12,7 +12,7 @@ from hermes.cli.command import folder
 from hermes.cli.conversation import here, near
 from hermes.cli.output import UsageError
 from hermes.cli.session_format import session_lines
-from hermes.cli.slash_table import COMMANDS, GLOBAL, printed, require, run_command, slash, split_words, write_setting
+from hermes.cli.slash_table import COMMANDS, GLOBAL, printed, require, run_command, slash, split_args, write_setting
 from hermes.core.formatting import columns, counted, one_line, width
 from hermes.core.json_types import JsonObject
 from hermes.core.processes import is_alive
@@ -202,17 +202,17 @@ async def _retry(chat: Chat, rest: str) -> None:
 @slash("model", f"[name] [--provider id] [{GLOBAL}]", "look at the model, or change it")
 async def _model(chat: Chat, rest: str) -> None:
     talk = chat.talk
-    words, for_good = split_words(rest)
-    provider = words.pop(words.index("--provider") + 1) if "--provider" in words[:-1] else None
-    words = [word for word in words if word != "--provider"]
-    if words or provider:
-        choice = RouteChoice(model=words[0] if words else talk.model, provider=provider or talk.provider)
+    args, for_good = split_args(rest)
+    provider = args.pop(args.index("--provider") + 1) if "--provider" in args[:-1] else None
+    args = [arg for arg in args if arg != "--provider"]
+    if args or provider:
+        choice = RouteChoice(model=args[0] if args else talk.model, provider=provider or talk.provider)
         if not talk.remote:
             models.primary(talk.settings, choice)
         talk.model, talk.provider = choice.model, choice.provider
-        if talk.saved and words and await talk.session():
-            await talk.sessions.update_session(talk.session_id, model=words[0])
-        write_setting(chat, for_good and bool(words), "model.default", choice.model)
+        if talk.saved and args and await talk.session():
+            await talk.sessions.update_session(talk.session_id, model=args[0])
+        write_setting(chat, for_good and bool(args), "model.default", choice.model)
         write_setting(chat, for_good and bool(provider), "model.provider", provider)
     chat.route = await talk.model_name()
     window = "" if talk.remote else f", window {_window(await talk.route()):,} tokens"
@@ -225,64 +225,64 @@ def _window(route: Route) -> int:
 
 @slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
 async def _reasoning(chat: Chat, rest: str) -> None:
-    words, for_good = split_words(rest)
-    if words and words[0] in ("show", "hide"):
-        chat.screen.reasoning = words[0] == "show"
+    args, for_good = split_args(rest)
+    if args and args[0] in ("show", "hide"):
+        chat.screen.reasoning = args[0] == "show"
         write_setting(chat, for_good, "display.show_reasoning", chat.screen.reasoning)
-    elif words and words[0] in EFFORTS:
-        chat.talk.effort = words[0]
-        write_setting(chat, for_good, "agent.reasoning_effort", words[0])
-    elif words:
-        raise UsageError(f"'{words[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
+    elif args and args[0] in EFFORTS:
+        chat.talk.effort = args[0]
+        write_setting(chat, for_good, "agent.reasoning_effort", args[0])
+    elif args:
+        raise UsageError(f"'{args[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
     effort = chat.talk.effort or chat.talk.settings.agent.reasoning_effort or "as the model does by itself"
     chat.screen.note(f"Reasoning: {effort}; it is {'shown' if chat.screen.reasoning else 'hidden'}.")
 
 
 @slash("tools", f"[enable|disable names] [{GLOBAL}]", "which tools are offered")
 async def _tools(chat: Chat, rest: str) -> None:
-    words, for_good = split_words(rest)
-    if words and words[0] in ("enable", "disable") and not for_good:
-        chat.talk.change_toolsets(words[1:], on=words[0] == "enable")
-    elif words or chat.talk.toolsets is None:
-        await run_command(chat, "tools", *(words or ["list"]))
+    args, for_good = split_args(rest)
+    if args and args[0] in ("enable", "disable") and not for_good:
+        chat.talk.change_toolsets(args[1:], on=args[0] == "enable")
+    elif args or chat.talk.toolsets is None:
+        await run_command(chat, "tools", *(args or ["list"]))
     if chat.talk.toolsets is not None:
         chat.screen.note(f"In this conversation: {', '.join(sorted(chat.talk.toolsets)) or 'none'}.")
 
 
 @slash("skills", "[names|off]", "the skills there are, or follow some")
 async def _use_skills(chat: Chat, rest: str) -> None:
-    words, _ = split_words(rest)
-    if not words:
+    args, _ = split_args(rest)
+    if not args:
         await run_command(chat, "skills", "list")
-    elif words[0] == "off":
+    elif args[0] == "off":
         chat.talk.skills = []
     else:
-        chat.talk.skills += [chat.talk.skill(name) for name in words]
-    if words or chat.talk.skills:
+        chat.talk.skills += [chat.talk.skill(name) for name in args]
+    if args or chat.talk.skills:
         chat.screen.note(f"Followed here: {', '.join(skill.name for skill in chat.talk.skills) or 'none'}.")
 
 
 @slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", "shared")
 async def _memory(chat: Chat, rest: str) -> None:
-    words, for_good = split_words(rest)
-    if words and words[0] in ("on", "off"):
-        chat.talk.memory = words[0] == "on"
+    args, for_good = split_args(rest)
+    if args and args[0] in ("on", "off"):
+        chat.talk.memory = args[0] == "on"
         write_setting(chat, for_good, "memory.memory_enabled", chat.talk.memory)
-        chat.screen.note(f"Memory is {words[0]} in this conversation.")
+        chat.screen.note(f"Memory is {args[0]} in this conversation.")
     else:
-        await run_command(chat, "memory", *(words or ["show"]))
+        await run_command(chat, "memory", *(args or ["show"]))
 
 
 @slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", "shared")
 async def _mcp(chat: Chat, rest: str) -> None:
-    words, for_good = split_words(rest)
-    if len(words) == 2 and words[0] in ("enable", "disable"):
-        on = words[0] == "enable"
-        chat.talk.change_toolsets([f"mcp:{words[1]}"], on=on)
-        write_setting(chat, for_good, f"mcp_servers.{words[1]}.enabled", on)
-        chat.screen.note(f"The server {words[1]} is {'used' if on else 'not used'} in this conversation.")
+    args, for_good = split_args(rest)
+    if len(args) == 2 and args[0] in ("enable", "disable"):
+        on = args[0] == "enable"
+        chat.talk.change_toolsets([f"mcp:{args[1]}"], on=on)
+        write_setting(chat, for_good, f"mcp_servers.{args[1]}.enabled", on)
+        chat.screen.note(f"The server {args[1]} is {'used' if on else 'not used'} in this conversation.")
     else:
-        await run_command(chat, "mcp", *(words or ["list"]))
+        await run_command(chat, "mcp", *(args or ["list"]))
 
 
 # --- looking at turns ------------------------------------------------------------------------------------------------

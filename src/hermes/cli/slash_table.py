@@ -73,10 +73,10 @@ def require(chat: Chat, need: Need) -> None:
         raise UsageError("A turn is under way.", hint="/stop")
 
 
-def split_words(rest: str) -> tuple[list[str], bool]:
-    """The words of a command, and whether they are meant for every conversation."""
-    words = shlex.split(rest)
-    return [word for word in words if word != GLOBAL], GLOBAL in words
+def split_args(rest: str) -> tuple[list[str], bool]:
+    """The arguments of a command, and whether they are meant for every conversation."""
+    args = shlex.split(rest)
+    return [arg for arg in args if arg != GLOBAL], GLOBAL in args
 
 
 def write_setting(chat: Chat, for_good: bool, name: str, value: object) -> None:

@@ -91,7 +91,7 @@ class JobList(Page[Job], kw_only=True):
 
 @route("GET", "/api/jobs", "jobs", "List scheduled jobs", scope="jobs", features=("jobs_api",))
 async def list_jobs(context: ServerContext, request: web.Request, query: JobQuery) -> JobList:
-    store = await _store(context)
+    store = _store(context)
     jobs = await store.jobs.list(owner=caller_of(request).visible_owner, include_disabled=query.include_disabled)
     data = [_shown(request, job) for job in jobs]
     return JobList(data=data, jobs=data, **paging(None, len(data)))
@@ -113,8 +113,8 @@ async def list_jobs(context: ServerContext, request: web.Request, query: JobQuer
 )
 async def create_job(context: ServerContext, request: web.Request, body: JobRequest) -> web.Response:
     owner = caller_of(request).owner
-    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    fields = await _fields(context, request, owner, given)
+    values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    fields = await _fields(context, request, owner, values)
     settings = context.app.settings
     key, refusal = context.session_key(request)
     if refusal:
@@ -125,7 +125,7 @@ async def create_job(context: ServerContext, request: web.Request, body: JobRequ
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     await check_model(context, caller, spec_of({"id": "", **job}, time.time()))
-    stored = await (await _store(context)).jobs.create(job)
+    stored = await _store(context).jobs.create(job)
     location = {"Location": f"/api/jobs/{stored['id']}"}
     return answer(JobKept(object="hermes.job", job=_shown(request, stored)), 201, location)
 
@@ -137,13 +137,13 @@ async def get_job(context: ServerContext, request: web.Request) -> JobKept:
 
 @route("PATCH", _JOB, "job_update", "Update a job", scope="jobs", example={"schedule": "every 2h"})
 async def update_job(context: ServerContext, request: web.Request, body: JobPatch) -> JobKept:
-    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
-    if not given:
+    values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
+    if not values:
         known = ", ".join(JobPatch.__struct_fields__)
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
     job = await _job(context, request)
-    enabled = given.pop("enabled", None)
-    fields = await _fields(context, request, job["owner"], given, job)
+    enabled = values.pop("enabled", None)
+    fields = await _fields(context, request, job["owner"], values, job)
     changes = job_changes(job, fields, time.time(), context.secrets) if fields else {}
     if enabled is not None:
         changes |= _switch_changes({**job, **changes}, enabled)
@@ -159,7 +159,7 @@ class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.delet
 @route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs")
 async def delete_job(context: ServerContext, request: web.Request) -> JobDeleted:
     job = await _job(context, request)
-    await (await _store(context)).jobs.delete(job["id"])
+    await _store(context).jobs.delete(job["id"])
     return JobDeleted(id=job["id"])
 
 
@@ -218,7 +218,7 @@ async def job_runs(context: ServerContext, request: web.Request, query: JobRunQu
 # --- what they share -------------------------------------------------------------------------------------------------
 
 
-async def _store(context: ServerContext) -> AsyncStore:
+def _store(context: ServerContext) -> AsyncStore:
     app = context.app
     if not app.settings.cron.enabled:
         raise ApiError(503, "Jobs are turned off here (cron.enabled).", "jobs_unavailable")
@@ -229,7 +229,7 @@ async def _job(context: ServerContext, request: web.Request) -> Record:
     job_id = request.match_info["job_id"]
     if not _ID.fullmatch(job_id):
         raise invalid("job_id", f"{job_id!r} is no id of a job: those have 12 hexadecimal digits.", "invalid_job_id")
-    job: Record | None = await (await _store(context)).jobs.get(job_id)
+    job: Record | None = await _store(context).jobs.get(job_id)
     if job is None or not caller_of(request).may_see(job["owner"]):
         raise ApiError(404, f"There is no job {job_id!r}.", "job_not_found")
     return job
@@ -238,7 +238,7 @@ async def _job(context: ServerContext, request: web.Request) -> Record:
 async def _change(context: ServerContext, job: Record, fields: JsonMapping) -> Record:
     if not fields:
         return job
-    changed: Record | None = await (await _store(context)).jobs.update(job["id"], **fields)
+    changed: Record | None = await _store(context).jobs.update(job["id"], **fields)
     if changed is None:
         raise ApiError(404, f"There is no job {job['id']!r}.", "job_not_found")
     return changed
@@ -254,10 +254,10 @@ def _switch_changes(job: Record, enabled: bool) -> Record:
 
 
 async def _fields(
-    context: ServerContext, request: web.Request, owner: str, given: JsonMapping, job: Record | None = None
+    context: ServerContext, request: web.Request, owner: str, values: JsonMapping, job: Record | None = None
 ) -> Record:
-    """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
-    fields = dict(given)
+    """The fields of a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
+    fields = dict(values)
     ceiling = caller_of(request).toolsets
     if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
         raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
@@ -274,7 +274,7 @@ async def _fields(
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if fields.get("session_id") is not None:
         fields["session_id"] = session_id_of(fields["session_id"], "session_id")
-        session = await (await _store(context)).sessions.get_session(fields["session_id"])
+        session = await _store(context).sessions.get_session(fields["session_id"])
         if session is not None and session["owner"] != owner:
             raise unknown_session(fields["session_id"])
     if fields.get("workdir") is not None:
