@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from commands.shell import Hermes
 from hermes.core.events import Event
 from hermes.core.home import Home, write_private
 from hermes.core.spec import RunSpec
@@ -23,6 +22,8 @@ from hermes.store.base import Row
 from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply
 from support.server_thread import serving
+
+from .shell import Hermes
 
 QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
