@@ -19,6 +19,7 @@ from hermes.cli.main import main
 from hermes.core.home import Home, write_private
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving
 
 from .shell import Editor, Hermes, Result, TerminalInput
@@ -80,7 +81,7 @@ class Place:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """The command, under way."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
+        process = HermesProcess([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
         self._stack.callback(process.communicate)
         self._stack.callback(process.kill)
         return process

@@ -6,14 +6,18 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import yaml
+
+from support.preloaded import HermesProcess
 
 Json = dict[str, Any]
 SURELY_S = 30.0
@@ -37,7 +41,7 @@ class Gateway:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
         command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
         env = {**os.environ, "HERMES_HOME": str(self.folder)}
-        with (self.folder / "stderr.txt").open("ab") as said:
+        with (self.folder / "stderr.txt").open("ab") as said, patch.object(subprocess, "Popen", HermesProcess):
             self.process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
             )
