@@ -31,13 +31,14 @@ _MODULES = (
     *("hermes.server.runner", "hermes.server.application", "prompt_toolkit.patch_stdout", "uvloop", "yaml"),
 )
 _COMMAND = [sys.executable, "-m", "hermes"]
+_ENVIRON = dict(os.environ)
 _REQUEST_BYTES_MAX = 128 * 1024
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class HermesProcess(subprocess.Popen[Any]):
-    """A process that is forked where it is `python -m hermes`; anything else is executed as usual. One at a terminal that
+    """A process that is forked where it is `python -m hermes`; anything else is executed. One at a terminal that
     begins a session gets it as its own."""
 
     def _execute_child(  # type: ignore[override]
@@ -66,8 +67,10 @@ class HermesProcess(subprocess.Popen[Any]):
         start_new_session: bool,
         process_group: int,
     ) -> None:
-        argv = list(args)
-        if argv[:3] != _COMMAND or preexec_fn is not None or pass_fds or process_group != -1:
+        argv, environ = list(args), dict(os.environ if env is None else env)
+        # What steers the start of Python has no effect on one that runs already.
+        is_plain = all(_ENVIRON.get(name) == value for name, value in environ.items() if name.startswith("PYTHON"))
+        if argv[:3] != _COMMAND or not is_plain or preexec_fn is not None or pass_fds or process_group != -1:
             super()._execute_child(  # type: ignore[misc]
                 *(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell),
                 *(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask),
@@ -77,7 +80,7 @@ class HermesProcess(subprocess.Popen[Any]):
         request = {
             "words": argv[3:],
             "cwd": os.path.abspath(cwd or "."),
-            "env": dict(os.environ if env is None else env),
+            "env": environ,
             "session": start_new_session,
         }
         stdio = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
@@ -93,7 +96,9 @@ class _Preloaded:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_ENVIRON, cwd="/"
+        )
         theirs.close()
         atexit.register(self._end)
 
