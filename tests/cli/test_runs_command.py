@@ -21,6 +21,7 @@ from hermes.core.spec import RunSpec
 from hermes.store.base import Row
 from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving
 
 from .shell import Hermes
@@ -40,7 +41,7 @@ def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> Any:
 def served(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
     """A server of the home in a process of its own; what is yielded submits a run and gives its id."""
     write_private(home.config_file, f"model: {{default: m, base_url: '{model.url}/v1'}}\n{QUIET}{more}")
-    process = subprocess.Popen(
+    process = HermesProcess(
         [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None

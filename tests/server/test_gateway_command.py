@@ -27,6 +27,7 @@ from hermes.cli.main import main
 from hermes.core.home import Home, is_served
 from hermes.server.status import hold, read_runtime_status, write_runtime_status
 from support.model_server import ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving as model
 
 COMMAND = (sys.executable, "-m", "hermes")
@@ -73,7 +74,7 @@ def launch(home: Home) -> Iterator[Launch]:
     with ExitStack() as stack:
 
         def started(*words: str, **more: Any) -> Server:
-            process = subprocess.Popen(
+            process = HermesProcess(
                 [*COMMAND, *(words or ("gateway", "run", "--port", "0"))],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
