@@ -18,7 +18,7 @@ from pathlib import Path
 from support.preloaded import HermesProcess
 
 _SEQUENCE = re.compile(r"\x1b(?:\[([?0-9;]*)([A-Za-z@])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
-_SURELY_S = 30.0
+_SURELY_S = 120.0
 
 
 class Screen:

@@ -202,7 +202,7 @@ def test_cron_run_after_abandoned_run(home: Home, hermes: Hermes) -> None:
         assert hermes("cron", "run", job_id).code == 0
 
 
-def wait_for(happened: Any, seconds: float = 30.0) -> None:
+def wait_for(happened: Any, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it did not happen"

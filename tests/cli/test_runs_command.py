@@ -29,7 +29,7 @@ from .shell import Hermes
 QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
 
-def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < end, "it did not happen"

@@ -20,7 +20,9 @@ import yaml
 from support.preloaded import HermesProcess
 
 Json = dict[str, Any]
-SURELY_S = 30.0
+SURELY_S = 60.0
+# A server imports for about a second of processor time, and one of two workers three times that.
+_START_S = 120.0
 # What a client sees when the server is killed under it.
 CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 
@@ -46,7 +48,7 @@ class Gateway:
                 *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
             )
         assert self.process.stdout is not None
-        line = (await asyncio.wait_for(self.process.stdout.readline(), SURELY_S)).decode()
+        line = (await asyncio.wait_for(self.process.stdout.readline(), _START_S)).decode()
         found = re.search(r"listening on (http://\S+)", line)
         assert found, self.said
         if self.url:
