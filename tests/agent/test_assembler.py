@@ -159,7 +159,6 @@ _tokens = st.lists(
 
 
 @given(_tokens, st.data())
-@settings(deadline=None, max_examples=300)
 def test_chunking_does_not_change_result(text: str, data: st.DataObject) -> None:
     assert read(any_cut(data, text)) == read([text])
 
@@ -240,7 +239,6 @@ _parts = st.lists(
 
 
 @given(_parts, st.sampled_from(["", "some text of twelve and more", "x\n"]))
-@settings(deadline=None, max_examples=300)
 def test_delivered_text_equals_message_and_call_ids_are_unique(parts: list[Part], before: str) -> None:
     assembler = Assembler("run:1", before)
     text = reasoning = ""

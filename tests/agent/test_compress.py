@@ -139,7 +139,6 @@ def test_context_budget_settings() -> None:
 
 
 @given(conversations(), _budgets)
-@settings(deadline=None, max_examples=200)
 def test_plan_is_lossless_and_keeps_calls_with_results(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     assert made.head + made.middle + made.tail == messages
@@ -147,14 +146,12 @@ def test_plan_is_lossless_and_keeps_calls_with_results(messages: list[Message], 
 
 
 @given(conversations(), _budgets)
-@settings(deadline=None, max_examples=200)
 def test_plan_keeps_last_user_message_and_rest_in_tail(messages: list[Message], budget: Budget) -> None:
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
     assert messages[last:] == plan(messages, budget).tail[-len(messages[last:]) :]
 
 
 @given(conversations(), _budgets)
-@settings(deadline=None, max_examples=200)
 def test_plan_tail_fills_its_share(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
@@ -167,7 +164,6 @@ def test_plan_tail_fills_its_share(messages: list[Message], budget: Budget) -> N
 
 
 @given(conversations(), _budgets)
-@settings(deadline=None, max_examples=200)
 def test_plan_protects_first_messages(messages: list[Message], budget: Budget) -> None:
     made = plan(messages, budget)
     assert len(made.head) >= budget.protect_first or not made.middle
@@ -271,7 +267,6 @@ def test_transcript_is_bounded(count: int, chars: int) -> None:
 
 
 @given(conversations(), _budgets, st.none() | st.just("1. do it"))
-@settings(deadline=None, max_examples=200)
 def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo: str | None) -> None:
     made = plan(messages, budget)
     roles = [m["role"] for m in joined(made, "what was", todo)]

@@ -526,7 +526,7 @@ async def test_interrupt_awaited_turn_from_another_thread(server: ModelServer) -
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     agent = agent_for(server)
     agent.stream_delta_callback = lambda _: threading.Thread(target=agent.interrupt).start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         result = await agent.arun_conversation("hi")
     assert (result["interrupted"], result["final_response"]) == (True, "Once ")
     await server.until(lambda: server.open_streams == 0)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.agent.assembler import Assembler, TextDelta
@@ -189,13 +189,11 @@ _tokens = st.lists(st.sampled_from([*_words.split(), " ", "\n"]), max_size=14).m
 
 
 @given(_tokens, st.data())
-@settings(deadline=None, max_examples=500)
 def test_leaked_call_chunking_does_not_change_result(text: str, data: st.DataObject) -> None:
     assert read(any_cut(data, text))[:2] == read([text])[:2]
 
 
 @given(st.text(alphabet="ab <>/|`[]={}\n_", max_size=60))
-@settings(deadline=None, max_examples=500)
 def test_other_text_is_not_held_back_for_leaked_calls(text: str) -> None:
     markup = InlineMarkup(calls=True)
     shown = ""

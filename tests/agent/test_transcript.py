@@ -465,7 +465,7 @@ async def test_title_is_generated_after_first_turn(make_house: MakeHouse, server
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
     ran = await turn(house, server, "Say hello to the fox", kind="session")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             session = await house.app.store.sessions.get_session(SESSION)
             assert session is not None
@@ -501,7 +501,7 @@ async def test_untitled_session_gets_first_words_as_title(make_house: MakeHouse,
         session = await house.app.store.sessions.get_session(SESSION)
         return session["title"] if session else None
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while await title() is None:
             await asyncio.sleep(0.005)
     assert await title() == "Say hello to the fox" and len(server.requests) == 1

@@ -1,4 +1,4 @@
-"""A home, a folder to work in, and a scripted model; the command in it, with or without a server beside it."""
+"""The command in a home: as a function, in a folder with a scripted model, with or without a server beside it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from unittest.mock import patch
 import pytest
 
 from hermes.cli.main import main
-from hermes.core.home import write_private
+from hermes.core.home import Home, write_private
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving
 
+from .shell import Editor, Hermes, Result, TerminalInput
 from .terminal import Terminal
 
 HERMES = [sys.executable, "-m", "hermes"]
@@ -79,7 +81,7 @@ class Place:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """The command, under way."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
+        process = HermesProcess([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
         self._stack.callback(process.communicate)
         self._stack.callback(process.kill)
         return process
@@ -112,6 +114,41 @@ class Place:
     def asked(self, at: int = -1) -> list[tuple[str, str]]:
         """What the model was shown, but for the system prompt."""
         return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
+
+
+@pytest.fixture
+def home(home_folder: Path) -> Home:
+    home_folder.mkdir(mode=0o700)
+    return Home(home_folder)
+
+
+@pytest.fixture
+def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hermes:
+    """Runs a command in this process; `typed` is what somebody at a terminal types, `piped` what is piped in."""
+
+    def run(*words: str, typed: str | None = None, piped: str = "") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped) if typed is None else TerminalInput(typed))
+        capsys.readouterr()
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Result(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
+    """Makes the editor one that runs a line of Python in which `path` is the file."""
+
+    def use(program: str) -> None:
+        script = f"from pathlib import Path; import sys; path = Path(sys.argv[1]); {program}"
+        monkeypatch.setenv("EDITOR", f'"{sys.executable}" -c "{script}"')
+
+    monkeypatch.delenv("VISUAL", raising=False)
+    return use
 
 
 @pytest.fixture

@@ -10,14 +10,15 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.preloaded import HermesProcess
+
 _SEQUENCE = re.compile(r"\x1b(?:\[([?0-9;]*)([A-Za-z@])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
-_SURELY_S = 30.0
+_SURELY_S = 120.0
 
 
 class Screen:
@@ -100,15 +101,8 @@ class Terminal:
         self._fd, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         told = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
-        self.process = subprocess.Popen(
-            argv,
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            env=told,
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        self.process = HermesProcess(
+            argv, stdin=inner, stdout=inner, stderr=inner, env=told, cwd=cwd, start_new_session=True
         )
         os.close(inner)
 

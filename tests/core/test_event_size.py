@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.core.text import spaced_json
@@ -53,7 +53,6 @@ def test_outputs_are_shortened_at_most_to_nothing() -> None:
     st.lists(st.tuples(st.text(alphabet='aé€😀"\\\n\x00', max_size=80), st.sampled_from(["function", "mcp", "error"]))),
     st.integers(1, 600),
 )
-@settings(deadline=None, max_examples=300)
 def test_shortening_saves_requested_bytes_property(texts: list[tuple[str, str]], excess: int) -> None:
     items = [item(text, kind) for text, kind in texts]
     short = shorten_outputs(items, excess)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.core.text import spaced_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=("Cs",)))
 TREES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner)
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner),
+    max_leaves=20,
 )
 
 
 @given(TREES)
-@settings(deadline=None)
 def test_spaced_json_equals_json_dumps(value: Any) -> None:
     assert spaced_json(value) == json.dumps(value, ensure_ascii=False)
 

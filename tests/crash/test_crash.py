@@ -21,7 +21,7 @@ from store.tools import LATEST, PATIENCE_S, kill, next_program, texts, whole_ste
 
 from .check import Ledger, check
 
-ROUNDS = int(os.environ.get("HERMES_CRASH_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("HERMES_CRASH_ROUNDS", "10"))
 SEED = os.environ.get("HERMES_CRASH_SEED") or secrets.token_hex(4)
 # Files grow from round to round; after some rounds a new one is begun.
 ROUNDS_PER_FILE = 10

@@ -22,7 +22,7 @@ from .plans import EFFECTS, WAYS, Json, Plan, answer, stalling
 from .test_crash import seed_is_told
 from .witness import TAKEN_UP_S, Asked, Run, Witness, data_of
 
-ROUNDS = int(os.environ.get("HERMES_SERVER_CRASH_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("HERMES_SERVER_CRASH_ROUNDS", "5"))
 ROUNDS_PER_HOME = 5
 TURNS = 4
 SESSIONS = ("hall", "attic")

@@ -23,7 +23,7 @@ from .plans import EFFECTS, WAYS, Plan, Way
 
 Json = dict[str, Any]
 # How soon after a start all that was cut off has come to its end.
-TAKEN_UP_S = 10.0
+TAKEN_UP_S = 25.0
 VOLATILE = ("message.delta", "reasoning.delta", "tool.output")
 CLOSED = b": stream closed"
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.guards import commands, rules
@@ -183,7 +183,6 @@ PARTS = """$( ${ $(( )) $' <<E <<< >& && || ;; rm -rf / if then fi for in do don
 FRAGMENTS = st.sampled_from([*SIGNS, *PARTS.split(), "\nE\n"])
 
 
-@settings(max_examples=300)
 @given(
     st.one_of(st.text(), st.lists(FRAGMENTS, max_size=40).map("".join), st.lists(FRAGMENTS, max_size=20).map(" ".join))
 )
@@ -276,7 +275,6 @@ def disguised(draw: st.DrawFn) -> tuple[str, str]:
     return rule, "".join(before) + wrapping.format(inner)
 
 
-@settings(max_examples=400)
 @given(disguised())
 def test_disguised_commands_are_detected(case: tuple[str, str]) -> None:
     rule, command = case

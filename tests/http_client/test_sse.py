@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.http_client import sse
@@ -57,7 +57,6 @@ def test_sse_events_are_same_for_any_chunking(body: bytes, events: Events) -> No
     st.lists(st.sampled_from([b"data: x", b"data:", b"event: e", b": c", b"\r", b"\n", b"\r\n", b""]), max_size=14),
     st.data(),
 )
-@settings(deadline=None, max_examples=300)
 def test_sse_chunking_does_not_change_result_property(pieces: list[bytes], data: st.DataObject) -> None:
     body = b"".join(pieces)
     assert decode(any_cut(data, body)) == decode([body])
@@ -81,7 +80,6 @@ def read_quickly(chunks: Iterable[bytes]) -> Events:
     ),
     st.data(),
 )
-@settings(max_examples=300)
 def test_sse_fast_path_equals_decoder_property(pieces: list[bytes], data: st.DataObject) -> None:
     for chunks in (pieces, any_cut(data, b"".join(pieces))):
         single = [bytes([byte]) for chunk in chunks for byte in chunk]

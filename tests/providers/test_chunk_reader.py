@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.agent.assembler import Assembler, Delta, TextDelta
@@ -198,7 +198,6 @@ END = chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
 
 
 @given(st.lists(EVENTS, max_size=12), st.data())
-@settings(deadline=None, max_examples=400)
 def test_chunk_template_result_equals_plain_parsing(events: list[bytes], data: st.DataObject) -> None:
     body = b"".join([*events, END])
     one_by_one = [*events, END]

@@ -132,7 +132,7 @@ events = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=anything | objects | chunks | events, name=st.sampled_from(KINDS), whole=st.booleans())
 def test_parts_tolerate_any_input_property(mode: str, data: Any, name: str, whole: bool) -> None:
     provider = provider_for(mode)

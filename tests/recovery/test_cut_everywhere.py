@@ -31,7 +31,7 @@ def _script(cuts: dict[str, Reply]):
 
 
 # Every byte is some part's; one of the parts is quick enough for every day.
-PARTS = 16
+PARTS = 32
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])

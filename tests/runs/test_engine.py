@@ -45,7 +45,7 @@ async def gate(server: ModelServer) -> Gate:
 
 async def ended(house: House, run_id: str) -> Json:
     """The last event of a run, waited for."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         events = [event.as_dict() async for event in house.engine.subscribe(run_id)]
     return events[-1]
 
@@ -310,7 +310,7 @@ async def test_shutdown_under_load_ends_every_run(house: House, server: ModelSer
     for spec in specs:
         await house.engine.submit(spec)
     await server.until(lambda: len(server.requests) == 40)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await house.engine.drain(0.1)
     for spec in specs:
         record = await house.engine.get(spec.run_id)

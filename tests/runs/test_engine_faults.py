@@ -99,7 +99,7 @@ async def test_shutdown_records_end_despite_stubborn_tool(
     server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await running.seen("tool.started")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await house.engine.drain(0)
     ran = await running.end()
     assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")

@@ -173,7 +173,7 @@ async def test_journal_write_failure_stops_nobody(writing: Writing, monkeypatch:
     writing.writer.text("m1", "Hello")
     await asyncio.sleep(0.01)
     writing.writer.text("m1", " there")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while await writing.stored() != [("m1", "Hello there")]:
             await asyncio.sleep(0.01)
     monkeypatch.undo()
@@ -262,7 +262,7 @@ async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = asyncio.create_task(asyncio.to_thread(left_behind, tmp_path))
         waits = f":{path.stat().st_ino} "
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
                 assert not waiting.done()
                 await asyncio.sleep(0.005)

@@ -39,7 +39,7 @@ def rich_script() -> list[Reply]:
 
 
 async def read(house: House, run_id: str, after: int = 0) -> list[Json]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         return [event.as_dict() async for event in house.engine.subscribe(run_id, after)]
 
 
@@ -160,7 +160,7 @@ async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[J
     """Take one event, then nothing until the run is over, then the rest."""
     seen = [(await anext(events)).as_dict()]
     await until
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         return [*seen, *[event.as_dict() async for event in events]]
 
 
@@ -209,7 +209,7 @@ async def test_stalled_subscriber_blocks_nobody(make_house: MakeHouse, server: M
     stuck = house.engine.subscribe(spec.run_id).__aiter__()
     await anext(stuck)
     assert live.task is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         events = await read(house, spec.run_id)
         await live.task
     assert events[-1]["type"] == "run.completed"

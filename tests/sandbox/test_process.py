@@ -41,31 +41,32 @@ async def until_said(process: Process, text: bytes) -> None:
             return
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "output"),
-    [
-        ("echo out; echo err >&2; echo out", 0, "out\nerr\nout\n"),
-        ("exit 7", 7, ""),
-        ("kill -9 $$", 137, ""),
-        ("kill -15 $$", 143, ""),
-        ("cat; echo no input", 0, "no input\n"),
-        ("printf '\\377\\376'", 0, "\ufffd\ufffd"),
-        ("echo $A; env | grep -c SECRET", 1, "b\n0\n"),
-        ("pwd", 0, "{workspace}\n"),
-        ("echo x > made; cat made", 0, "x\n"),
-        ("test -t 0 || test -t 1 || echo no terminal", 0, "no terminal\n"),
-        ("ls /proc/self/fd | wc -l", 0, "4\n"),
-        ("no-such-command 2>/dev/null", 127, ""),
-    ],
-)
+COMMANDS = [
+    ("echo out; echo err >&2; echo out", 0, "out\nerr\nout\n"),
+    ("exit 7", 7, ""),
+    ("kill -9 $$", 137, ""),
+    ("kill -15 $$", 143, ""),
+    ("cat; echo no input", 0, "no input\n"),
+    ("printf '\\377\\376'", 0, "\ufffd\ufffd"),
+    ("echo $A; env | grep -c SECRET", 1, "b\n0\n"),
+    ("pwd", 0, "{workspace}\n"),
+    ("echo x > made; cat made", 0, "x\n"),
+    ("test -t 0 || test -t 1 || echo no terminal", 0, "no terminal\n"),
+    ("ls /proc/self/fd | wc -l", 0, "4\n"),
+    ("no-such-command 2>/dev/null", 127, ""),
+]
+
+
 async def test_command_exit_code_and_output(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, script: str, code: int, output: str
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     monkeypatch.setenv("SECRET", "planted")
     env = {**sandbox.place.env, "A": "b"}
-    result = await sh(sandbox, script, env=env)
-    expected = output.format(workspace=sandbox.place.workspace)
-    assert (result.code, result.output, result.ended_by) == (code, expected, "exit")
+    for script, code, output in COMMANDS:
+        with subtests.test(script=script):
+            result = await sh(sandbox, script, env=env)
+            expected = output.format(workspace=sandbox.place.workspace)
+            assert (result.code, result.output, result.ended_by) == (code, expected, "exit")
 
 
 async def test_missing_program(sandbox: Sandbox) -> None:

@@ -41,27 +41,28 @@ async def test_cwd_and_exports_persist_between_commands(task: Task) -> None:
     assert not list(task.sandbox.place.private.glob(".hermes-*"))
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("kill -9 $$", 137),
-        ("exec sh -c 'exit 4'", 4),
-        ("exec >/dev/null 2>&1; kill -TERM $$", 143),
-        ("if then", 2),
-        ("trap - EXIT; cd /; export LOST=1; exit 5", 5),
-        ("cat <<'E'\nit's $HOME\nE\nfalse", 1),
-        ("set -eu; false; echo never", 1),
-        ("rm -f ~/.hermes-*; ln -s /etc/passwd ~/.hermes-x; exit 6", 6),
-        ('for f in ~/.hermes-*; do ln -sf /etc/passwd "$f"; done; kill -9 $$', 137),
-        ("export BIG=$(head -c 120000 /dev/zero | tr '\\0' x) BIG2=$(head -c 120000 /dev/zero | tr '\\0' x)", 0),
-    ],
-)
-async def test_no_command_breaks_next_one(task: Task, command: str, code: int) -> None:
+BREAKING = [
+    ("kill -9 $$", 137),
+    ("exec sh -c 'exit 4'", 4),
+    ("exec >/dev/null 2>&1; kill -TERM $$", 143),
+    ("if then", 2),
+    ("trap - EXIT; cd /; export LOST=1; exit 5", 5),
+    ("cat <<'E'\nit's $HOME\nE\nfalse", 1),
+    ("set -eu; false; echo never", 1),
+    ("rm -f ~/.hermes-*; ln -s /etc/passwd ~/.hermes-x; exit 6", 6),
+    ('for f in ~/.hermes-*; do ln -sf /etc/passwd "$f"; done; kill -9 $$', 137),
+    ("export BIG=$(head -c 120000 /dev/zero | tr '\\0' x) BIG2=$(head -c 120000 /dev/zero | tr '\\0' x)", 0),
+]
+
+
+async def test_no_command_breaks_next_one(task: Task, subtests: pytest.Subtests) -> None:
     await task.run("export KEPT=1")
-    result = await task.run(command)
-    assert result.code == code
-    after = await task.run('echo "$KEPT$LOST$BIG"; pwd')
-    assert after.output == f"1\n{task.sandbox.place.workspace}\n"
+    for command, code in BREAKING:
+        with subtests.test(command=command):
+            result = await task.run(command)
+            assert result.code == code
+            after = await task.run('echo "$KEPT$LOST$BIG"; pwd')
+            assert after.output == f"1\n{task.sandbox.place.workspace}\n"
 
 
 async def test_syntax_error_is_reported(task: Task) -> None:

@@ -19,9 +19,9 @@ from support.regex_steps import steps_to_search
 
 RATIO_MAX = 2.2
 VALUE = "kn0wn-value-of-the-process"
-CHARS = 300
-CPU_S_MAX = 40
-LONG_CHARS = 64 * 1024
+CHARS = 200
+CPU_S_MAX = 20
+LONG_CHARS = 32 * 1024
 
 PREFIXES = [*secrets._PREFIXES, *secrets._DASHED]
 REPEATED = [

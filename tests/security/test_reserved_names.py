@@ -280,6 +280,27 @@ def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     assert str(config) in reasons[0]
 
 
+def test_path_changed_many_times_is_looked_at_once(tmp_path: Path) -> None:
+    looked_at: list[str] = []
+
+    def is_granted(path: str) -> bool:
+        looked_at.append(path)
+        return False
+
+    watch = WorkspaceWatch([str(tmp_path)], is_granted)
+    try:
+        watch.scan()
+        watch.active = True
+        for _ in range(500):
+            (tmp_path / "one").mkdir()
+            (tmp_path / "one").rename(tmp_path / "other")
+            (tmp_path / "other").rmdir()
+        watch.settle()
+    finally:
+        watch.close()
+    assert sorted(looked_at) == [str(tmp_path / "one"), str(tmp_path / "other")]
+
+
 async def test_first_command_is_watched_without_hooks_folder(desk: Desk) -> None:
     subprocess.run(MAKE + "; rm -rf .git/hooks", shell=True, cwd=desk.workspace, check=True, capture_output=True)
     await desk.sh("echo x > AGENTS.md")

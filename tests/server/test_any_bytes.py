@@ -46,9 +46,9 @@ def spoilt(data: bytes, luck: random.Random) -> bytes:
 async def first_answer(wire: Wire) -> RawAnswer | None:
     """The first answer on the connection but for «go on»; None when the server closed without one."""
     try:
-        answer = await wire.head(timeout=5)
+        answer = await wire.head(timeout=20)
         if answer.status == 100:
-            answer = await wire.head(timeout=5)
+            answer = await wire.head(timeout=20)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     length = int(next((v for n, v in answer.headers.items() if n.lower() == "content-length"), "0"))

@@ -132,7 +132,7 @@ async def test_random_json_is_never_a_server_error(start: Start, method: str, pa
     api = await start(handler=lambda _: Reply(text="Fine."), session_wait_seconds=0, max_body_bytes=100_000)
     place = path.format(**await things(api, path))
 
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
     @given(near(body) | VALUES)
     def draws(value: Any) -> None:
         drawn.append(json.dumps(value))

@@ -17,11 +17,11 @@ from support.wire import stream_parts
 from .clients import Frame, HeldModel, Json, Wire, frame
 from .conftest import Start
 
-DELTAS = 100_000
+DELTAS = 50_000
 # What may wait in a connection: the mark at which writing pauses, and the largest single write on top of it.
 BUFFERED_BYTES_MAX = 512 << 10
-# The stream has some 25 MB; kept as objects it would be several times that.
-GROWTH_BYTES_MAX = 80 << 20
+# The stream has some 12 MB; kept as objects it would be several times that.
+GROWTH_BYTES_MAX = 40 << 20
 BATCH = 500
 
 

@@ -47,11 +47,11 @@ async def test_empty_body_is_empty_object(api: Api) -> None:
         await told(response, 201)
 
 
-@pytest.mark.parametrize("path", TAKERS)
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded"])
-async def test_form_body_is_415(api: Api, path: str, kind: str) -> None:
-    async with api.post(path, data=b"{}", headers={"Content-Type": kind}) as response:
-        await refused(response, 415, "unsupported_media_type")
+async def test_form_body_is_415(api: Api, kind: str) -> None:
+    for path in TAKERS:
+        async with api.post(path, data=b"{}", headers={"Content-Type": kind}) as response:
+            await refused(response, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "application/json; charset=latin-1", "x"])
@@ -68,26 +68,30 @@ async def test_lone_surrogate_is_replaced(api: Api) -> None:
     assert sent(api.model.requests[0]) == [("user", "a\ufffdb")]
 
 
-@pytest.mark.parametrize(
-    ("value", "streamed"),
-    [(True, True), (False, False), (1, True), (0, False), (None, False), ("true", True), ("FALSE", False), ("1", True),
-     ("0", False), ("Yes", True), ("no", False), ("ON", True), ("off", False)],
-)  # fmt: skip
-async def test_stream_flag_spellings(api: Api, value: Any, streamed: bool) -> None:
-    api.model.script = [Reply(text="Hello.")]
-    async with api.post(CHAT, user(stream=value)) as response:
-        assert response.status == 200
-        assert response.content_type == ("text/event-stream" if streamed else "application/json")
+STREAM_FLAGS = [
+    (True, True), (False, False), (1, True), (0, False), (None, False), ("true", True), ("FALSE", False), ("1", True),
+    ("0", False), ("Yes", True), ("no", False), ("ON", True), ("off", False),
+]  # fmt: skip
+
+
+async def test_stream_flag_spellings(api: Api, subtests: pytest.Subtests) -> None:
+    for value, streamed in STREAM_FLAGS:
+        api.model.script = [Reply(text="Hello.", continues=False)]
+        with subtests.test(value=value):
+            async with api.post(CHAT, user(stream=value)) as response:
+                assert response.status == 200
+                assert response.content_type == ("text/event-stream" if streamed else "application/json")
+                await response.read()
 
 
 # ---- wrong values, wherever they stand
 
 
-@pytest.mark.parametrize("number", range(len(WRONG_CHAT)))
-async def test_invalid_chat_completion_names_param(api: Api, number: int) -> None:
-    body, code, param = WRONG_CHAT[number]
-    await refuses(api, "POST", CHAT, body, code, param)
-    assert api.model.requests == []
+async def test_invalid_chat_completion_names_param(api: Api, subtests: pytest.Subtests) -> None:
+    for body, code, param in WRONG_CHAT:
+        with subtests.test(body=body):
+            await refuses(api, "POST", CHAT, body, code, param)
+            assert api.model.requests == []
 
 
 async def refuses(api: Api, method: str, path: str, body: Any, code: str, param: str | None) -> Json:
@@ -102,21 +106,20 @@ async def refuses(api: Api, method: str, path: str, body: Any, code: str, param:
     return error
 
 
-@pytest.mark.parametrize("number", range(len(WRONG_RESPONSES)))
-async def test_invalid_response_request_names_param(api: Api, number: int) -> None:
-    body, code, param = WRONG_RESPONSES[number]
-    error = await refuses(api, "POST", RESPONSES, body, code, param)
-    if "conversation" in body and "previous_response_id" in body:
-        assert "Cannot use both" in error["message"]
-    assert api.model.requests == []
+async def test_invalid_response_request_names_param(api: Api, subtests: pytest.Subtests) -> None:
+    for body, code, param in WRONG_RESPONSES:
+        with subtests.test(body=body):
+            error = await refuses(api, "POST", RESPONSES, body, code, param)
+            if "conversation" in body and "previous_response_id" in body:
+                assert "Cannot use both" in error["message"]
+            assert api.model.requests == []
 
 
-@pytest.mark.parametrize("number", range(len(WRONG_ELSEWHERE)))
-async def test_invalid_request_on_other_routes_names_param(api: Api, number: int) -> None:
-    method, path, body, code, param = WRONG_ELSEWHERE[number]
-    if "/s1" in path:
-        await told(await api.post(SESSIONS, {"id": "s1"}), 201)
-    await refuses(api, method, path, body, code, param)
+async def test_invalid_request_on_other_routes_names_param(api: Api, subtests: pytest.Subtests) -> None:
+    await told(await api.post(SESSIONS, {"id": "s1"}), 201)
+    for method, path, body, code, param in WRONG_ELSEWHERE:
+        with subtests.test(method=method, path=path, body=body):
+            await refuses(api, method, path, body, code, param)
 
 
 HEADERS = [
@@ -136,11 +139,12 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize(("headers", "code"), HEADERS)
-async def test_invalid_header_is_400(api: Api, headers: dict[str, str], code: str) -> None:
-    for path, body in ((CHAT, user()), (RESPONSES, ASK), (RUNS, ASK)):
-        async with api.post(path, body, headers=headers) as response:
-            await refused(response, 400, code)
+async def test_invalid_header_is_400(api: Api, subtests: pytest.Subtests) -> None:
+    for headers, code in HEADERS:
+        for path, body in ((CHAT, user()), (RESPONSES, ASK), (RUNS, ASK)):
+            with subtests.test(path=path, headers=headers):
+                async with api.post(path, body, headers=headers) as response:
+                    await refused(response, 400, code)
 
 
 @pytest.mark.parametrize("value", [b"a\x01b", b"a\tb", b"a\x7fb"])
@@ -252,21 +256,25 @@ async def test_too_long_lists_are_rejected(api: Api) -> None:
 # ---- ids
 
 
-@pytest.mark.parametrize(("method", "path", "body", "code"), BY_ID)
-async def test_unknown_ids_of_any_form_are_404(api: Api, method: str, path: str, body: Any, code: str) -> None:
-    key = api.client.headers["Authorization"]
-    for odd in ODD_IDS:
-        async with await Wire.open(api.url) as wire:
-            await wire.request(method, path.format(odd), body, Authorization=key)
-            answer = await wire.answer()
-        assert answer.status in (400, 404), (odd, answer)
-        check_headers(answer.headers)
-        error = check_envelope(answer.status, answer.json)
-        if odd == "nobody":
-            assert answer.status == 404
-            assert error["code"].startswith(code), error
-        assert "passwd:" not in json.dumps(error)
-        assert "root:" not in json.dumps(error)
+async def test_unknown_ids_of_any_form_are_404(api: Api, subtests: pytest.Subtests) -> None:
+    for method, path, body, code in BY_ID:
+        with subtests.test(method=method, path=path):
+            for odd in ODD_IDS:
+                await refuses_id(api, odd, method, path, body, code)
+
+
+async def refuses_id(api: Api, odd: str, method: str, path: str, body: Any, code: str) -> None:
+    async with await Wire.open(api.url) as wire:
+        await wire.request(method, path.format(odd), body, Authorization=api.client.headers["Authorization"])
+        answer = await wire.answer()
+    assert answer.status in (400, 404), (odd, answer)
+    check_headers(answer.headers)
+    error = check_envelope(answer.status, answer.json)
+    if odd == "nobody":
+        assert answer.status == 404
+        assert error["code"].startswith(code), error
+    assert "passwd:" not in json.dumps(error)
+    assert "root:" not in json.dumps(error)
 
 
 async def test_unknown_references_in_body_are_404(api: Api) -> None:

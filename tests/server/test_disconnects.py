@@ -143,7 +143,7 @@ async def texts(api: Api) -> str:
 
 async def check_response(api: Api, response_id: str, text: str) -> None:
     made: Json = {"status": "in_progress"}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while made["status"] == "in_progress":  # the run has ended; its response is written right after it
             async with api.get(f"{RESPONSES}/{response_id}") as response:
                 made = await told(response)

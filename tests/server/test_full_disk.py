@@ -57,7 +57,7 @@ def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
     """A model during whose first answer the store fails, once the run is on record."""
 
     async def handler(_: Request) -> Reply:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while api.app.engine.creating:
                 await asyncio.sleep(0.005)
         disk.fail()

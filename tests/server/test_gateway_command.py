@@ -27,6 +27,7 @@ from hermes.cli.main import main
 from hermes.core.home import Home, is_served
 from hermes.server.status import hold, read_runtime_status, write_runtime_status
 from support.model_server import ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving as model
 
 COMMAND = (sys.executable, "-m", "hermes")
@@ -50,7 +51,7 @@ class Server:
         self.url = found[1]
 
     def get(self, path: str) -> int:
-        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
         connection.request("GET", path)
         try:
             return connection.getresponse().status
@@ -60,7 +61,7 @@ class Server:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its exit code and what it said."""
         self.process.send_signal(number)
-        said = self.process.communicate(timeout=20)[1]
+        said = self.process.communicate(timeout=60)[1]
         return self.process.returncode, said
 
 
@@ -73,7 +74,7 @@ def launch(home: Home) -> Iterator[Launch]:
     with ExitStack() as stack:
 
         def started(*words: str, **more: Any) -> Server:
-            process = subprocess.Popen(
+            process = HermesProcess(
                 [*COMMAND, *(words or ("gateway", "run", "--port", "0"))],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -91,7 +92,7 @@ def ran(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-def until(happened: Callable[[], bool], seconds: float = 15.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it did not happen"
@@ -177,7 +178,7 @@ def test_home_is_served_once_until_replaced(home: Home, launch: Launch) -> None:
     assert first.get("/health") == 200
     port = urlsplit(first.url).port
     third = launch("gateway", "run", "--replace", "--port", str(port))
-    assert (first.process.wait(timeout=20), third.url, third.get("/health")) == (0, first.url, 200)
+    assert (first.process.wait(timeout=60), third.url, third.get("/health")) == (0, first.url, 200)
     assert state(home)["pid"] == third.process.pid
     assert third.end()[0] == 0
 
@@ -194,7 +195,7 @@ def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     assert (first.get("/health"), second.get("/health")) == (200, 200)
     assert str(home.path / "profiles" / "work" / "state.db") in second.line
     assert main(["gateway", "stop", "-p", "work"]) == 0
-    assert (second.process.wait(timeout=20), first.process.poll()) == (0, None)
+    assert (second.process.wait(timeout=60), first.process.poll()) == (0, None)
 
 
 @pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
@@ -219,7 +220,7 @@ def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.Captu
         stopped = main(["gateway", "stop", "--json"])
         after = json.loads(capfd.readouterr().out)
         again = main(["gateway", "stop"]), main(["gateway", "status"])
-    assert (code, deep, stopped, again, server.process.wait(timeout=20)) == (0, 0, 0, (5, 5), 0)
+    assert (code, deep, stopped, again, server.process.wait(timeout=60)) == (0, 0, 0, (5, 5), 0)
     assert (told["state"], told["address"], told["pid"]) == ("running", server.url, server.process.pid)
     assert (told["runs"], told["store"], told["bus"], told["error"]) == (0, "ok", "ok", None)
     assert "state: running" in lines and any(line.startswith("check state_db: ok") for line in lines)
@@ -252,7 +253,7 @@ def test_stop_now_does_not_wait(home: Home, launch: Launch, monkeypatch: pytest.
     monkeypatch.setattr(gateway_command, "NOW_S", 0.2)
     with hanging(home, launch) as server:
         assert main(["gateway", "stop", "--now"]) == 0
-        assert server.process.wait(timeout=20) == 130
+        assert server.process.wait(timeout=60) == 130
     assert read_runtime_status(home) is None
 
 
@@ -272,7 +273,7 @@ def test_stop_timeout_is_reported(
 def test_gateway_restart_keeps_arguments(home: Home, launch: Launch) -> None:
     first = launch("gateway", "run", "-v", "--port", "0")
     second = launch("gateway", "restart")
-    assert first.process.wait(timeout=20) == 0
+    assert first.process.wait(timeout=60) == 0
     assert second.get("/health") == 200
     assert state(home)["pid"] == second.process.pid
     assert state(home)["argv"][1:] == ["gateway", "run", "-v", "--port", "0", "-p", "default"]

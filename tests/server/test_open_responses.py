@@ -242,7 +242,7 @@ async def turn(socket: aiohttp.ClientWebSocketResponse, **body: Any) -> list[Jso
     await socket.send_json({"type": "response.create", "model": "hermes-agent", **body})
     events: list[Json] = []
     while not events or not (events[-1]["type"] in FINAL or "status" in events[-1]):
-        events.append(await socket.receive_json(timeout=5))
+        events.append(await socket.receive_json(timeout=20))
     if events[-1]["type"] in FINAL:
         check_events(events)
     else:

@@ -76,7 +76,7 @@ async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
     turn = asyncio.create_task(
         api.client.post(api.url + CHAT, json=user("light"), headers={"X-Hermes-Approvals": "wait"})
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         runs: list[Json] = []
         while not runs:
             async with api.get("/v1/runs?status=waiting_for_input") as response:

@@ -105,9 +105,9 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     api.model.script = list(replies)
     async with api.client.ws_connect(f"{api.url}/v1/responses", headers=headers) as socket:
         await socket.send_json({"type": "response.create", **body})
-        heard = [await socket.receive_json(timeout=5)]
+        heard = [await socket.receive_json(timeout=20)]
         while heard[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed"):
-            heard.append(await socket.receive_json(timeout=5))
+            heard.append(await socket.receive_json(timeout=20))
     assert timeless(heard[-1]["response"]) == timeless(made)
     assert folded(heard) == folded(events)
 

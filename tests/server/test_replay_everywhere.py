@@ -132,7 +132,7 @@ async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: A
     monkeypatch.setattr(runs, "get", look, raising=False)
     coming = api.app.engine.creating
     asked = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not coming:
             await asyncio.sleep(0.001)
         run_id = next(iter(coming))

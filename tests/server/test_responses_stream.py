@@ -287,7 +287,7 @@ async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
 
 
 async def finished(api: Api, response_id: str) -> Json:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (made := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
     return made

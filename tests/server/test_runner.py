@@ -54,7 +54,7 @@ def state(home: Home) -> dict[str, Any]:
     return told
 
 
-async def until(happened: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not happened():
             await asyncio.sleep(0.005)
@@ -338,7 +338,7 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         async with serving(home):
             run_id = await begun(home, server)
         left = await status_of(home, run_id)
-        async with serving(home), asyncio.timeout(10):
+        async with serving(home), asyncio.timeout(20):
             while (now := await status_of(home, run_id)) != "completed":
                 await asyncio.sleep(0.01)
     assert (left, now, len(server.requests)) == ("interrupted", "completed", 2)

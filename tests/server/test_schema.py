@@ -115,7 +115,7 @@ async def tried(start: Start, requests: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 async def test_sample_requests_match_openapi_property(start: Start) -> None:
-    await tried(start, 200)
+    await tried(start, 100)
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from .conftest import Api, Start
 Json = dict[str, Any]
 # From the moment a stop is acknowledged to the end of the run.
 GONE_S = 1.0
-SURELY_S = 30.0
+SURELY_S = 120.0
 ENDS = ("run.completed", "run.failed", "run.cancelled")
 
 # In the background, deaf to signals, in sessions of their own, orphaned, at a port; `{own}` is what comes then.

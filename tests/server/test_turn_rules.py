@@ -171,7 +171,7 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             await wire.send(bytes([0x81, 0x80 | len(asked), 0, 0, 0, 0]) + asked)
             await model.asked()
             await model.until(lambda: model.open_streams == 0, timeout=15)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(20):
                 with contextlib.suppress(ConnectionError):
                     while await wire.reader.read(65_536):
                         pass
@@ -180,5 +180,5 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
 async def test_websocket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 0.05)
     async with api.client.ws_connect(f"{api.url}{RESPONSES}", autoping=False) as socket:
-        seen = await socket.receive(timeout=5)
+        seen = await socket.receive(timeout=20)
         assert seen.type is aiohttp.WSMsgType.PING

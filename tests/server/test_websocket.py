@@ -31,7 +31,7 @@ async def answer(socket: Socket) -> list[Json]:
     """The events up to the end of a turn, or an error."""
     events: list[Json] = []
     while not events or not (events[-1]["type"] in FINAL or "status" in events[-1]):
-        events.append(await socket.receive_json(timeout=5))
+        events.append(await socket.receive_json(timeout=20))
     return events
 
 
@@ -46,7 +46,7 @@ async def turn(socket: Socket, input: Any = "hi", **fields: Any) -> Json:
 
 async def error(socket: Socket) -> Json:
     """The error that comes next."""
-    told_error: Json = await socket.receive_json(timeout=5)
+    told_error: Json = await socket.receive_json(timeout=20)
     assert set(told_error) >= {"type", "status", "error"}
     assert told_error["type"] == "error"
     assert set(told_error["error"]) >= {"type", "code", "message", "param"}
@@ -102,7 +102,7 @@ async def test_websocket_turn_is_incremental(start: Start) -> None:
             got = []
             for _ in range(2):
                 model.let()
-                while (event := await socket.receive_json(timeout=5))["type"] != "response.output_text.delta":
+                while (event := await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                     pass
                 got.append(event["delta"])
             assert got == ["Hello", " there"]
@@ -126,14 +126,14 @@ async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) 
             for number in range(10):
                 await ask(socket, f"question {number}", store=False)
             events = []
-            while (event := await socket.receive_json(timeout=5))["type"] != "error":
+            while (event := await socket.receive_json(timeout=20))["type"] != "error":
                 events.append(event)
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert len(model.requests) <= 1
             model.let_all()
             answers = []
             while len(answers) < 9:
-                event = await socket.receive_json(timeout=5)
+                event = await socket.receive_json(timeout=20)
                 if event["type"] in FINAL:
                     answers.append(event["response"]["output"][0]["content"][0]["text"])
     assert answers == [f"answer {n}" for n in range(9)]
@@ -325,8 +325,8 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
         async with connect(api) as socket:
             await ask(socket)
             model.let()
-            response_id = (await socket.receive_json(timeout=5))["response"]["id"]
-            while (await socket.receive_json(timeout=5))["type"] != "response.output_text.delta":
+            response_id = (await socket.receive_json(timeout=20))["response"]["id"]
+            while (await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                 pass
             socket._response.connection.transport.abort()
         await model.until(lambda: model.open_streams == 0, timeout=1.5)
@@ -344,7 +344,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
         api.context.drain()
-        seen = await socket.receive(timeout=5)
+        seen = await socket.receive(timeout=20)
         assert seen.type is aiohttp.WSMsgType.CLOSE
         assert seen.data == 1012
 
@@ -353,5 +353,5 @@ async def test_websocket_maximum_lifetime(api: Api, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
     async with connect(api) as socket:
         assert (await error(socket))["code"] == "websocket_connection_limit_reached"
-        seen = await socket.receive(timeout=5)
+        seen = await socket.receive(timeout=20)
         assert (seen.type, seen.data) == (aiohttp.WSMsgType.CLOSE, 1000)

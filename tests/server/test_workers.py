@@ -184,11 +184,14 @@ async def test_client_tool_outputs_at_other_worker(home_folder: Path) -> None:
 async def test_job_runs_once_with_two_workers(home_folder: Path) -> None:
     async with two_workers(home_folder, answer, cron={"enabled": True}) as server:
         one, other = await server.both()
-        at = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
+        at = datetime.fromtimestamp(time.time() + 2, UTC).isoformat()
         job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
+        assert job["next_run_at"] is not None, job
         async with asyncio.timeout(SURELY_S):
-            while (await get(other, f"/api/jobs/{job['id']}"))["job"]["last_status"] != "completed":
+            while job["last_status"] in (None, "running"):
                 await asyncio.sleep(0.05)
+                job = (await get(other, f"/api/jobs/{job['id']}"))["job"]
+        assert job["last_status"] == "completed", job
         assert len((await get(other, f"/api/jobs/{job['id']}/runs"))["data"]) == 1
         assert (home_folder / "workspace" / "effects.txt").read_text().split() == ["call-job-0-0"]
 

@@ -900,7 +900,7 @@ async def test_async_read_of_closed_store_raises(tmp_path: Path) -> None:
         await asyncio.gather(*(store.sessions.get_session("a") for _ in range(4)))
         store.close()
         with pytest.raises(StoreError, match="closed"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await store.sessions.get_session("a")
 
 
@@ -908,7 +908,7 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
     store = Async(open_store(f"sqlite://{tmp_path}/state.db"))
     await store.sessions.create_session("s", "cli")
     odd = store.transaction(lambda: next(iter(())))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         told = await asyncio.gather(
             odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
         )

@@ -481,7 +481,7 @@ ends = st.one_of(
 batches = st.lists(st.lists(happenings, min_size=1, max_size=4), max_size=10)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=batches, end=st.none() | ends)
 def test_stored_state_equals_folded_log_property(
     shared: Store, batches: list[list[tuple[str, dict[str, Any]]]], end: tuple[str, dict[str, Any]] | None
@@ -756,7 +756,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield made
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     script=st.lists(acts, max_size=30),
     end=st.sampled_from(["complete", "open"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,12 +110,17 @@ def called(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
                 yield node.func.id, "", node.lineno
 
 
+@functools.cache
 def parsed(path: Path) -> ast.AST:
     return ast.parse(path.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if not name_of(p).startswith("sandbox/")], ids=name_of)
-def test_only_sandbox_starts_processes(path: Path) -> None:
+def outside_sandbox() -> list[Path]:
+    return [path for path in MODULES if not name_of(path).startswith("sandbox/")]
+
+
+def started(path: Path) -> list[tuple[str, int]]:
+    """The ways to start a process that a module uses and may not."""
     tree, allowed = parsed(path), MAY_START.get(name_of(path), set())
     modules = [(name, line) for name, line in imported(tree) if name.split(".")[0] in PROCESS_MODULES]
     calls = [
@@ -122,15 +128,24 @@ def test_only_sandbox_starts_processes(path: Path) -> None:
         for name, owner, line in called(tree)
         if (owner == "os" and name in STARTERS) or name.startswith("create_subprocess_")
     ]
-    assert [found for found in (*modules, *calls) if found[0] not in allowed] == []
+    return [item for item in (*modules, *calls) if item[0] not in allowed]
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if name_of(p).startswith("tools/")], ids=name_of)
-def test_tools_connect_through_url_guard_only(path: Path) -> None:
+def test_only_sandbox_starts_processes() -> None:
+    assert {name_of(path): items for path in outside_sandbox() if (items := started(path))} == {}
+
+
+def connected(path: Path) -> list[tuple[str, int]]:
+    """The ways to open a connection that a module uses and may not."""
     allowed = MAY_CONNECT.get(name_of(path), set())
-    found = [(name, line) for name, line in imported(parsed(path)) if name in CONNECTING - allowed]
+    modules = [(name, line) for name, line in imported(parsed(path)) if name in CONNECTING - allowed]
     calls = [(name, line) for name, _, line in called(parsed(path)) if name in ("open_connection", "create_connection")]
-    assert found + calls == []
+    return modules + calls
+
+
+def test_tools_connect_through_url_guard_only() -> None:
+    tools = [path for path in MODULES if name_of(path).startswith("tools/")]
+    assert {name_of(path): items for path in tools if (items := connected(path))} == {}
 
 
 def opened(tree: ast.AST) -> list[tuple[str, str, int]]:
@@ -142,11 +157,14 @@ def opened(tree: ast.AST) -> list[tuple[str, str, int]]:
 
 
 # The sandbox opens what it mounts and what the kernel says of its processes; nothing of that is sent to a model.
-@pytest.mark.parametrize("path", [p for p in MODULES if not name_of(p).startswith("sandbox/")], ids=name_of)
-def test_files_are_opened_through_path_guard_only(path: Path) -> None:
-    found = opened(parsed(path))
-    count, why = MAY_OPEN.get(name_of(path), (0, "read what is to reach a prompt with hermes.guards.paths"))
-    assert len(found) == count, f"{why}: {found}"
+def test_files_are_opened_through_path_guard_only() -> None:
+    unexpected = {}
+    for path in outside_sandbox():
+        calls = opened(parsed(path))
+        count, reason = MAY_OPEN.get(name_of(path), (0, "read what is to reach a prompt with hermes.guards.paths"))
+        if len(calls) != count:
+            unexpected[name_of(path)] = (reason, calls)
+    assert unexpected == {}
 
 
 def test_every_listed_exception_exists() -> None:

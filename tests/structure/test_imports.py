@@ -73,8 +73,7 @@ def test_pure_modules_import_no_heavy_libraries(module: str) -> None:
     assert not loaded & ({*HEAVY, "asyncio", "ssl"} - {"msgspec"})
 
 
-@pytest.mark.parametrize("library", ["openai", "anthropic", "PIL", "yaml", "ruamel"])
-def test_facade_imports_no_optional_library(library: str) -> None:
-    code = f"import sys, run_agent; assert {library!r} not in sys.modules, 'loaded'"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_facade_imports_no_optional_library() -> None:
+    code = "import json, sys, run_agent; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(json.loads(done.stdout)) & {"openai", "anthropic", "PIL", "yaml", "ruamel"}

@@ -6,17 +6,23 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import yaml
 
+from support.preloaded import HermesProcess
+
 Json = dict[str, Any]
-SURELY_S = 30.0
+SURELY_S = 60.0
+# A server imports for about a second of processor time, and one of two workers three times that.
+_START_S = 120.0
 # What a client sees when the server is killed under it.
 CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 
@@ -37,12 +43,12 @@ class Gateway:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
         command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
         env = {**os.environ, "HERMES_HOME": str(self.folder)}
-        with (self.folder / "stderr.txt").open("ab") as said:
+        with (self.folder / "stderr.txt").open("ab") as said, patch.object(subprocess, "Popen", HermesProcess):
             self.process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
             )
         assert self.process.stdout is not None
-        line = (await asyncio.wait_for(self.process.stdout.readline(), SURELY_S)).decode()
+        line = (await asyncio.wait_for(self.process.stdout.readline(), _START_S)).decode()
         found = re.search(r"listening on (http://\S+)", line)
         assert found, self.said
         if self.url:

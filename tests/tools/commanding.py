@@ -16,7 +16,7 @@ from hermes.tools import code, process, terminal
 from hermes.tools.framework.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 
-SURELY_S = 30.0
+SURELY_S = 120.0
 each_backend = pytest.mark.parametrize("backend", ["local", "bubblewrap"])
 
 

@@ -137,7 +137,6 @@ def is_part(part: Any, whole: Any) -> bool:
 
 
 @given(_objects, _styles)
-@settings(deadline=None, max_examples=200)
 def test_argument_prefix_is_never_misread_property(value: dict[str, Any], style: dict[str, Any]) -> None:
     text = json.dumps(value, **style)
     assert parse(text).value == value
@@ -161,7 +160,6 @@ def test_missing_closing_brackets_are_repaired_property(value: dict[str, Any], s
 
 
 @given(st.text(alphabet='{}[]",:\\ \n\ta1-.tn', max_size=30) | st.text(max_size=30))
-@settings(deadline=None, max_examples=300)
 def test_parsing_never_fails_property(text: str) -> None:
     parsed = parse(text)
     assert (parsed.state == "ok") == isinstance(parsed.value, dict)

@@ -186,7 +186,7 @@ async def test_mcp_tool_list_change_applies_to_next_turn(make_house: MakeHouse, 
     ran = await turn(house, server, Call("mcp_s_grow" if kind == "plain" else "mcp_s_change"), session_id="same")
     new = "mcp_s_grown" if kind == "plain" else "mcp_s_changed"
     assert new not in offered(server)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while new not in house.app.services.mcp.states()[0]["tools"]:
             await asyncio.sleep(0.01)
     ran = await turn(house, server, session_id="same")
@@ -212,7 +212,7 @@ async def test_mcp_processes_end_with_app(make_house: MakeHouse, server: ModelSe
     pids = [int(pid) for pid in (await answer(house, server, "mcp_s_nest"))["text"].split()]
     assert all(is_alive(pid, None) for pid in pids)
     await house.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while any(is_alive(pid, None) for pid in pids):
             await asyncio.sleep(0.01)
 
@@ -240,7 +240,7 @@ async def test_slow_mcp_server_delays_one_turn(make_house: MakeHouse, server: Mo
     # A server that has had its time is not waited for again.
     mute.began -= 7200
     house.configure({"mcp_discovery_timeout": 3600, "mcp_servers": {"mute": over_pipes("rough", "mute")}})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await turn(house, server)
 
 
@@ -487,7 +487,7 @@ async def test_mcp_site_tool_list_change(make_house: MakeHouse, server: ModelSer
         house = house_with(make_house, s={"url": url})
         await turn(house, server)
         rough.stream.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while rough.methods.count("tools/list") < 2:
                 await asyncio.sleep(0.01)
         await house.close()

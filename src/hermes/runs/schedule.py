@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 
 from hermes.core.json_types import JsonMapping, JsonObject
 
@@ -90,6 +90,9 @@ def next_times(schedule: JsonMapping, after: float, zone: tzinfo, count: int = 3
 
 
 def _once(at: datetime, display: str) -> JsonObject:
+    # A part of a second is rounded up: rounded down, a time that is about to come would be over before it is noted.
+    if at.microsecond:
+        at = at.replace(microsecond=0) + timedelta(seconds=1)
     return {"kind": "once", "run_at": at.isoformat(timespec="seconds"), "display": display}
 
 

@@ -15,6 +15,7 @@ import re
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -192,18 +193,21 @@ class WorkspaceWatch:
             self._attempt(self._check_git_file, path)
 
     def _handle_events(self) -> int:
-        count = 0
-        for path, is_new in self._inotify.events():
-            count += 1
+        """How many events there were. Each path is looked at once however often it has changed: a command that changes
+        it all the time would otherwise keep the queue full, and the end of every command waiting for it."""
+        events = Counter(self._inotify.events())
+        for (path, is_new), times in events.items():
             if path in self._own_events:
                 self._own_events.discard(path)
-            elif is_new:
+                if times == 1:
+                    continue
+            if is_new:
                 self._attempt(self._replaced if path in self.covers else self._appeared, path)
             elif path in self._git_files:
                 self._attempt(self._check_git_file, path)
             else:
                 self._attempt(self._check_repository, os.path.dirname(path))
-        return count
+        return events.total()
 
     def _steers(self, path: str) -> bool:
         name = plain(os.path.basename(path))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from commands.shell import Hermes
 from hermes.core.home import Home, write_private
 from hermes.settings import config
+
+from .shell import Hermes
 
 
 def states(hermes: Hermes, *words: str) -> dict[str, str]:

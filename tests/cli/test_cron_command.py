@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from commands.shell import Hermes
 from hermes import app
 from hermes.core.home import Home, write_private
 from hermes.core.spec import RunSpec
@@ -23,6 +22,8 @@ from hermes.runs import engine
 from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+
+from .shell import Hermes
 
 QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
@@ -201,7 +202,7 @@ def test_cron_run_after_abandoned_run(home: Home, hermes: Hermes) -> None:
         assert hermes("cron", "run", job_id).code == 0
 
 
-def wait_for(happened: Any, seconds: float = 30.0) -> None:
+def wait_for(happened: Any, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it did not happen"

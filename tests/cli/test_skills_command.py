@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from commands.shell import Editor, Hermes
 from hermes.core.home import Home, write_private
+
+from .shell import Editor, Hermes
 
 TEXT = "---\nname: {name}\ndescription: How to {name}.\n---\n\nStep by step.\n"
 

@@ -89,6 +89,12 @@ def test_one_shot_schedule_has_one_time() -> None:
     assert len(next_times(once, NOW, BERLIN)) == 1
 
 
+def test_one_shot_schedule_within_this_second_has_time() -> None:
+    once = parse("2026-11-13T10:10:00.9", NOW + 0.5, BERLIN)
+    assert once["run_at"] == "2026-11-13T10:10:01+01:00"
+    assert next_time(once, NOW + 0.5, BERLIN) == NOW + 1
+
+
 @pytest.mark.parametrize(("passed", "wait"), [(0, 600), (599, 1), (600, 600), (2000, 400)])
 def test_interval_schedule_collapses_missed_times(passed: int, wait: int) -> None:
     often = parse("every 10m", NOW, BERLIN)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commands.shell import Editor, Hermes
 from hermes.core.home import Home, write_private
+
+from .shell import Editor, Hermes
 
 
 @pytest.fixture

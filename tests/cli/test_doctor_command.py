@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import hermes as package
-from commands.shell import Hermes
 from hermes.cli import doctor_command
 from hermes.cli.doctor_command import CHECKS
 from hermes.cli.main import COMMANDS, parser_with
@@ -30,6 +29,8 @@ from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+
+from .shell import Hermes
 
 SECRET = "sk-very-secret-0123456789"
 

@@ -15,19 +15,21 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from commands.shell import Hermes
 from hermes.core.events import Event
 from hermes.core.home import Home, write_private
 from hermes.core.spec import RunSpec
 from hermes.store.base import Row
 from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply
+from support.preloaded import HermesProcess
 from support.server_thread import serving
+
+from .shell import Hermes
 
 QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
 
-def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < end, "it did not happen"
@@ -39,7 +41,7 @@ def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> Any:
 def served(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
     """A server of the home in a process of its own; what is yielded submits a run and gives its id."""
     write_private(home.config_file, f"model: {{default: m, base_url: '{model.url}/v1'}}\n{QUIET}{more}")
-    process = subprocess.Popen(
+    process = HermesProcess(
         [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A command as a test runs it, and what came of it."""
+"""A command as a function of the test, and its result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Done(NamedTuple):
-    """What came of a command."""
+class Result(NamedTuple):
+    """A command that has ended."""
 
     code: int
     out: str
@@ -25,12 +25,12 @@ class Done(NamedTuple):
         return json.loads(self.out)
 
 
-Hermes = Callable[..., Done]
+Hermes = Callable[..., Result]
 Editor = Callable[[str], None]
 
 
-class Terminal(io.StringIO):
-    """Somebody who types."""
+class TerminalInput(io.StringIO):
+    """Standard input that is a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from commands.shell import Hermes
 from hermes.core.home import Home, write_private
 from hermes.settings import config
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+
+from .shell import Hermes
 
 SECRET = "sk-very-secret-0123456789"
 

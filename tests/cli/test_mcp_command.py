@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from commands.shell import Hermes
 from hermes.core.home import Home, write_private
 from hermes.settings import config
+
+from .shell import Hermes
 
 pytest.importorskip("mcp")
 SERVERS = Path(__file__).parents[1] / "tools" / "mcp_servers"
