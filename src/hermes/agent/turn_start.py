@@ -50,7 +50,7 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     stored: list[Message] = []
     # A caller's own history counts instead of the session's where there is none.
     if session is not None and not spec.verbatim and (spec.history is None or spec.base_id is not None):
-        begun = live.begun.said if live.begun is not None else None
+        begun = live.begun.history if live.begun is not None else None
         stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
     is_empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
     incoming = IncomingMessages()

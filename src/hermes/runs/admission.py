@@ -192,7 +192,7 @@ class Admissions:
             await self.leases.release(lease)
             self.check_open()
         if bind:
-            known = lease.begun.said if lease.begun is not None else None
+            known = lease.begun.history if lease.begun is not None else None
             history = spec.history if known is None else known
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
         self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
@@ -225,7 +225,7 @@ class Admissions:
                     next_in_line=next_in_line,
                     after_run=after_run,
                 )
-            left = lease.begun.left if spec.persist and lease.begun is not None else ()
+            left = lease.begun.unfinished if spec.persist and lease.begun is not None else ()
             orphan = self._orphan(lease, left) if left else None
             if orphan is None:
                 return lease

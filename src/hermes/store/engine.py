@@ -232,9 +232,9 @@ class Engine:
 
     def _check_files(self) -> None:
         """Raise when others no longer find what this process has open: a new connection would mix two databases."""
-        for path, known in self._files.items():
-            if (found := file_id(path)) != known:
-                fate = "deleted" if found is None else "replaced"
+        for path, opened in self._files.items():
+            if (current := file_id(path)) != opened:
+                fate = "deleted" if current is None else "replaced"
                 hint = "put it back, or restart the server to go on with what is there"
                 raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
 
@@ -293,8 +293,8 @@ class Engine:
     # --- the writer ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        going, since_upkeep = True, 0
-        while going:
+        running, since_upkeep = True, 0
+        while running:
             pause = UPKEEP_PAUSE_S if self._upkeep_goes_on else UPKEEP_IDLE_S
             try:
                 job = self._queue.get(timeout=pause if self._upkeep_due else None)
@@ -315,18 +315,18 @@ class Engine:
                 except queue.Empty:
                     break
             else:
-                going = False
-            together = [one for one in batch if not one.raw]
-            if together:
+                running = False
+            transactional = [item for item in batch if not item.raw]
+            if transactional:
                 self._upkeep_goes_on = False  # the moment is not idle any more
-                self._carry_out(together)
-                self._tell(together)
+                self._carry_out(transactional)
+                self._tell(transactional)
                 self._fold_if_due()
-            for raw in [one for one in batch if one.raw]:
+            for raw in [item for item in batch if item.raw]:
                 self._carry_out_bare(raw)
                 self._tell([raw])
                 del raw
-            del batch, together
+            del batch, transactional
             job = None  # or an idle thread would hold on to what it was given
         self._fail_left()
         if self._db is not None:
@@ -398,8 +398,8 @@ class Engine:
             elif not exclusive:
                 for job in batch:
                     job.result = job.error = None
-                for again in [[job] for job in batch] if isolated else [batch]:
-                    self._carry_out(again, isolated=not isolated)
+                for retried in [[job] for job in batch] if isolated else [batch]:
+                    self._carry_out(retried, isolated=not isolated)
             elif isinstance(error, _Undone):
                 self._once_more(batch)
             else:
@@ -520,8 +520,8 @@ class Engine:
     def _opened_files(self) -> dict[Path, tuple[int, int]]:
         if self.path is None:
             return {}
-        found = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
-        return {path: known for path, known in found.items() if known is not None}
+        ids = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
+        return {path: opened for path, opened in ids.items() if opened is not None}
 
     def _reader(self) -> Connection:
         assert self.path is not None
@@ -531,10 +531,10 @@ class Engine:
         self._was_opened = True
         return opening.connect_reader(self.path, self.schema, exclusive=self.read_only)
 
-    def _notice(self, words: str) -> None:
-        if words not in self.notices:
-            self.notices.append(words)
-            log.warning("%s", words)
+    def _notice(self, message: str) -> None:
+        if message not in self.notices:
+            self.notices.append(message)
+            log.warning("%s", message)
 
     # --- its life -----------------------------------------------------------------------------------------------
 
@@ -542,9 +542,9 @@ class Engine:
     def of(cls, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> Engine:
         """The engine of a file, shared by all who ask; each gives it back with `release`."""
         if path is None:
-            made = cls(None, schema)
-            made._users = 1
-            return made
+            in_memory = cls(None, schema)
+            in_memory._users = 1
+            return in_memory
         _release_dropped()
         key = (os.path.realpath(path), read_only)
         with _registry_lock:

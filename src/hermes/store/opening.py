@@ -21,7 +21,16 @@ from hermes.core.limits import (
 )
 from hermes.store import connections, space
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
-from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
+from hermes.store.connections import (
+    Connection,
+    Schema,
+    connect,
+    patiently,
+    require_fts5,
+    stamp_of,
+    uri,
+    write_transaction,
+)
 from hermes.store.errors import full
 
 # Locks and shared memory across machines are not to be relied on there.
@@ -149,7 +158,7 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
 
 def try_write(db: sqlite3.Connection, path: Path | None, schema: Schema) -> None:
     """Raise what keeps the file from taking a change; what is written is what it had."""
-    with in_one(db):
+    with write_transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > schema.version:
             raise _too_new(version, path, schema)
@@ -191,15 +200,15 @@ def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *,
 def _set_journal(db: sqlite3.Connection, path: Path, notice: Callable[[str], None]) -> None:
     kind = connections.file_system_of(path)
     networked = kind.startswith(_NETWORKED)
-    got = patiently(db, f"PRAGMA journal_mode={'delete' if networked else 'wal'}").fetchone()[0]
-    if got != "wal":
-        why = f"a network file system ({kind})" if networked else "a file system that refuses it"
-        notice(f"{path} lies on {why}: it works without a write-ahead log, which is slower.")
+    mode = patiently(db, f"PRAGMA journal_mode={'delete' if networked else 'wal'}").fetchone()[0]
+    if mode != "wal":
+        reason = f"a network file system ({kind})" if networked else "a file system that refuses it"
+        notice(f"{path} lies on {reason}: it works without a write-ahead log, which is slower.")
 
 
 def _migrate(db: sqlite3.Connection, schema: Schema, version: int) -> None:
     """One step, in a transaction of its own; nothing, if another process was quicker."""
-    with in_one(db):
+    with write_transaction(db):
         if db.execute("PRAGMA user_version").fetchone()[0] == version:
             for statement in schema.migrations[version]:
                 db.execute(statement)
