@@ -218,7 +218,7 @@ class Lifecycle:
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            result = await self._executed(live)
+            result = await self._execute_or_go_unrecorded(live)
             self._note_unrecorded_end(live)
             return result
         except asyncio.CancelledError:
@@ -241,7 +241,7 @@ class Lifecycle:
             finally:
                 await self.forget(live)
 
-    async def _executed(self, live: LiveRun) -> Result:
+    async def _execute_or_go_unrecorded(self, live: LiveRun) -> Result:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)

@@ -103,18 +103,18 @@ def _migrate_all(db: sqlite3.Connection, schema: Schema) -> None:
 
 
 def checkpoint(path: Path) -> None:
-    """Take what can be taken of the log of changes into the file; nobody has to wait for that."""
+    """Checkpoint as much of the write-ahead log as can be done without waiting for anybody."""
     with closing(connect(uri(path, "rw"))) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def fold_rest(db: sqlite3.Connection) -> None:
-    """The same with the connection that writes."""
+def checkpoint_rest(db: sqlite3.Connection) -> None:
+    """The same with the writer's connection."""
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
 
 def empty_log(db: sqlite3.Connection) -> bool:
-    """Cut the log of changes off when all of it is in the file. False: somebody still reads from it, and is not waited for."""
+    """Truncate the write-ahead log. False: a reader still needs it, and is not waited for."""
     db.execute("PRAGMA busy_timeout=0")
     try:
         return bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
@@ -123,7 +123,7 @@ def empty_log(db: sqlite3.Connection) -> bool:
 
 
 def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection:
-    """A connection that changes nothing. `alone`: there is no writer in this process that has looked at the file."""
+    """A connection that changes nothing. `exclusive`: there is no writer in this process that has looked at the file."""
     require_fts5()
     if exclusive and not path.is_file():
         raise StoreError("There is no such database.", where=str(path))

@@ -79,14 +79,14 @@ class ResponseStore(Repository):
         self, max_size: int = 100, db_path: str | Path | None = None, max_age_days: float | None = None
     ) -> None:
         engine = Engine.of(Path(db_path) if db_path else None, RESPONSES)
-        self._held = weakref.finalize(self, engine.drop)
+        self._finalizer = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         self._max_size, self._max_age_days = max_size, max_age_days
         self.notices: list[str] = engine.notices
 
     @blocks
     def close(self) -> None:
-        if self._held.detach() is not None:
+        if self._finalizer.detach() is not None:
             self._engine.release()
 
     @writes

@@ -82,7 +82,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             db_path = resolve().state_db
         path = None if str(db_path) == ":memory:" else Path(db_path)
         engine = Engine.of(path, STATE, read_only=read_only)
-        self._held = weakref.finalize(self, engine.drop)
+        self._finalizer: weakref.finalize[[], SessionDB] | None = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         try:
             engine.open()
@@ -94,15 +94,13 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     def on(cls, engine: Engine) -> SessionDB:
         """The conversations of a store that is open, or will be when it is first used."""
         sessions = cls.__new__(cls)
-        sessions._engine = engine
-        sessions._held = weakref.finalize(sessions, engine.drop)
-        sessions._held.detach()
+        sessions._engine, sessions._finalizer = engine, None
         return sessions
 
     @blocks
     def close(self) -> None:
         """Give the file back. The last one to do so closes it."""
-        if self._held.detach() is not None:
+        if self._finalizer is not None and self._finalizer.detach() is not None:
             self._engine.release()
 
     @property
