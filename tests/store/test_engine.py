@@ -730,7 +730,7 @@ def test_wal_is_checkpointed_while_writing(db: SessionDB, path: Path, monkeypatc
     log, sizes = path.with_name("state.db-wal"), [-1]
     # A folding that meets a write leaves the rest to the next one.
     while log.stat().st_size != sizes[-1] and len(sizes) < 20:
-        folding = db.engine._folding
+        folding = db.engine._checkpointing
         assert folding is not None
         folding.join(PATIENCE_S)
         db.set_session_title("s", f"Title {len(sizes)}")  # behind what the folding has left to the writer

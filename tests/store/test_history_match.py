@@ -335,8 +335,8 @@ def test_bind_shares_row_budget_over_sessions(db: SessionDB, monkeypatch: pytest
     for n in range(6):
         hold(db, "hi", f"hello {n}", id=f"{BASE}-{n}")
     read: list[str] = []
-    plain = rows.held
-    monkeypatch.setattr(rows, "held", lambda tx, id, *more: read.append(id) or plain(tx, id, *more))
+    plain = rows.conversation_rows
+    monkeypatch.setattr(rows, "conversation_rows", lambda tx, id, *more: read.append(id) or plain(tx, id, *more))
     monkeypatch.setattr(history_match, "BOUND_ROWS_MAX", 4, raising=False)
     assert db.get_session(db.bind_session(BASE, turns("hi", "other"))) is None
     assert len(read) == 2

@@ -75,11 +75,11 @@ class Overlap:
         return self.finish()
 
     def finish(self) -> str:
-        held, self._held, self._open = self._held, "", False
-        for size in range(min(len(held), len(self._tail)), OVERLAP_CHARS_MIN - 1, -1):
-            if self._tail.endswith(held[:size]):
-                return held[size:]
-        return held
+        text, self._held, self._open = self._held, "", False
+        for size in range(min(len(text), len(self._tail)), OVERLAP_CHARS_MIN - 1, -1):
+            if self._tail.endswith(text[:size]):
+                return text[size:]
+        return text
 
     def _may_grow(self) -> bool:
         return self._held in self._tail
@@ -186,7 +186,7 @@ class Assembler:
         elif type(part) is Finish:
             self._finish = part.reason
         elif type(part) is Opaque:
-            self._keep(part)
+            self._keep_opaque(part)
         elif type(part) is ServerError:
             self.error = part
         return _NOTHING
@@ -196,8 +196,8 @@ class Assembler:
         for piece in self.inline.finish():
             self._emit(piece, out)
         if self._overlap is not None:
-            rest, self._overlap = self._overlap.finish(), None
-            self._deliver(rest, out)
+            text, self._overlap = self._overlap.finish(), None
+            self._deliver(text, out)
         return out
 
     def message(self) -> Assembled:
@@ -218,7 +218,7 @@ class Assembler:
             complete=self.finished,
         )
 
-    def _keep(self, part: Opaque) -> None:
+    def _keep_opaque(self, part: Opaque) -> None:
         """Keep an opaque item; text that comes in pieces is one item."""
         last = self._opaque[-1] if self._opaque else None
         if part.joins and last is not None and last["kind"] == part.kind:
@@ -258,14 +258,14 @@ class Assembler:
 
     def _make_leaked_calls(self, block: str, out: list[Delta]) -> str:
         """Begin the calls that a block of the text tells; what of the block is text after all."""
-        calls, rest = parse_leaked_calls(block)
+        calls, text = parse_leaked_calls(block)
         accepted = [call for name, args in calls if self._accept and (call := self._accept(name, args))]
         self._call_refused = self._call_refused or not accepted
         for name, arguments in accepted:
             draft = _Draft(len(self._drafts), name=name, arguments=[arguments], leaked=True)
             self._drafts.append(draft)
             out.append(ToolDrafted(draft.index, name))
-        return rest
+        return text
 
     def _deliver(self, text: str, out: list[Delta]) -> None:
         if self._lead is not None and text:
@@ -311,45 +311,45 @@ class Assembler:
         return (ToolDrafted(draft.index, draft.name),) if drafted else _NOTHING
 
     def _draft_for(self, part: ToolDelta) -> _Draft:
-        known: _Draft | None
+        draft: _Draft | None
         if part.index is not None:
-            known = self._by_index.get(part.index)
-            if known is not None and part.id and known.id and part.id != known.id:
-                known = self._by_id.get(part.id)
+            draft = self._by_index.get(part.index)
+            if draft is not None and part.id and draft.id and part.id != draft.id:
+                draft = self._by_id.get(part.id)
         elif part.id:
-            known = self._by_id.get(part.id)
+            draft = self._by_id.get(part.id)
         else:
-            known = self._last_sent
-            if known is not None and part.name and known.arguments and _another(known, part.name):
-                known = None
-        if known is None:
-            known = self._last_sent = _Draft(len(self._drafts))
-            self._drafts.append(known)
+            draft = self._last_sent
+            if draft is not None and part.name and draft.arguments and _is_another_call(draft, part.name):
+                draft = None
+        if draft is None:
+            draft = self._last_sent = _Draft(len(self._drafts))
+            self._drafts.append(draft)
         if part.index is not None:
-            self._by_index[part.index] = known
-        return known
+            self._by_index[part.index] = draft
+        return draft
 
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
         if not self._drafts:
             return calls
-        seen: set[str] = set()
+        ids: set[str] = set()
         leaked = any(draft.leaked for draft in self._drafts)
         sent = {_call_key(draft) for draft in self._drafts if not draft.leaked} if leaked else set()
         for draft in self._drafts:
             if not draft.name or (draft.leaked and _call_key(draft) in sent):
                 continue  # a call that came both ways is one
             call_id = draft.id
-            if not call_id or call_id in seen:
+            if not call_id or call_id in ids:
                 digest = hashlib.sha256(f"{self._identity}:{draft.index}".encode()).hexdigest()
                 call_id = f"call_{digest[:24]}"
-            seen.add(call_id)
+            ids.add(call_id)
             arguments = "".join(draft.arguments)
             calls.append(ToolCall(call_id, draft.name, arguments if arguments.strip() else "{}", draft.extra))
         return calls
 
 
-def _another(draft: _Draft, name: str) -> bool:
+def _is_another_call(draft: _Draft, name: str) -> bool:
     """Whether a name that comes after arguments begins another call: not while the same one's are unfinished."""
     return name != draft.name or draft.is_whole()
 

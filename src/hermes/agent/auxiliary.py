@@ -42,10 +42,10 @@ class Auxiliary:
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         text = await self._turn.scan(lambda: compress.transcript(messages, room))
         request: list[Message] = [{"role": "user", "content": text}]
-        wanted = (
+        prompt = (
             f"{compress.SUMMARY_REQUEST} Keep most of what is about: {topic}" if topic else compress.SUMMARY_REQUEST
         )
-        return await self.ask("compression", wanted, request, limit)
+        return await self.ask("compression", prompt, request, limit)
 
     async def title(self, question: str, answer: str) -> tuple[str, JsonObject] | None:
         system = "Give a title of at most six words to the conversation. Answer with the title only, without quotes."
@@ -54,11 +54,12 @@ class Auxiliary:
 
     async def describe(self, image: Message) -> str:
         system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
-        got = await self.ask("vision", system, [{"role": "user", "content": [image]}], 1024)
-        if got is None:
+        answer = await self.ask("vision", system, [{"role": "user", "content": [image]}], 1024)
+        if answer is None:
             return "it could not be described"
-        self.spent.append(got[1])
-        return got[0]
+        description, usage = answer
+        self.spent.append(usage)
+        return description
 
     async def ask(
         self, task: str, system: str, messages: list[Message], max_output: int
@@ -68,15 +69,15 @@ class Auxiliary:
         if not turn.settings.auxiliary[task].enabled:
             return None
         try:
-            own = routes.auxiliary(turn.settings, task)
+            task_route = routes.auxiliary(turn.settings, task)
         except ConfigError as error:
             log.warning("auxiliary task %s has no route of its own: %s", task, error)
-            own = None
-        for route in [own, turn.route] if own is not None and own != turn.route else [turn.route]:
+            task_route = None
+        for route in [task_route, turn.route] if task_route is not None and task_route != turn.route else [turn.route]:
             if route.api_mode == "local":
                 continue
-            if (got := await self._ask_route(task, route, system, messages, max_output)) is not None:
-                return got
+            if (answer := await self._ask_route(task, route, system, messages, max_output)) is not None:
+                return answer
         return None
 
     async def _ask_route(

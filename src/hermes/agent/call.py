@@ -202,17 +202,17 @@ class _Silence:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
-        self._timer = self._loop.call_later(limits.MODEL_WAITING_S, self._look)
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S, self._check_silence)
 
     def end(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         silent = self._loop.time() - self.since
         if silent >= limits.MODEL_WAITING_S:
             self._tell(silent)
             silent = 0.0
-        self._timer = self._loop.call_later(limits.MODEL_WAITING_S - silent, self._look)
+        self._timer = self._loop.call_later(limits.MODEL_WAITING_S - silent, self._check_silence)
 
 
 def facts_of(error: BaseException) -> FailureFacts:

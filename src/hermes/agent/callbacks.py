@@ -50,36 +50,36 @@ class Callbacks:
         self._call("stream_delta", data["text"])
         self._call("stream", data["text"])
 
-    def _thought(self, data: JsonObject, _: str | None) -> None:
+    def _on_reasoning(self, data: JsonObject, _: str | None) -> None:
         self._call("reasoning", data["text"])
-        known = self._thoughts.get(data["message_id"], "")
-        if len(known) < THOUGHT_CHARS_MAX:
-            self._thoughts[data["message_id"]] = (known + data["text"])[:THOUGHT_CHARS_MAX]
+        thought = self._thoughts.get(data["message_id"], "")
+        if len(thought) < THOUGHT_CHARS_MAX:
+            self._thoughts[data["message_id"]] = (thought + data["text"])[:THOUGHT_CHARS_MAX]
 
-    def _thought_whole(self, data: JsonObject, _: str | None) -> None:
+    def _on_reasoning_completed(self, data: JsonObject, _: str | None) -> None:
         if thought := self._thoughts.pop(data["message_id"], ""):
             self._call("tool_progress", "reasoning.available", tool_name="_thinking", preview=thought)
 
-    def _message(self, data: JsonObject, _: str | None) -> None:
+    def _on_message(self, data: JsonObject, _: str | None) -> None:
         if data["tool_calls"]:
             self._call("stream_delta", None)
 
-    def _started(self, data: JsonObject, _: str | None) -> None:
+    def _on_tool_started(self, data: JsonObject, _: str | None) -> None:
         call_id, name, args = data["call_id"], data["name"], data["args"]
         self._args[call_id] = (name, args)
         self._call("tool_start", call_id, name, args)
         self._call("tool_progress", "tool.started", tool_name=name, preview=data["preview"], args=args)
 
-    def _finished(self, data: JsonObject, content: str | None) -> None:
+    def _on_tool_finished(self, data: JsonObject, content: str | None) -> None:
         name, args = self._args.pop(data["call_id"], (data["name"], {}))
         self._call("tool_complete", data["call_id"], name, args, content or "")
-        how = {"duration": data["duration_ms"] / 1000, "is_error": data["status"] != "ok"}
-        self._call("tool_progress", "tool.completed", tool_name=name, preview=None, args=args, **how)
+        outcome = {"duration": data["duration_ms"] / 1000, "is_error": data["status"] != "ok"}
+        self._call("tool_progress", "tool.completed", tool_name=name, preview=None, args=args, **outcome)
 
-    def _approval(self, data: JsonObject, _: str | None) -> object:
+    def _ask_approval(self, data: JsonObject, _: str | None) -> object:
         return self._call("approval", data) if self.approval is not None else "deny"
 
-    def _question(self, data: JsonObject, _: str | None) -> object:
+    def _ask_question(self, data: JsonObject, _: str | None) -> object:
         return self._call("clarify", data["question"], data["choices"]) if self.clarify is not None else UNANSWERED
 
     def _call(self, name: str, *args: object, **kwargs: object) -> object:
@@ -96,13 +96,13 @@ class Callbacks:
 
     _RENDER = {  # noqa: RUF012  (a table of methods, not state)
         "text.delta": _text,
-        "reasoning.delta": _thought,
-        "reasoning.completed": _thought_whole,
-        "message.completed": _message,
-        "tool.started": _started,
-        "tool.finished": _finished,
-        "approval.requested": _approval,
-        "clarify.requested": _question,
+        "reasoning.delta": _on_reasoning,
+        "reasoning.completed": _on_reasoning_completed,
+        "message.completed": _on_message,
+        "tool.started": _on_tool_started,
+        "tool.finished": _on_tool_finished,
+        "approval.requested": _ask_approval,
+        "clarify.requested": _ask_question,
     }
 
 

@@ -69,7 +69,7 @@ def plan(messages: Sequence[Message], budget: Budget, protect_first: int | None 
     while head_end < start and count < first:
         count += len(pieces[head_end])
         head_end += 1
-    return Plan(_flat(pieces[:head_end]), _flat(pieces[head_end:start]), _flat(pieces[start:]))
+    return Plan(_flatten(pieces[:head_end]), _flatten(pieces[head_end:start]), _flatten(pieces[start:]))
 
 
 def _pieces(messages: Sequence[Message]) -> list[list[Message]]:
@@ -82,16 +82,16 @@ def _pieces(messages: Sequence[Message]) -> list[list[Message]]:
     return pieces
 
 
-def _flat(pieces: Sequence[Sequence[Message]]) -> list[Message]:
+def _flatten(pieces: Sequence[Sequence[Message]]) -> list[Message]:
     return [message for piece in pieces for message in piece]
 
 
 def prune(messages: Sequence[Message]) -> list[Message]:
     calls = {call["id"]: call["function"] for m in messages for call in m.get("tool_calls") or ()}
-    return [_pruned(message, calls) if message.get("role") == "tool" else message for message in messages]
+    return [_prune_message(message, calls) if message.get("role") == "tool" else message for message in messages]
 
 
-def _pruned(message: Message, calls: JsonObject) -> Message:
+def _prune_message(message: Message, calls: JsonObject) -> Message:
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     call = calls.get(message.get("tool_call_id", ""), {})
@@ -109,35 +109,35 @@ def extract(messages: Sequence[Message], chars_max: int) -> str:
             lines.append(f"User: {' '.join(text.split())[:400]}")
         elif text and message.get("role") == "assistant":
             lines.append(f"You: {text.splitlines()[0][:200]}")
-    left, right = _ends(lines, chars_max, 1)
-    return "\n".join([*lines[:left], *lines[right:]])[:chars_max]
+    head, tail = _kept_ends(lines, chars_max, 1)
+    return "\n".join([*lines[:head], *lines[tail:]])[:chars_max]
 
 
-def _ends(texts: Sequence[str], chars_max: int, between: int) -> tuple[int, int]:
+def _kept_ends(texts: Sequence[str], chars_max: int, between: int) -> tuple[int, int]:
     """Up to where, and from where on, texts are kept so that they fit with what is put between them: two at least."""
-    left = right = (len(texts) + 1) // 2
+    head = tail = (len(texts) + 1) // 2
     count, chars = len(texts), sum(map(len, texts)) + between * len(texts)
     while count > 2 and chars > chars_max:
-        if count // 2 < left:
-            left -= 1
-            chars -= len(texts[left]) + between
+        if count // 2 < head:
+            head -= 1
+            chars -= len(texts[head]) + between
         else:
-            chars -= len(texts[right]) + between
-            right += 1
+            chars -= len(texts[tail]) + between
+            tail += 1
         count -= 1
-    return left, right
+    return head, tail
 
 
 def transcript(messages: Sequence[Message], chars_max: int) -> str:
     """The messages as text for whoever is to sum them up; the long ones are shortened, then the middle left out."""
-    shown = [f"{m.get('role')}: {_text(m)}{_calls(m)}" for m in messages]
-    if sum(map(len, shown)) + 2 * len(shown) > chars_max:
-        each = max(200, chars_max // max(1, len(shown)) - 2)
-        shown = [t if len(t) <= each else f"{t[: each * 2 // 3 - 4]} […] {t[-(each // 3) :]}" for t in shown]
-    left, right = _ends(shown, chars_max, 2)
-    if left < right:
-        left, right = _ends(shown, chars_max - len(_LEFT_OUT) - 2, 2)
-    return "\n\n".join([*shown[:left], *([_LEFT_OUT] if left < right else []), *shown[right:]])[:chars_max]
+    lines = [f"{m.get('role')}: {_text(m)}{_calls(m)}" for m in messages]
+    if sum(map(len, lines)) + 2 * len(lines) > chars_max:
+        each = max(200, chars_max // max(1, len(lines)) - 2)
+        lines = [t if len(t) <= each else f"{t[: each * 2 // 3 - 4]} […] {t[-(each // 3) :]}" for t in lines]
+    head, tail = _kept_ends(lines, chars_max, 2)
+    if head < tail:
+        head, tail = _kept_ends(lines, chars_max - len(_LEFT_OUT) - 2, 2)
+    return "\n\n".join([*lines[:head], *([_LEFT_OUT] if head < tail else []), *lines[tail:]])[:chars_max]
 
 
 def _calls(message: Message) -> str:

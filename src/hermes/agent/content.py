@@ -52,8 +52,8 @@ class IncomingMessages(msgspec.Struct):
         """For each message the hash over the conversation up to it."""
         digests: list[str] = []
         for message in self.messages:
-            own = digest_of(self.originals.get(id(message), message))
-            digests.append(continued(digests[-1] if digests else None, own))
+            digest = digest_of(self.originals.get(id(message), message))
+            digests.append(continued(digests[-1] if digests else None, digest))
         return digests
 
     def row(self, session_id: str, message: JsonObject) -> Row:
@@ -74,8 +74,8 @@ async def receive(
         original, parts = messages[index], []
         for part in original["content"]:
             if part.get("type") == "file":
-                read = partial(_as_text, part["file"], services, session_id, incoming.uploads, redact)
-                part = {"type": "text", "text": await services.files.call(read)}
+                read_text = partial(_as_text, part["file"], services, session_id, incoming.uploads, redact)
+                part = {"type": "text", "text": await services.files.call(read_text)}
             parts.append(part)
         message = {**original, "content": parts}
         incoming.originals[id(message)] = original
@@ -109,7 +109,7 @@ def _as_text(
     folder = folder_of(services.home, session_id)
     path = folder / name
     count = 1
-    while path.exists() and not _holds(path, data):
+    while path.exists() and not _file_equals(path, data):
         path = folder / f"{count}-{name}"
         count += 1
     if not path.exists():
@@ -118,18 +118,18 @@ def _as_text(
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
 
 
-def _file_name(given: str) -> str:
-    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(given)).lstrip(".") or "file"
+def _file_name(path: str) -> str:
+    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(path)).lstrip(".") or "file"
     stem, ending = os.path.splitext(name)
-    ending = _cut(ending, UPLOAD_NAME_BYTES_MAX // 2)
-    return _cut(stem, UPLOAD_NAME_BYTES_MAX - len(ending.encode())) + ending
+    ending = _truncate(ending, UPLOAD_NAME_BYTES_MAX // 2)
+    return _truncate(stem, UPLOAD_NAME_BYTES_MAX - len(ending.encode())) + ending
 
 
-def _cut(text: str, bytes_max: int) -> str:
+def _truncate(text: str, bytes_max: int) -> str:
     return text.encode()[:bytes_max].decode("utf-8", "ignore")
 
 
-def _holds(path: Path, data: bytes) -> bool:
+def _file_equals(path: Path, data: bytes) -> bool:
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 

@@ -35,7 +35,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
         return None
     if not (turn.live.spec.compress and turn.settings.compression.enabled):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
-    if reason == "start" and await _recall(turn) and turn.prompt_tokens() <= room.limit:
+    if reason == "start" and await _reuse_compaction(turn) and turn.prompt_tokens() <= room.limit:
         return None
     await compact(turn, reason)
     last = (await turn.scan(lambda: compress.plan(turn.messages, room))).tail[:1]
@@ -44,9 +44,9 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
     return None
 
 
-def _overflow(turn: Turn, words: str) -> Failure:
+def _overflow(turn: Turn, message: str) -> Failure:
     provider = turn.route.provider
-    return explain("context_overflow", provider, words=words, has_text=False)
+    return explain("context_overflow", provider, words=message, has_text=False)
 
 
 def budget(turn: Turn) -> compress.Budget:
@@ -70,10 +70,10 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
         plan = await turn.scan(lambda: compress.plan(turn.messages, room, protect_first=0))
     if not plan.middle:
         return False
-    shorter, method, usage = await _shorter(turn, plan, room, topic)
+    shorter, method, usage = await _shorten(turn, plan, room, topic)
     if turn.live.controls.stop.reason is not None:
         raise Stopped
-    places: list[int | None] = await turn.scan(lambda: _places(turn.messages, shorter))
+    places: list[int | None] = await turn.scan(lambda: _source_indexes(turn.messages, shorter))
     archived = len(turn.messages) - len(places) + places.count(None)
     if method == "prune":  # what is shortened stays where it is
         places = list(range(len(shorter)))
@@ -91,60 +91,61 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     rows: list[Row] = []
     if replaces:
         rows = await turn.scan(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
-        at = next((at for at, message in enumerate(shorter) if message is turn.user_message), None)
-        turn.user_row = turn.user_row if at is None else rows[at]
+        index = next((index for index, message in enumerate(shorter) if message is turn.user_message), None)
+        turn.user_row = turn.user_row if index is None else rows[index]
     await live.log.commit(Commit(events, rows, replaces=places if replaces else ()))
     with suppress(StoreError):  # the next turn can do it again
-        await _remember(turn, plan, shorter)
+        await _store_compaction(turn, plan, shorter)
     return turn.prompt_tokens() < before
 
 
-def _places(messages: list[Message], shorter: list[Message]) -> list[int | None]:
-    at = {id(message): place for place, message in enumerate(messages)}
-    return [at.get(id(message)) for message in shorter]
+def _source_indexes(messages: list[Message], shorter: list[Message]) -> list[int | None]:
+    indexes = {id(message): index for index, message in enumerate(messages)}
+    return [indexes.get(id(message)) for message in shorter]
 
 
-async def _recall(turn: Turn) -> bool:
+async def _reuse_compaction(turn: Turn) -> bool:
     """Put what an earlier turn made of the beginning of this history in its place. False: there is nothing of it."""
     if turn.incoming is None:
         return False
-    digests, found = await turn.scan(turn.incoming.digests), None
+    digests, compaction = await turn.scan(turn.incoming.digests), None
     with suppress(StoreError):
-        found = await turn.live.store.sessions.find_compaction(turn.live.spec.owner, digests)
-    if found is None:
+        compaction = await turn.live.store.sessions.find_compaction(turn.live.spec.owner, digests)
+    if compaction is None:
         return False
-    digest, first_kept, instead = found
+    digest, first_kept, instead = compaction
     turn.messages = [*turn.messages[:first_kept], *instead, *turn.messages[digests.index(digest) + 1 :]]
     return True
 
 
-async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> None:
+async def _store_compaction(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> None:
     """Keep what stands for the beginning of a caller's history, for the next turn that brings it along."""
-    given = turn.incoming.messages if turn.incoming is not None else []
-    end = next((at for at, message in enumerate(given) if plan.tail and message is plan.tail[0]), 0)
+    history = turn.incoming.messages if turn.incoming is not None else []
+    end = next((index for index, message in enumerate(history) if plan.tail and message is plan.tail[0]), 0)
     if turn.incoming is None or not end:
         return
-    first = next((at for at, (a, b) in enumerate(zip(shorter, given, strict=False)) if a is not b), 0)
+    first = next((index for index, (a, b) in enumerate(zip(shorter, history, strict=False)) if a is not b), 0)
     instead = shorter[first : len(shorter) - len(plan.tail)]
     live = turn.live
-    digests = await turn.services.files.call_for(len(given), turn.incoming.digests)
+    digests = await turn.services.files.call_for(len(history), turn.incoming.digests)
     await live.store.sessions.put_compaction(live.transcript_id, live.spec.owner, digests[end - 1], first, instead)
 
 
-async def _shorter(
+async def _shorten(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
 ) -> tuple[list[Message], str, JsonObject | None]:
-    pruned, todo, foreign = await turn.scan(lambda: _pruned(turn, plan, room))
+    pruned, todo, foreign = await turn.scan(lambda: _prune_results(turn, plan, room))
     if pruned is not None:
         return pruned, "prune", None
     todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
-    if (got := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
-        return compress.joined(plan, got[0], todos, foreign=foreign), "summary", got[1]
+    if (model_summary := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
+        text, usage = model_summary
+        return compress.joined(plan, text, todos, foreign=foreign), "summary", usage
     summary = await turn.scan(lambda: compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2)))
     return compress.joined(plan, summary, todos, foreign=foreign), "extract", None
 
 
-def _pruned(
+def _prune_results(
     turn: Turn, plan: compress.Plan, room: compress.Budget
 ) -> tuple[list[Message] | None, JsonObject | None, bool]:
     """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to

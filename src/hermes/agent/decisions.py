@@ -140,8 +140,8 @@ def decide(kind: Kind, state: CallState) -> Decision:
     row_kind = lost(state.delivered, state.drafting) if kind == "stale" else kind
     passed: list[str] = []
     for action, limit, when in TABLE.get(row_kind, TABLE["bad_request"]):
-        if why := _obstacle(action, limit, when, row_kind, state):
-            passed.append(f"{action}: {why}")
+        if obstacle := _obstacle(action, limit, when, row_kind, state):
+            passed.append(f"{action}: {obstacle}")
             continue
         wait = _wait(action, state)
         if wait is None or (wait and state.time_left_s is not None and wait >= state.time_left_s):

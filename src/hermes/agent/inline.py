@@ -88,7 +88,7 @@ class InlineMarkup:
             else:
                 at = self._in_text(text, at, line_end, out)
         self._within_line = not (self._line_start or self._tag or self._held or self._block is not None)
-        return _joined(out) if len(out) > 1 else out
+        return _merge_pieces(out) if len(out) > 1 else out
 
     def passes(self, text: str) -> bool:
         """Whether the text is plain and stands within a visible line, as most does. Then it has been taken."""
@@ -104,13 +104,13 @@ class InlineMarkup:
         if (block := self._block) is not None:
             self._block = None
             return [("call", block.text())]
-        rest, self._held = self._held, ""
-        if not rest:
+        text, self._held = self._held, ""
+        if not text:
             return []
         if self._tag:
-            return [("reasoning", rest)]
-        mark = self._marks.match(rest)
-        return [("call" if mark and mark["tag"] is None else "text", rest)]
+            return [("reasoning", text)]
+        mark = self._marks.match(text)
+        return [("call" if mark and mark["tag"] is None else "text", text)]
 
     def _in_reasoning(self, text: str, at: int, out: list[Piece]) -> int:
         if closing := _CLOSING[self._tag].search(text, at):
@@ -155,9 +155,9 @@ class InlineMarkup:
             return mark.end()
         if not text.endswith("\n", at, end):
             ticks += text.count("`", counted, end)
-            held = 0 if ticks % 2 else self._may_become_mark(text, at)
-            end -= held
-            self._held = text[end:] if held else ""
+            held_chars = 0 if ticks % 2 else self._may_become_mark(text, at)
+            end -= held_chars
+            self._held = text[end:] if held_chars else ""
             self._show(text, at, end, out)
             return len(text)
         self._show(text, at, end, out)
@@ -184,8 +184,8 @@ class InlineMarkup:
         start = max(text.rfind("<", low), text.rfind("[", low) if self._calls else -1)
         if start < 0:
             return 0
-        end, words = text[start:], _WORDS_AND_CALLS if self._calls else _WORDS
-        begins = any(len(word) > len(end) and word.startswith((end, end.lower())) for word in words)
+        end, marks = text[start:], _WORDS_AND_CALLS if self._calls else _WORDS
+        begins = any(len(word) > len(end) and word.startswith((end, end.lower())) for word in marks)
         return len(end) if begins else 0
 
     def _in_block(self, block: _Block, text: str, at: int, out: list[Piece]) -> int:
@@ -195,21 +195,21 @@ class InlineMarkup:
             out.append(("call", block.text()))
         elif block.chars > LEAKED_CALL_CHARS_MAX:
             self._block = None
-            self._enter_lines(whole := block.text())
-            out.append(("text", whole))
+            self._enter_lines(content := block.text())
+            out.append(("text", content))
         return at
 
     def _show(self, text: str, start: int, end: int, out: list[Piece]) -> None:
         if end > start:
             piece = text[start:end]
-            self._enter(piece)
+            self._enter_line(piece)
             out.append(("text", piece))
 
     def _enter_lines(self, text: str) -> None:
         for line in text.splitlines(keepends=True):
-            self._enter(line)
+            self._enter_line(line)
 
-    def _enter(self, line: str) -> None:
+    def _enter_line(self, line: str) -> None:
         if len(self._head) < _LINE_HEAD_CHARS:
             self._head += line[:_LINE_HEAD_CHARS]
         self._line_start = line.endswith("\n")
@@ -264,15 +264,15 @@ class _Block:
         return "".join(self._pieces)
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
+def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
     """Neighbours of one kind as one piece; each call is a piece of its own."""
-    joined: list[Piece] = []
+    merged: list[Piece] = []
     for kind, group in groupby(pieces, key=itemgetter(0)):
         if kind == "call":
-            joined.extend(group)
+            merged.extend(group)
         else:
-            joined.append((kind, "".join(text for _, text in group)))
-    return joined
+            merged.append((kind, "".join(text for _, text in group)))
+    return merged
 
 
 def _suffix_that_begins(text: str, word: str) -> int:

@@ -28,9 +28,9 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
     run again.
     """
     spec, log = turn.live.spec, turn.live.log
-    own = turn.messages[turn.history_length :]
+    own_messages = turn.messages[turn.history_length :]
     if spec.script is None or any(
-        text_of(message.get("content")).startswith(message_marks.SCRIPT_MARKS) for message in own
+        text_of(message.get("content")).startswith(message_marks.SCRIPT_MARKS) for message in own_messages
     ):
         return
     answer, foreign = {"error": _LOST}, False
@@ -38,8 +38,8 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
         answer, foreign = await _answer(turn, spec.script, make_round)
     failure = _failure(answer)
     row = Row(turn.live.transcript_id, "user", _message(answer, failure, foreign=foreign), log.run_id)
-    said = f"The job's script failed: {failure}." if failure else "The job's script has ended."
-    notice = log.event("notice", level="warn" if failure else "info", code="job_script", message=said)
+    summary = f"The job's script failed: {failure}." if failure else "The job's script has ended."
+    notice = log.event("notice", level="warn" if failure else "info", code="job_script", message=summary)
     await log.append(notice, rows=[row])
     turn.messages.append(row.as_message())
 
@@ -73,6 +73,6 @@ def _message(answer: JsonObject, failure: str, *, foreign: bool) -> list[JsonObj
     ended = f"It failed: {failure}." if failure else "It ended without an error."
     texts = [f"{mark} {ended} {'Its output follows.' if output else 'It printed nothing.'}"]
     if output:
-        shown = message_marks.foreign_frame(output, random_hex(8)) if foreign else output
-        texts.append(f"File script-output.txt:\n{shown}")
+        framed = message_marks.foreign_frame(output, random_hex(8)) if foreign else output
+        texts.append(f"File script-output.txt:\n{framed}")
     return [{"type": "text", "text": text} for text in texts]

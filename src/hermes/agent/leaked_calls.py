@@ -83,16 +83,16 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 def parse(block: str) -> tuple[list[LeakedCall], str]:
     """The calls in a block, and the text behind them where nothing but the message's end closes such a block."""
     if _XML_HEAD.match(block):
-        return _xml(block), ""
-    if named := _NAME_BEFORE_KEYS.match(block):
-        return [(named[1], _keyed(block, named.end()))], ""
+        return _parse_xml(block), ""
+    if name_match := _NAME_BEFORE_KEYS.match(block):
+        return [(name_match[1], _parse_keyed_arguments(block, name_match.end()))], ""
     for head in (_CALL_TOKENS, _WIDE_CALL_TOKENS):
-        if found := list(head.finditer(block)):
-            return _tokens(block, found)
-    return _json(block)
+        if heads := list(head.finditer(block)):
+            return _parse_tokens(block, heads)
+    return _parse_json(block)
 
 
-def _xml(block: str) -> list[LeakedCall]:
+def _parse_xml(block: str) -> list[LeakedCall]:
     calls: list[LeakedCall] = []
     name, values_at, key = "", 0, ""
     args: JsonObject = {}
@@ -107,17 +107,17 @@ def _xml(block: str) -> list[LeakedCall]:
     body_at = 0
     for tag in _XML.finditer(block):
         closes, kind, attributes = tag.groups()
-        named = _XML_NAME.match(attributes)
+        name_match = _XML_NAME.match(attributes)
         if key and (kind == "parameter" or closes):
             args[key] = _value(block[body_at : tag.start()])
             key = ""
         if kind == "parameter":
-            key, body_at = (named[1], tag.end()) if named and not closes else ("", 0)
+            key, body_at = (name_match[1], tag.end()) if name_match and not closes else ("", 0)
         elif closes:
             end_call(tag.start())
-        elif not key and named:
+        elif not key and name_match:
             end_call(tag.start())
-            name, values_at = named[1], tag.end()
+            name, values_at = name_match[1], tag.end()
             args.clear()
     if key:
         args[key] = _value(block[body_at:])
@@ -125,7 +125,7 @@ def _xml(block: str) -> list[LeakedCall]:
     return calls
 
 
-def _keyed(block: str, at: int) -> JsonObject:
+def _parse_keyed_arguments(block: str, at: int) -> JsonObject:
     args: JsonObject = {}
     key = ""
     for tag in _ARG_TAG.finditer(block, at):
@@ -143,7 +143,7 @@ def _value(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def _tokens(block: str, heads: list[re.Match[str]]) -> tuple[list[LeakedCall], str]:
+def _parse_tokens(block: str, heads: list[re.Match[str]]) -> tuple[list[LeakedCall], str]:
     calls: list[LeakedCall] = []
     end = 0
     for head in heads:
@@ -155,10 +155,10 @@ def _tokens(block: str, heads: list[re.Match[str]]) -> tuple[list[LeakedCall], s
             return calls, ""
         if isinstance(value, dict):
             calls.append((head[1], value))
-    return calls, _behind(block, end)
+    return calls, _text_after(block, end)
 
 
-def _json(block: str) -> tuple[list[LeakedCall], str]:
+def _parse_json(block: str) -> tuple[list[LeakedCall], str]:
     opening = next(opening for opening in OPENINGS if block.startswith(opening))
     calls: list[LeakedCall] = []
     at = block.find(">") + 1 if opening == "<|tool_call" else len(opening)
@@ -166,17 +166,17 @@ def _json(block: str) -> tuple[list[LeakedCall], str]:
         try:
             value, end = _decode(block, head.end())
         except (ValueError, RecursionError):
-            if calls or (value := _closed(block[head.end() :])) is None:
+            if calls or (value := _close_and_decode(block[head.end() :])) is None:
                 break
             end = len(block)
-        if not (found := _named(value, head[1])):
+        if not (found_calls := _calls_of(value, head[1])):
             break
-        calls += found
+        calls += found_calls
         at = end
-    return calls, _behind(block, at) if calls and not OPENINGS[opening].closing else ""
+    return calls, _text_after(block, at) if calls and not OPENINGS[opening].closing else ""
 
 
-def _closed(text: str) -> object:
+def _close_and_decode(text: str) -> object:
     for brackets in ("}", "}}", "]", "}]", "}}]"):
         try:
             return json.loads(text.rstrip() + brackets, strict=False)
@@ -185,7 +185,7 @@ def _closed(text: str) -> object:
     return None
 
 
-def _named(value: object, name: str | None) -> list[LeakedCall]:
+def _calls_of(value: object, name: str | None) -> list[LeakedCall]:
     """The calls that a value tells: objects with a name, or the arguments of a name before it."""
     calls: list[LeakedCall] = []
     for item in value if isinstance(value, list) else [value]:
@@ -210,6 +210,6 @@ def _skip_space(text: str, at: int) -> int:
     return at
 
 
-def _behind(block: str, at: int) -> str:
+def _text_after(block: str, at: int) -> str:
     tokens = _END_TOKENS.match(block, at)
     return block[tokens.end() :] if tokens else ""

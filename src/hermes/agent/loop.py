@@ -135,24 +135,24 @@ class TurnLoop:
             if resumed is None:
                 self._log.step += 1
             prefix = turn.prefix
-            answered = resumed or await self._ask()
+            answer = resumed or await self._ask()
             resumed = None
-            if answered.failure is not None:
-                return await self._fail(answered)
-            calls = answered.message.tool_calls
+            if answer.failure is not None:
+                return await self._fail(answer)
+            calls = answer.message.tool_calls
             if not calls:
-                fault = self._structure_fault(prefix + answered.text)
+                fault = self._structure_fault(prefix + answer.text)
                 if not fault:
-                    return await finish_completed(turn, answered, [])
+                    return await finish_completed(turn, answer, [])
                 if repairs:
-                    return await self._fail_kind("bad_structure", answered, fault)
+                    return await self._fail_as("bad_structure", answer, fault)
                 repairs += 1
                 turn.nudges = [prompt.repair(fault)]
                 continue
             if pending := await self._run_tools(calls):
-                return await finish_completed(turn, answered, pending)
+                return await finish_completed(turn, answer, pending)
             if self._invalid_steps >= INVALID_STEPS_MAX:
-                return await self._fail_kind("invalid_calls", answered)
+                return await self._fail_as("invalid_calls", answer)
             if failure := await fit(turn, "step"):
                 return await close_failed(turn, failure)
         return await self._summarize()
@@ -165,9 +165,13 @@ class TurnLoop:
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
         last = self._last_answer(resumed)
         before = await self._tools.round.classify_interrupted(last.message.tool_calls, resumed) if last else {}
-        known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
+        calls_by_state = {
+            state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")
+        }
         data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
-        event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
+        event = self._log.event(
+            "run.resumed", **data, repeated=calls_by_state["not_done"], unknown=calls_by_state["unclear"]
+        )
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
         open_calls = self._open_calls(last.message.tool_calls) if last and not resumed.message_id else []
         settled = {call_id for call_id, judged in before.items() if judged.known != "not_done"}
@@ -175,7 +179,7 @@ class TurnLoop:
         if resumed.message_id:
             if last is not None and not last.message.tool_calls and (fault := self._structure_fault(last.text)):
                 turn.nudges = [prompt.repair(fault)]
-            return await self._ask(again=resumed)
+            return await self._ask(resumption=resumed)
         return None if last is None or (last.message.tool_calls and not open_calls) else last
 
     def _last_answer(self, resumed: Resumption) -> StepResult | None:
@@ -198,39 +202,39 @@ class TurnLoop:
             outcomes: list[Outcome] = []
             await self._tools.round.record_interrupted(calls, outcomes)
             self._add_results(outcomes)
-        answered = open_answer(turn)
-        whole = None if last is None or last.message.tool_calls or resumed.message_id else last
+        answer = open_answer(turn)
+        complete = None if last is None or last.message.tool_calls or resumed.message_id else last
         if resumed.verdict == "cancelled":
             self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
-            return await close_cancelled(turn, answered, whole)
+            return await close_cancelled(turn, answer, complete)
         kind: Kind = resumed.verdict if resumed.verdict != "go_on" else "server_restarted"
-        failure = explain(kind, turn.route.provider, has_text=answered is not None or whole is not None)
-        return await close_failed(turn, failure, answered, whole)
+        failure = explain(kind, turn.route.provider, has_text=answer is not None or complete is not None)
+        return await close_failed(turn, failure, answer, complete)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, *, tools: bool = True, again: Resumption | None = None) -> StepResult:
+    async def _ask(self, *, tools: bool = True, resumption: Resumption | None = None) -> StepResult:
         """One model call, its message on record unless it failed. One that was cut off is made again."""
         turn = self._turn
         if self._spec.max_tool_calls is not None and self._calls >= self._spec.max_tool_calls:
             tools = False
         if self._live.controls.stop.reason is not None:
             raise Stopped
-        turn.message_id = again.message_id if again else f"msg_{random_hex(12)}"
-        tried = again.attempts if again else 0
+        turn.message_id = resumption.message_id if resumption else f"msg_{random_hex(12)}"
+        tried = resumption.attempts if resumption else 0
         step = ModelStep(turn, turn.message_id, partial(compact, turn), tools=tools, attempts=tried)
-        answered = await step.run()
-        answered.message_id = turn.message_id
+        result = await step.run()
+        result.message_id = turn.message_id
         turn.nudges = []
-        if answered.failure is None:
+        if result.failure is None:
             if turn.client_tools:
                 # What is stored is what the client is shown and sends again.
-                answered.message.tool_calls = [self._client_view(call) for call in answered.message.tool_calls]
-            await self._record(turn, answered)
-        return answered
+                result.message.tool_calls = [self._client_view(call) for call in result.message.tool_calls]
+            await self._record(turn, result)
+        return result
 
-    async def _record(self, turn: Turn, answered: StepResult) -> None:
-        message = answered.message
+    async def _record(self, turn: Turn, answer: StepResult) -> None:
+        message = answer.message
         mask = self._live.secrets.mask
         calls = []
         for count, call in enumerate(message.tool_calls, 1):
@@ -241,18 +245,18 @@ class TurnLoop:
         row = Row(
             self._live.transcript_id,
             "assistant",
-            answered.text,
+            answer.text,
             self._spec.run_id,
             tool_calls=calls or None,
             opaque=opaque,
         )
         row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.finish_reason = message.finish_reason
-        row.api_content = strip_rendered_media(answered.text) if turn.media else None
-        usage = turn.usage_event(message.usage, answered.text)
+        row.api_content = strip_rendered_media(answer.text) if turn.media else None
+        usage = turn.usage_event(message.usage, answer.text)
         turn.totals.add(usage)
         await self._log.complete(
-            answered.message_id,
+            answer.message_id,
             row,
             after=[self._log.event("usage", **usage)],
             finish_reason=message.finish_reason,
@@ -263,7 +267,7 @@ class TurnLoop:
             partial=False,
             hold=True,
         )
-        answered.row = row
+        answer.row = row
         turn.add_answer(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
@@ -276,10 +280,10 @@ class TurnLoop:
         applied: list[str] = []
 
         def steer() -> str:
-            taken, self._live.controls.steers = self._live.controls.steers, []
-            applied.extend(steer_id for steer_id, _ in taken)
-            self._tools.steers += (text for _, text in taken)
-            return message_marks.steer_frame((text for _, text in taken), self._steer_mark) if taken else ""
+            steers, self._live.controls.steers = self._live.controls.steers, []
+            applied.extend(steer_id for steer_id, _ in steers)
+            self._tools.steers += (text for _, text in steers)
+            return message_marks.steer_frame((text for _, text in steers), self._steer_mark) if steers else ""
 
         outcomes: list[Outcome] = []
         if server:
@@ -305,8 +309,8 @@ class TurnLoop:
         first = len(messages)
         while first and messages[first - 1]["role"] == "tool":
             first -= 1
-        asked = messages[first - 1].get("tool_calls") or () if first else ()
-        position = {call["id"]: index for index, call in enumerate(asked)}
+        calls = messages[first - 1].get("tool_calls") or () if first else ()
+        position = {call["id"]: index for index, call in enumerate(calls)}
         messages[first:] = sorted(messages[first:], key=lambda m: position.get(m.get("tool_call_id"), len(position)))
 
     def _partition(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
@@ -323,7 +327,7 @@ class TurnLoop:
             if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
                 refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
                 server.append(call)
-            elif (redacted := self._redacted(call, name)) is None:
+            elif (redacted := self._redact_call(call, name)) is None:
                 fault = arguments.parse(call.arguments).fault or "not valid JSON: a number is out of range"
                 refused[call.id] = {"error": f"The arguments are {fault}.", "code": "invalid_arguments"}
                 server.append(call)
@@ -331,7 +335,7 @@ class TurnLoop:
                 client.append(redacted)
         return client, server, refused
 
-    def _redacted(self, call: ToolCall, name: str) -> ToolCall | None:
+    def _redact_call(self, call: ToolCall, name: str) -> ToolCall | None:
         """A client's call without the server's credentials; None where its arguments cannot be passed on."""
         value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
         try:
@@ -343,25 +347,25 @@ class TurnLoop:
     def _client_view(self, call: ToolCall) -> ToolCall:
         """A call with the name and the arguments that its client is shown, where the model wrote something else."""
         name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
-        redacted = self._redacted(call, name) if name is not None and name in self._turn.client_tools else None
+        redacted = self._redact_call(call, name) if name is not None and name in self._turn.client_tools else None
         if redacted is None:
             return call
         try:
-            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(redacted.arguments)
+            unchanged = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(redacted.arguments)
         except (ValueError, RecursionError):
-            same = False
-        return call if same and call.name == name else redacted
+            unchanged = False
+        return call if unchanged and call.name == name else redacted
 
     def _structure_fault(self, text: str) -> str:
-        wanted = self._spec.response_format
-        if wanted is None or not self._turn.wants_json:
+        response_format = self._spec.response_format
+        if response_format is None or not self._turn.wants_json:
             return ""
         try:
             value = json.loads(text)
         except ValueError as error:
             return f"it is not valid JSON ({error})"
-        schema = wanted.get("json_schema") or {}
-        if wanted["type"] == "json_object":
+        schema = response_format.get("json_schema") or {}
+        if response_format["type"] == "json_object":
             return "" if isinstance(value, dict) else "it is not a JSON object"
         if not schema.get("strict"):
             return ""
@@ -369,22 +373,22 @@ class TurnLoop:
 
     async def _summarize(self) -> Result:
         self._turn.nudges = [prompt.SUM_UP]
-        answered = await self._ask(tools=False)
-        if answered.failure is not None:
-            return await self._fail(answered)
-        return await self._fail_kind("max_iterations", answered)
+        summary = await self._ask(tools=False)
+        if summary.failure is not None:
+            return await self._fail(summary)
+        return await self._fail_as("max_iterations", summary)
 
-    async def _fail_kind(self, kind: Kind, answered: StepResult, detail: str = "") -> Result:
+    async def _fail_as(self, kind: Kind, answer: StepResult, detail: str = "") -> Result:
         """A failure of the turn itself; the message with its text is on record already."""
-        failure = explain(kind, self._turn.route.provider, words=detail, has_text=bool(answered.text))
-        return await close_failed(self._turn, failure, recorded=answered)
+        failure = explain(kind, self._turn.route.provider, words=detail, has_text=bool(answer.text))
+        return await close_failed(self._turn, failure, recorded=answer)
 
-    async def _fail(self, answered: StepResult) -> Result:
-        failure = answered.failure
+    async def _fail(self, answer: StepResult) -> Result:
+        failure = answer.failure
         assert failure is not None
         if failure.kind == "interrupted":
-            return await close_cancelled(self._turn, answered)
-        return await close_failed(self._turn, failure, answered)
+            return await close_cancelled(self._turn, answer)
+        return await close_failed(self._turn, failure, answer)
 
 
 async def _name_session(turn: Turn, answer: str) -> None:
@@ -393,7 +397,7 @@ async def _name_session(turn: Turn, answer: str) -> None:
     if not question.strip():
         return
     title = question
-    if answer and names_session(turn) and (named := await Auxiliary(turn).title(question, answer)) is not None:
-        title, usage = named
+    if answer and names_session(turn) and (generated := await Auxiliary(turn).title(question, answer)) is not None:
+        title, usage = generated
         await sessions.add_usage(session_id, usage, usage["model"], usage["provider"], usage["task"])
     await sessions.set_auto_title_if_empty(session_id, plain_title(title))

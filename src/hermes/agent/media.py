@@ -41,12 +41,12 @@ _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp
 
 
 class MediaTagFilter:
-    """The text of a message on its way to `write`. `held` may become a tag; `made` tells what one becomes."""
+    """The text of a message on its way to `write`. `held` may become a tag; `export` gives the text that replaces one."""
 
-    def __init__(self, write: Callable[[str], None], made: Callable[[str], Awaitable[str | None]]) -> None:
+    def __init__(self, write: Callable[[str], None], export: Callable[[str], Awaitable[str | None]]) -> None:
         self.held = ""
         self._due: list[str] = []
-        self._write, self._made = write, made
+        self._write, self._export = write, export
 
     def holds(self, text: str) -> bool:
         return bool(self.held or self._due) or BEGIN[0] in text
@@ -56,46 +56,47 @@ class MediaTagFilter:
         self.held += text
         at = 0
         try:
-            await self._give()
+            await self._write_due()
             while at < len(self.held):
-                begin, (at, tag) = at, _found(self.held, at, last)
+                begin, (at, tag) = at, _find_tag(self.held, at, last)
                 if at > begin:
                     self._write(self.held[begin:at])
                 if not tag:
                     return
-                told = await self._instead(tag)
+                replacement = await self._replacement_of(tag)
                 at += len(tag)
                 self._due += (
-                    told[n : n + limits.MEDIA_PIECE_CHARS] for n in range(0, len(told), limits.MEDIA_PIECE_CHARS)
+                    replacement[n : n + limits.MEDIA_PIECE_CHARS]
+                    for n in range(0, len(replacement), limits.MEDIA_PIECE_CHARS)
                 )
-                await self._give()
+                await self._write_due()
         finally:
             self.held = self.held[at:]  # once: a copy for each tag would be of all that is behind it
 
-    async def _give(self) -> None:
+    async def _write_due(self) -> None:
         """Write in pieces: each takes its time."""
         while self._due:
             self._write(self._due.pop(0))
             await asyncio.sleep(0)
 
-    async def _instead(self, tag: str) -> str:
+    async def _replacement_of(self, tag: str) -> str:
         path = tag.removeprefix(BEGIN)
         if path[0] in "\"'`":
-            return await self._made(path[1:-1]) or tag
-        bare = path.rstrip(_BEHIND)
-        for name in dict.fromkeys((path, bare)):
-            if name and (made := await self._made(name)) is not None:
-                return made + path[len(name) :]
+            return await self._export(path[1:-1]) or tag
+        trimmed = path.rstrip(_BEHIND)
+        for name in dict.fromkeys((path, trimmed)):
+            if name and (url := await self._export(name)) is not None:
+                return url + path[len(name) :]
         return tag
 
 
-def _found(text: str, at: int, last: bool) -> tuple[int, str]:
+def _find_tag(text: str, at: int, last: bool) -> tuple[int, str]:
     while (at := text.find(BEGIN, at)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]
         if not last and len(text) - at < limits.MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
             return at, ""
-        at = rest.end() if (rest := _REST.match(text, at)) else at + len(BEGIN)
+        at = rest_match.end() if (rest_match := _REST.match(text, at)) else at + len(BEGIN)
     begun = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
     return len(text) - next(begun, 0), ""
 
@@ -118,18 +119,18 @@ class MediaExporter:
         try:
             await self._live.log.put_on_record()  # the file belongs to a session, whose id is known then
             paths = await self.resources.paths()
-            name, taken = await self._services.files.call(partial(self._taken, paths, path))
-            if isinstance(taken, str):
-                return f"![{name}]({taken})"
+            name, data = await self._services.files.call(partial(self._take_file, paths, path))
+            if isinstance(data, str):
+                return f"![{name}]({data})"
             session_id = self._live.spec.session_id
             file_id = await self._live.store.sessions.add_file(
-                session_id, taken.name, bytes=taken.bytes, mime=taken.mime, direction="out", path=taken.path
+                session_id, data.name, bytes=data.bytes, mime=data.mime, direction="out", path=data.path
             )
             return f"[{name}](/api/sessions/{quote(session_id, safe='')}/files/{file_id})"
         except (PathRefused, OSError, HermesError):
             return None
 
-    def _taken(self, paths: Paths, path: str) -> tuple[str, str | Upload]:
+    def _take_file(self, paths: Paths, path: str) -> tuple[str, str | Upload]:
         """The file's name for the model, and its data URL or a copy of it. Blocks."""
         real = paths.check(resolve_path(self, paths, path), "read")
         name = re.sub(r"[\[\]\\]", r"\\\g<0>", display_path(self, paths, real))

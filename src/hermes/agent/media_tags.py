@@ -17,10 +17,10 @@ def strip_rendered_media(text: str) -> str | None:
     """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
     if "](data:image/" not in text and "](/api/sessions/" not in text:
         return None
-    said = _MADE.sub(_tag_of, text)
-    return said if said != text else None
+    plain = _MADE.sub(_tag_of, text)
+    return plain if plain != text else None
 
 
-def _tag_of(made: re.Match[str]) -> str:
-    path = re.sub(r"\\(.)", r"\1", made[1])
+def _tag_of(match: re.Match[str]) -> str:
+    path = re.sub(r"\\(.)", r"\1", match[1])
     return BEGIN + (path if re.fullmatch(r"""[^\s"'`<>|]+""", path) else f'"{path}"')

@@ -28,14 +28,14 @@ _WINDOW = ("context_length", "max_model_len", "context_window", "max_context_len
 
 def windows(body: object) -> dict[str, int]:
     models = body.get("data") if isinstance(body, dict) else None
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for model in models if isinstance(models, list) else ():
         if isinstance(model, dict) and isinstance(model.get("id"), str):
-            told = (model.get(name) for name in _WINDOW)
-            window = next((value for value in told if type(value) is int and value > 0), None)
+            values = (model.get(name) for name in _WINDOW)
+            window = next((value for value in values if type(value) is int and value > 0), None)
             if window is not None:
-                found[model["id"]] = window
-    return found
+                sizes[model["id"]] = window
+    return sizes
 
 
 class ModelLists:
@@ -58,22 +58,22 @@ class ModelLists:
         if time.monotonic() >= self._next_try.get(route.base_url, 0.0):
             self._next_try[route.base_url] = time.monotonic() + MODEL_LIST_RETRY_S
             self._background(self._refresh(route))
-        known = (self._lists or {}).get(route.base_url, {}).get("windows", {})
-        window = known.get(route.model)
+        windows = (self._lists or {}).get(route.base_url, {}).get("windows", {})
+        window = windows.get(route.model)
         return window if isinstance(window, int) else None
 
     async def _refresh(self, route: Route) -> None:
         if self._lists is None:
             self._lists = await self._files.call(self._load)
-        kept = self._lists.get(route.base_url)
-        if kept is not None and 0 <= time.time() - kept["fetched_at"] < MODEL_LIST_KEPT_S:
+        stored = self._lists.get(route.base_url)
+        if stored is not None and 0 <= time.time() - stored["fetched_at"] < MODEL_LIST_KEPT_S:
             return
         try:
-            found = await self._fetch(route)
+            models = await self._fetch(route)
         except (TransportError, ValueError) as error:
             log.debug("the models of %s could not be listed: %s", route.base_url, type(error).__name__)
             return
-        self._lists[route.base_url] = {"fetched_at": time.time(), "windows": found}
+        self._lists[route.base_url] = {"fetched_at": time.time(), "windows": models}
         text = json.dumps(self._lists)
         await self._files.call(lambda: write_private(self._home.model_lists, text))
 
@@ -91,9 +91,9 @@ class ModelLists:
         except (OSError, ValueError):
             return {}
         sound = isinstance(lists, dict) and all(
-            isinstance(kept, dict)
-            and isinstance(kept.get("fetched_at"), int | float)
-            and isinstance(kept.get("windows"), dict)
-            for kept in lists.values()
+            isinstance(entry, dict)
+            and isinstance(entry.get("fetched_at"), int | float)
+            and isinstance(entry.get("windows"), dict)
+            for entry in lists.values()
         )
         return lists if sound else {}

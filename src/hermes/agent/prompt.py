@@ -86,8 +86,8 @@ class PromptInputs(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def _digest(model: str, lean: bool, surface: str, tools: tuple[str, ...], soul: str, instructions: str) -> str:
-    what = [model, lean, surface, sorted(tools), soul, instructions]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    inputs = [model, lean, surface, sorted(tools), soul, instructions]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ def _stable(i: PromptInputs) -> str:
             guidance,
             _FRAMES if i.tools else "",
             _skills(i.skills),
-            _place(i),
+            _location(i),
             _SURFACES.get(i.surface, ""),
         ]
     )
@@ -132,10 +132,10 @@ def _volatile(i: PromptInputs) -> str:
 
 def _lean(i: PromptInputs) -> str:
     tools = f"Tools: {', '.join(i.tools)}." if i.tools else ""
-    return _join([fenced(i.soul, "SOUL.md") if i.soul else _LEAN_IDENTITY, tools, _place(i), i.instructions])
+    return _join([fenced(i.soul, "SOUL.md") if i.soul else _LEAN_IDENTITY, tools, _location(i), i.instructions])
 
 
-def _place(i: PromptInputs) -> str:
+def _location(i: PromptInputs) -> str:
     e = i.environment
     facts = {
         "System": e.system.partition(" ")[0] if i.lean else e.system,

@@ -138,10 +138,10 @@ class ModelStep:
         )
         await self._log.append(started, hold=self._log.holds_start)
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
-        again = self._repeated_prefix(before) if request.prefill else ""
+        repeated = self._repeated_prefix(before) if request.prefill else ""
         # What looks like a call may be part of an answer in JSON.
         accept = None if turn.wants_json else self._accept_leaked
-        assembler = Assembler(identity, before, again, accept)
+        assembler = Assembler(identity, before, repeated, accept)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
@@ -236,8 +236,8 @@ class ModelStep:
 
     def _accept_leaked(self, name: str, args: JsonObject | str) -> tuple[str, str] | None:
         """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
-        known = self._tool_name(name) if self._offered else None
-        schema = next((schema for schema in self._turn.schemas if schema.name == known), None)
+        tool_name = self._tool_name(name) if self._offered else None
+        schema = next((schema for schema in self._turn.schemas if schema.name == tool_name), None)
         if schema is None:
             return None
         value = args if isinstance(args, dict) else arguments.parse(args).value
@@ -258,10 +258,10 @@ class ModelStep:
     def _fault_of(self, message: Assembled, assembler: Assembler) -> FailureFacts | None:
         calls, reason = message.tool_calls, message.finish_reason
         cut = bool(calls) and any(arguments.parse(call.arguments).state == "cut" for call in calls)
-        missing = self._offered and assembler.call_missing
+        call_missing = self._offered and assembler.call_missing
         text = self._text
         is_answer = text or calls or (self._turn.prefix and reason == "stop")
-        if is_answer and not cut and not missing and reason not in ("length", "content_filter", "error"):
+        if is_answer and not cut and not call_missing and reason not in ("length", "content_filter", "error"):
             return None
         return FailureFacts(
             "finish",
@@ -269,7 +269,7 @@ class ModelStep:
             delivered=len(text),
             has_calls=bool(calls),
             calls_cut=cut,
-            call_missing=missing,
+            call_missing=call_missing,
             drafting=assembler.drafting,
         )
 
@@ -283,7 +283,7 @@ class ModelStep:
             tried=self._tried,
             reconnects_max=int(retries) if retries.isdigit() else 2,
             retries_max=settings.agent.api_max_retries,
-            possible=frozenset(self._possible(facts)),
+            possible=frozenset(self._possible_actions(facts)),
             larger_window=any(window_of(route) > turn.window for route in turn.routes[turn.route_index + 1 :]),
             retry_after_s=facts.retry_after_s,
             time_left_s=None if deadline is None else deadline - time.monotonic(),
@@ -295,7 +295,7 @@ class ModelStep:
             jitter=turn.services.jitter(),
         )
 
-    def _possible(self, facts: FailureFacts) -> set[Action]:
+    def _possible_actions(self, facts: FailureFacts) -> set[Action]:
         turn = self._turn
         usable = [c for c in turn.route.credentials if c and not turn.services.route_health.is_cooling_down(c)]
         option = rejected_option(facts)
@@ -374,7 +374,7 @@ class ModelStep:
                 seconds = facts.retry_after_s or KEY_REST_S.get(kind, 300.0)
                 turn.services.route_health.cool_down(self._credential, seconds)
             case "fallback":
-                await self._fallback(kind)
+                await self._use_fallback(kind)
             case "unstream":
                 turn.stream = False
             case "drop_option" if (option := rejected_option(facts)) is not None:
@@ -398,7 +398,7 @@ class ModelStep:
                 turn.routes[turn.route_index] = replace(turn.route, window_tokens=turn.window // 2)
                 turn.use_route(turn.route_index)
 
-    async def _fallback(self, kind: Kind) -> None:
+    async def _use_fallback(self, kind: Kind) -> None:
         turn, old = self._turn, self._turn.route
         if kind == "rate_limit":
             turn.services.route_health.cool_down(old.key, PRIMARY_REST_S)

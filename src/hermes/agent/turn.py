@@ -63,11 +63,11 @@ class RouteHealth:
     def drop(self, route: Route, option: str) -> None:
         self._dropped.setdefault(route.key, set()).add(option)
 
-    def cool_down(self, thing: object, seconds: float) -> None:
-        self._rests[thing] = time.monotonic() + seconds
+    def cool_down(self, target: object, seconds: float) -> None:
+        self._rests[target] = time.monotonic() + seconds
 
-    def is_cooling_down(self, thing: object) -> bool:
-        return bool(self._rests) and self._rests.get(thing, 0.0) > time.monotonic()
+    def is_cooling_down(self, target: object) -> bool:
+        return bool(self._rests) and self._rests.get(target, 0.0) > time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class Turn:
 
     @property
     def wants_json(self) -> bool:
-        wanted = self.live.spec.response_format
-        return wanted is not None and wanted.get("type") in ("json_object", "json_schema")
+        response_format = self.live.spec.response_format
+        return response_format is not None and response_format.get("type") in ("json_object", "json_schema")
 
     def offer_tools(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
@@ -190,8 +190,8 @@ class Turn:
         if not self.client_tools:
             self.schemas = _schemas_of(tuple(tools.values()))
             return
-        own = _schemas_of(tuple(tool for tool in tools.values() if tool.name not in self.client_tools))
-        self.schemas = ToolSchemas(sorted((*own, *self.client_tools.values()), key=attrgetter("name")))
+        server_schemas = _schemas_of(tuple(tool for tool in tools.values() if tool.name not in self.client_tools))
+        self.schemas = ToolSchemas(sorted((*server_schemas, *self.client_tools.values()), key=attrgetter("name")))
 
     def prompt(self, *, tools: bool = True, tail: Sequence[Message] = (), prefill: str = "") -> Prompt:
         spec, messages = self.live.spec, self.messages
@@ -283,14 +283,14 @@ class Turn:
     def usage_event(self, usage: Usage | None, text: str, task: str = "") -> JsonObject:
         """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
         usage = usage or Usage()
-        given, given_out = usage.input_tokens, usage.output_tokens
-        measured = given is not None or given_out is not None
-        given = (0 if measured else self.prompt_tokens()) if given is None else given
-        given_out = (0 if measured else estimate(text)) if given_out is None else given_out
+        input_tokens, output_tokens = usage.input_tokens, usage.output_tokens
+        measured = input_tokens is not None or output_tokens is not None
+        input_tokens = (0 if measured else self.prompt_tokens()) if input_tokens is None else input_tokens
+        output_tokens = (0 if measured else estimate(text)) if output_tokens is None else output_tokens
         return {
-            "input_tokens": given,
-            "output_tokens": given_out,
-            "total_tokens": given + given_out if usage.total_tokens is None else usage.total_tokens,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens if usage.total_tokens is None else usage.total_tokens,
             "cache_read_tokens": usage.cache_read_tokens or 0,
             "cache_write_tokens": usage.cache_write_tokens or 0,
             "reasoning_tokens": usage.reasoning_tokens or 0,

@@ -30,11 +30,11 @@ def open_answer(turn: Turn) -> StepResult | None:
     return StepResult(Assembled(), text, message_id=turn.message_id) if text else None
 
 
-async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolCall]) -> Result:
+async def finish_completed(turn: Turn, answer: StepResult, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are. Without its store it is given, and not kept."""
     calls = [call.as_dict() for call in pending]
     try:
-        await _record_completed(turn, answered, calls)
+        await _record_completed(turn, answer, calls)
     except LeaseLost:
         raise
     except StoreError as error:
@@ -42,17 +42,17 @@ async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolC
             raise
         log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
         turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
-    return _result(turn, answered.text, answered.row, calls=calls)
+    return _result(turn, answer.text, answer.row, calls=calls)
 
 
-async def _record_completed(turn: Turn, answered: StepResult, calls: list[JsonObject]) -> None:
-    if has_own_session(turn.live.spec) and is_silent(answered.text):
+async def _record_completed(turn: Turn, answer: StepResult, calls: list[JsonObject]) -> None:
+    if has_own_session(turn.live.spec) and is_silent(answer.text):
         await turn.live.log.settle()
         await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
-    row = answered.row
+    row = answer.row
     event = turn.live.log.event(
         "run.completed",
-        message_id=answered.message_id,
+        message_id=answer.message_id,
         row=None,
         finish_reason="tool_calls" if calls else "stop",
         pending_calls=calls,
@@ -68,16 +68,16 @@ async def _record_completed(turn: Turn, answered: StepResult, calls: list[JsonOb
         await turn.live.store.sessions.put_pending_calls(spec.session_id, spec.run_id, ids, spec.owner)
 
     def steers() -> None:
-        event.data["pending_steer"] = _steers(turn)
+        event.data["pending_steer"] = _pending_steers(turn)
 
     await turn.live.log.commit(Commit((event,), prepare=steers))
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, answered: StepResult | None = None, recorded: StepResult | None = None
+    turn: Turn, failure: Failure, answer: StepResult | None = None, recorded: StepResult | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
-    text = answered.text if answered else recorded.text if recorded else ""
+    text = answer.text if answer else recorded.text if recorded else ""
     event = turn.live.log.event(
         "run.failed",
         failure=failure.kind,
@@ -93,28 +93,28 @@ async def close_failed(
     kind = KINDS[failure.kind]
     finish = "error" if failure.kind == "max_iterations" else error_code(kind.code).finish_reason
     message = f"[The turn failed: {kind.sentence}]"
-    row = await _close(turn, event, answered, finish, message, recorded=recorded, faulty=faulty)
+    row = await _close(turn, event, answer, finish, message, recorded=recorded, faulty=faulty)
     return _result(turn, text, row, failure)
 
 
-async def close_without_store(turn: Turn, answered: StepResult | None) -> Result:
+async def close_without_store(turn: Turn, answer: StepResult | None) -> Result:
     """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
-    failure = explain("store_unavailable", turn.route.provider, has_text=answered is not None)
+    failure = explain("store_unavailable", turn.route.provider, has_text=answer is not None)
     try:
-        return await close_failed(turn, failure, answered)
+        return await close_failed(turn, failure, answer)
     except LeaseLost:
         raise
     except StoreError:
-        return _result(turn, answered.text if answered else "", failure=failure)
+        return _result(turn, answer.text if answer else "", failure=failure)
 
 
-async def close_cancelled(turn: Turn, answered: StepResult | None = None, recorded: StepResult | None = None) -> Result:
+async def close_cancelled(turn: Turn, answer: StepResult | None = None, recorded: StepResult | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
-    text = answered.text if answered else recorded.text if recorded else ""
+    text = answer.text if answer else recorded.text if recorded else ""
     if stop.reason == "deadline":
         failure = explain("deadline", turn.route.provider, has_text=bool(text))
-        return await close_failed(turn, failure, answered)
+        return await close_failed(turn, failure, answer)
     failure = explain("interrupted", turn.route.provider, has_text=bool(text))
     if stop.reason == "server_shutdown":
         failure = replace(failure, code="server_shutdown")
@@ -130,14 +130,14 @@ async def close_cancelled(turn: Turn, answered: StepResult | None = None, record
         steps=turn.live.log.step,
         usage=turn.totals.as_dict(),
     )
-    row = await _close(turn, event, answered, "interrupted", STOPPED, recorded=recorded)
+    row = await _close(turn, event, answer, "interrupted", STOPPED, recorded=recorded)
     return _result(turn, text, row, failure)
 
 
 async def _close(
     turn: Turn,
     event: Event,
-    answered: StepResult | None,
+    answer: StepResult | None,
     finish: str,
     message: str,
     *,
@@ -148,24 +148,24 @@ async def _close(
     log, transcript = turn.live.log, turn.live.transcript_id
     if turn.live.controls.stop.reason not in (None, "server_shutdown"):  # the server ends its processes itself
         await turn.services.outside.processes.end_run(log.run_id)
-    if answered is not None and answered.text:
+    if answer is not None and answer.text:
         row = Row(
             transcript,
             "assistant",
-            answered.text,
+            answer.text,
             log.run_id,
             finish_reason=finish,
             announced_in=((event, "partial_row"),),
         )
         row.continues, row.active = bool(turn.prefix), not turn.prefix
-        row.api_content = strip_rendered_media(answered.text) if turn.media else None
+        row.api_content = strip_rendered_media(answer.text) if turn.media else None
         after = [event]
-        if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
-            usage = turn.usage_event(None, answered.text)
+        if answer.message.usage is None:  # what the provider told is counted already; the rest is estimated
+            usage = turn.usage_event(None, answer.text)
             turn.totals.add(usage)
             event.data["usage"] = turn.totals.as_dict()
             after.insert(0, log.event("usage", **usage))
-        await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
+        await log.complete(answer.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
     elif recorded is not None and recorded.text and turn.messages[-1]["role"] == "assistant":
         _announce_row(recorded.row, event, "partial_row")
         await log.append(event)
@@ -182,9 +182,9 @@ async def _close(
             note = f"[A message that could not be processed was left out: {message[1:-1]}]"
             annotate = (faulty.id, note)
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
-        left = _unanswered(turn, transcript)
-        turn.messages += (tool_row.as_message() for tool_row in left)
-        await log.commit(Commit((event,), [*left, row], annotate=annotate))
+        unanswered = _unanswered_rows(turn, transcript)
+        turn.messages += (tool_row.as_message() for tool_row in unanswered)
+        await log.commit(Commit((event,), [*unanswered, row], annotate=annotate))
     turn.add_answer(row)
     return row
 
@@ -197,9 +197,9 @@ def _announce_row(row: Row | None, event: Event, name: str) -> None:
         event.data[name] = row.id
 
 
-def _unanswered(turn: Turn, transcript: str) -> list[Row]:
+def _unanswered_rows(turn: Turn, transcript: str) -> list[Row]:
     """Results for the calls of the last message that have none, so that the transcript stays well formed."""
-    asked = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
+    calls = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
     done = {message.get("tool_call_id") for message in turn.messages}
     result = '{"status": "interrupted"}'
     return [
@@ -211,12 +211,12 @@ def _unanswered(turn: Turn, transcript: str) -> list[Row]:
             tool_call_id=call["id"],
             tool_name=call["function"]["name"],
         )
-        for call in asked
+        for call in calls
         if call["id"] not in done
     ]
 
 
-def _steers(turn: Turn) -> str | None:
+def _pending_steers(turn: Turn) -> str | None:
     steers = turn.live.controls.steers
     return "\n".join([text for _, text in steers]) or None if steers else None
 
@@ -245,7 +245,7 @@ def _result(
         "model": turn.route.model,
         "provider": turn.route.provider,
         "pending_calls": [*calls],
-        "pending_steer": _steers(turn),
+        "pending_steer": _pending_steers(turn),
         "ignored_options": sorted(turn.ignored_options),
         "warnings": [
             {"code": notice[0], "message": notice[1]}

@@ -50,12 +50,12 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     stored: list[Message] = []
     # A caller's own history counts instead of the session's where there is none.
     if session is not None and not spec.verbatim and (spec.history is None or spec.base_id is not None):
-        begun = live.begun.said if live.begun is not None else None
+        begun = live.begun.history if live.begun is not None else None
         stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
     is_empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
     incoming = IncomingMessages()
-    asked = spec.user_message
-    content = whole_text(asked) if isinstance(asked, str) else whole_tree(asked)
+    prompt = spec.user_message
+    content = whole_text(prompt) if isinstance(prompt, str) else whole_tree(prompt)
     user_message: Message = {"role": "user", "content": content}
     if spec.user_name:
         user_message["name"] = spec.user_name
@@ -106,23 +106,28 @@ async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
         live.spec = spec = _with_session_defaults(spec, session, settings)
     available_routes, failure = _routes(live, services, settings, session)
     rows = await live.store.runs.rows(spec.run_id)
-    own = [row.as_message() for row in rows]
+    own_messages = [row.as_message() for row in rows]
     stored = spec.history is None or spec.base_id is not None
     if stored and not spec.verbatim:
         messages = await live.store.sessions.get_messages_as_conversation(spec.session_id)
     else:
         redact = redaction(live.secrets, settings)
         history = [*(spec.history or ()), *_tool_messages(spec)]
-        messages = [*(await receive(history, services, spec.folder_id, redact)).messages, *own]
+        messages = [*(await receive(history, services, spec.folder_id, redact)).messages, *own_messages]
     prefix = ""
     if spec.continues:
-        if not any(message["role"] == "assistant" for message in own):
+        if not any(message["role"] == "assistant" for message in own_messages):
             messages, prefix = _split_prefix(messages)
         elif not (stored and not spec.verbatim):
-            history, text = _split_prefix(messages[: len(messages) - len(own)])
-            own = [{**own[0], "content": f"{text}{own[0]['content'] or ''}"}, *own[1:]]
-            messages = [*history, *own]
-    turn = Turn(live, services, settings, available_routes, messages, len(messages) - len(own), stored, prefix=prefix)
+            history, text = _split_prefix(messages[: len(messages) - len(own_messages)])
+            own_messages = [
+                {**own_messages[0], "content": f"{text}{own_messages[0]['content'] or ''}"},
+                *own_messages[1:],
+            ]
+            messages = [*history, *own_messages]
+    turn = Turn(
+        live, services, settings, available_routes, messages, len(messages) - len(own_messages), stored, prefix=prefix
+    )
     turn.user_row = next((row for row in rows if row.role == "user"), None)
     turn.user_message = next((m for m in messages[turn.history_length :] if m["role"] == "user"), None)
     turn.message_id = resumed.message_id
@@ -195,10 +200,10 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     tools = services.registry().offered(toolsets, settings)
     if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
-        told = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
+        announced = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
         with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
             async with turn.live.controls.stop.scope():
-                tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, told)
+                tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, announced)
                 turn.live.notices += notices
     turn.offer_tools(tools)
 
@@ -228,8 +233,10 @@ async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild:
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
     reading: asyncio.Future[PromptInputs] | None = services.burst_cache.get(key)
     if reading is None or (reading.done() and (reading.cancelled() or reading.exception() is not None)):
-        read = partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), inputs)
-        reading = services.burst_cache.keep(key, services.files.submit(read).future)
+        read_inputs = partial(
+            gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), inputs
+        )
+        reading = services.burst_cache.keep(key, services.files.submit(read_inputs).future)
     if reading.done():
         inputs = reading.result()
     else:
@@ -308,9 +315,9 @@ def _check_answered(history: list[Message], user_message: Message) -> None:
     """A call that the client was to answer must be answered before anything new is said."""
     asking: Message = next((message for message in reversed(history) if message.get("role") != "tool"), {})
     if (calls := asking.get("tool_calls")) and user_message["content"]:
-        answered = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
-        if missing := [call["id"] for call in calls if call["id"] not in answered]:
-            raise ValueError(f"the tool calls {', '.join(missing)} have no results")
+        answered_ids = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
+        if missing_ids := [call["id"] for call in calls if call["id"] not in answered_ids]:
+            raise ValueError(f"the tool calls {', '.join(missing_ids)} have no results")
 
 
 def _client_tools(spec: RunSpec) -> dict[str, ToolSchema]:

@@ -89,7 +89,7 @@ class TurnTools:
 
     def round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
         turn, services = self._turn, self._turn.services
-        known, resources, asking = self._live.secrets, self.resources, self.asking
+        secrets, resources, asking = self._live.secrets, self.resources, self.asking
         loop = asyncio.get_running_loop()
 
         def output(call_id: str, text: str, stream: str) -> None:
@@ -112,9 +112,9 @@ class TurnTools:
                 session_key=self._spec.session_key,
                 home=turn.services.home,
                 settings=turn.settings,
-                secrets=known,
+                secrets=secrets,
                 asking=asking,
-                emit=lambda stream, text: output(call_id, known.redact(text), stream),
+                emit=lambda stream, text: output(call_id, secrets.redact(text), stream),
                 blocking=turn.services.threads.call,
                 last_answer=lambda name, field: last_answer(turn.messages, name, field),
                 resources=resources,
@@ -129,7 +129,7 @@ class TurnTools:
             turn.services.threads,
             transcript_id=self._live.transcript_id,
             parallel_max=turn.settings.agent.max_parallel_tools,
-            redact=redaction(known, turn.settings),
+            redact=redaction(secrets, turn.settings),
             results=ResultLimiter(
                 resources.spill, turn.settings.tool_output.max_chars, turn.window, services.files.call
             ),

@@ -67,8 +67,8 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter = None
-        taken, self._events, self._bytes = self._events, [], 0
-        return taken
+        events, self._events, self._bytes = self._events, [], 0
+        return events
 
 
 class MemoryBus:

@@ -114,14 +114,14 @@ class PeerServer:
         name, arguments = await _read(reader)
         if name in self._streams:
             # Whoever asked says nothing more: what comes next is its end.
-            left = asyncio.ensure_future(reader.read(1))
+            disconnected = asyncio.ensure_future(reader.read(1))
             sending = asyncio.ensure_future(self._send_all(self._streams[name](*arguments), writer))
             try:
-                await asyncio.wait([left, sending], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([disconnected, sending], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                left.cancel()
+                disconnected.cancel()
                 sending.cancel()
-                await asyncio.wait([left, sending])
+                await asyncio.wait([disconnected, sending])
             if not sending.cancelled():
                 sending.result()
         elif name in self._operations:
@@ -148,11 +148,13 @@ class Peers:
         self._folder = folder
 
     def names(self) -> list[str]:
-        own, found = name_of(this_process()), list[str]()
+        own_name, socket_names = name_of(this_process()), list[str]()
         if self._folder is not None:
             with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-                found = [one.name for one in entries if one.name.startswith(_PREFIX) and one.name.endswith(_SUFFIX)]
-        return [name for name in found if name != own]
+                socket_names = [
+                    entry.name for entry in entries if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)
+                ]
+        return [name for name in socket_names if name != own_name]
 
     async def ask(self, name: str, operation: str, *arguments: Any) -> Any:
         try:
@@ -166,8 +168,12 @@ class Peers:
 
     async def ask_all(self, operation: str, *arguments: Any) -> JsonObject:
         names = self.names()
-        found = await asyncio.gather(*(self.ask(name, operation, *arguments) for name in names), return_exceptions=True)
-        return {name: one for name, one in zip(names, found, strict=True) if not isinstance(one, BaseException)}
+        answers = await asyncio.gather(
+            *(self.ask(name, operation, *arguments) for name in names), return_exceptions=True
+        )
+        return {
+            name: answer for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)
+        }
 
     async def follow(self, name: str, stream: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         """What a process tells, to its end or to that of the process; an empty list after a long silence, which is all
@@ -187,7 +193,9 @@ class Peers:
                         return
 
     @contextlib.asynccontextmanager
-    async def _connected(self, name: str, what: str, arguments: object) -> AsyncGenerator[asyncio.StreamReader, None]:
+    async def _connected(
+        self, name: str, operation: str, arguments: object
+    ) -> AsyncGenerator[asyncio.StreamReader, None]:
         if self._folder is None:
             raise PeerGone("there are no others")
         path = self._folder / name
@@ -200,7 +208,7 @@ class Peers:
         try:
             if not is_same_user(writer.get_extra_info("socket").fileno()):
                 raise PeerGone("another user listens")
-            writer.write(_frame([what, arguments]))
+            writer.write(_frame([operation, arguments]))
             yield reader
         finally:
             writer.close()

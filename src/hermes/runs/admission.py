@@ -101,9 +101,9 @@ class Permits:
         self.here = 0  # those of this process
         self.shared: SharedCounts | None = None
 
-    def change(self, owner: str, by: int) -> None:
-        self._own[owner] += by
-        self.here += by
+    def change(self, owner: str, count: int) -> None:
+        self._own[owner] += count
+        self.here += count
         if self.shared is not None:
             self.shared.put(owner, self._own[owner])
             self.shared.put(None, self.here)
@@ -187,15 +187,15 @@ class Admissions:
             lease = await self._acquire_session(spec, wait_s, bind, defer, after_run)
         except SessionBusy as error:
             self.check_open()
-            raise Refused("session_busy", str(error), await self._running_in(spec)) from None
+            raise Refused("session_busy", str(error), await self._running_run_id(spec)) from None
         except (StoreError, SessionNotFound) as error:
             raise Refused.by(error) from error
         if self._engine.draining:
             await self.leases.release(lease)
             self.check_open()
         if bind:
-            known = lease.begun.said if lease.begun is not None else None
-            history = spec.history if known is None else known
+            stored = lease.begun.history if lease.begun is not None else None
+            history = spec.history if stored is None else stored
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
         self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
         return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
@@ -227,14 +227,14 @@ class Admissions:
                     next_in_line=next_in_line,
                     after_run=after_run,
                 )
-            left = lease.begun.left if spec.persist and lease.begun is not None else ()
-            orphan = self._orphan(lease, left) if left else None
+            unfinished = lease.begun.unfinished if spec.persist and lease.begun is not None else ()
+            orphan = self._find_orphan(lease, unfinished) if unfinished else None
             if orphan is None:
                 return lease
             await self._engine.recovery.resume_with_lease(orphan, lease)
             next_in_line = True
 
-    async def _running_in(self, spec: RunSpec) -> str | None:
+    async def _running_run_id(self, spec: RunSpec) -> str | None:
         if (run_id := self.leases.first(spec.session_id, spec.owner)) is not None:
             return run_id
         try:
@@ -242,13 +242,13 @@ class Admissions:
         except StoreError:
             return None
         begun = (record.spec for record in unfinished if record.state.started_at is not None)
-        return next((other.run_id for other in begun if other.owner == spec.owner), None)
+        return next((run.run_id for run in begun if run.owner == spec.owner), None)
 
-    def _orphan(self, lease: Lease, left: Sequence[RunRecord]) -> RunRecord | None:
+    def _find_orphan(self, lease: Lease, unfinished: Sequence[RunRecord]) -> RunRecord | None:
         """A run of the session that was begun elsewhere and has no end."""
-        for record in left:
-            known = record.spec.run_id == lease.run_id or record.spec.run_id in self._engine.by_id
-            if record.state.started_at is not None and not known:
+        for record in unfinished:
+            is_ours = record.spec.run_id == lease.run_id or record.spec.run_id in self._engine.by_id
+            if record.state.started_at is not None and not is_ours:
                 return record
         return None
 

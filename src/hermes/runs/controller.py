@@ -48,9 +48,9 @@ class Controller:
         except (LogEnded, LeaseLost):
             return "not_active"
         if control.control in ("approve", "answer"):
-            who = control.credential or control.by
+            credential = control.credential or control.by
             message = "%s: %s of run %s with the credential %r over %r"
-            log.info(message, applied[0], control.control, run_id, who, control.surface)
+            log.info(message, applied[0], control.control, run_id, credential, control.surface)
         return applied[0]
 
     async def _leave_control(self, run_id: str, control: Control) -> Applied:
@@ -74,9 +74,9 @@ class Controller:
         stored = self._engine.store.runs
         while not self._engine.draining:
             await asyncio.sleep(CONTROL_POLL_S)
-            own = [run_id for run_id, live in self._engine.by_id.items() if live.spec.persist]
+            run_ids = [run_id for run_id, live in self._engine.by_id.items() if live.spec.persist]
             try:
-                for run_id in await stored.controlled(own) if own else ():
+                for run_id in await stored.controlled(run_ids) if run_ids else ():
                     for control in await stored.take_controls(run_id):
                         await self.control(run_id, control)
             except StoreError as error:
@@ -113,8 +113,8 @@ class Controller:
         return {"batches": self._batches_for_peer}
 
     async def _get_for_peer(self, run_id: str) -> JsonObject | None:
-        known = run_id in self._engine.creating or self._engine.is_ephemeral(run_id)
-        record = await self._engine.get_here(run_id) if known else None
+        exists = run_id in self._engine.creating or self._engine.is_ephemeral(run_id)
+        record = await self._engine.get_here(run_id) if exists else None
         return encode_record(record) if record is not None else None
 
     async def _has_for_peer(self, run_id: str) -> bool:
@@ -148,6 +148,6 @@ def _apply(live: LiveRun, control: Control) -> Applied:
         controls.steers.append((control.control_id, str(data["text"])))
         return "applied"
     questions = controls.approvals if control.control == "approve" else controls.clarifications
-    who = {"by": control.by, "surface": control.surface, "credential": control.credential}
-    answer: JsonMapping = {**data, **who}
+    origin = {"by": control.by, "surface": control.surface, "credential": control.credential}
+    answer: JsonMapping = {**data, **origin}
     return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"

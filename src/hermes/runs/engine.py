@@ -131,8 +131,8 @@ class RunEngine:
     async def _store_of(self, run_id: str) -> AsyncStore | None:
         if run_id in self._ephemeral_ids:
             return self._ephemeral
-        known = run_id in self.by_id or await self.store.runs.get(run_id) is not None
-        return self.store if known else None
+        exists = run_id in self.by_id or await self.store.runs.get(run_id) is not None
+        return self.store if exists else None
 
     def expect_reader(self, run_id: str) -> None:
         self._to_be_read.add(run_id)
@@ -167,13 +167,13 @@ class RunEngine:
 
     async def _batches(self, run_id: str, after: int, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
         store = await self._store_of(run_id)
-        found = (
+        source = (
             self.log.batches(run_id, store.runs, after, sink)
             if store is not None
             else self.elsewhere.batches(run_id, after)
         )
         try:
-            async with contextlib.aclosing(found) as batches:
+            async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
                     yield batch
         finally:
@@ -186,17 +186,17 @@ class RunEngine:
     async def get_here(self, run_id: str) -> RunRecord | None:
         """The same, without asking other processes."""
         coming = self.creating.get(run_id)
-        record = await self._recorded(run_id)
+        record = await self._stored_record(run_id)
         if record is None and coming is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S_MAX):
                     await asyncio.shield(coming)
-            record = await self._recorded(run_id)
+            record = await self._stored_record(run_id)
         if record is not None and self.log.resume is not None:
             await self.log.resume(record)
         return record
 
-    async def _recorded(self, run_id: str) -> RunRecord | None:
+    async def _stored_record(self, run_id: str) -> RunRecord | None:
         store = self._ephemeral if run_id in self._ephemeral_ids else self.store
         return await store.runs.get(run_id)
 
@@ -259,9 +259,11 @@ class RunEngine:
                 self._watching.add(task)
                 task.add_done_callback(self._watching.discard)
 
-    async def answer_peers(self, folder: Path, more: Mapping[str, Operation]) -> None:
+    async def answer_peers(self, folder: Path, operations: Mapping[str, Operation]) -> None:
         """Tell other processes of the home of the runs that are at work here, and let them control those."""
-        self._peer_server = PeerServer(folder, {**self._controller.operations(), **more}, self._controller.streams())
+        self._peer_server = PeerServer(
+            folder, {**self._controller.operations(), **operations}, self._controller.streams()
+        )
         await self._peer_server.start()
 
     async def drain(self, seconds: float) -> None:

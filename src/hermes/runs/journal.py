@@ -111,18 +111,18 @@ class TailJournal:
                 self.publish(event)
                 return
         if stream.journal is not file:
-            self._declare(stream, file, event.run_id)
+            self._declare_stream(stream, file, event.run_id)
         text, ms = event.data["text"].encode("utf-8", "surrogatepass"), round(event.ts * 1000)
-        number, more, passed, size = (
+        number, count, passed, size = (
             stream.journal_number,
             event.seq - stream.journal_seq,
             ms - stream.journal_ms,
             len(text),
         )
-        if number == file.last and more == 1 and passed | size < _NEXT:
+        if number == file.last and count == 1 and passed | size < _NEXT:
             self._data += bytes((_NEXT | size, passed))
         else:
-            self._data += _numbers(_DELTA, number, more, passed, size)
+            self._data += _numbers(_DELTA, number, count, passed, size)
             file.last = number
         self._data += text
         stream.journal_seq, stream.journal_ms = event.seq, ms
@@ -130,12 +130,12 @@ class TailJournal:
             self._call_soon()
         self.waiting.append(event)
 
-    def _declare(self, stream: Stream, file: JournalFile, run_id: str) -> None:
+    def _declare_stream(self, stream: Stream, file: JournalFile, run_id: str) -> None:
         stream.journal, stream.journal_number, stream.journal_seq, stream.journal_ms = file, file.declared, 0, 0
         file.declared += 1
         file.streams[stream] = inf
-        fixed = (run_id, stream.id, stream.kind, stream.step, stream.form, stream.length)
-        data = json.dumps(fixed, separators=(",", ":")).encode()
+        header = (run_id, stream.id, stream.kind, stream.step, stream.form, stream.length)
+        data = json.dumps(header, separators=(",", ":")).encode()
         self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
 
     def publish(self, event: Event) -> None:
@@ -153,23 +153,23 @@ class TailJournal:
         """Write what was added, and give it to its readers."""
         if not self.waiting:
             return
-        waiting, self.waiting = self.waiting, []
+        events, self.waiting = self.waiting, []
         data, self._data = self._data, bytearray()
         if data and (file := self._file) is not None:
             try:
                 file.append(data)
                 self.works = True
                 if file.size > JOURNAL_FILE_BYTES_MAX:
-                    self._turn_over()
+                    self._rotate()
             except OSError as error:
                 self._fail(error)
-        for event in waiting:
+        for event in events:
             try:
                 self._bus.publish(event.run_id, event)
             except Exception:
                 log.exception("an event of run %s could not be given to a reader", event.run_id)
 
-    def _turn_over(self) -> None:
+    def _rotate(self) -> None:
         """Begin another file. This one goes when the database has what is in it."""
         if self._file is not None:
             self._file.streams = {stream: stream.last_seq for stream in self._file.streams}
@@ -184,7 +184,7 @@ class TailJournal:
         if self._file is not None and not self._file.size:
             self._file.remove()
             self._file = None
-        self._turn_over()
+        self._rotate()
 
     def check(self) -> None:
         """Raise OSError when no file of the journal can be written now. It blocks."""
@@ -245,31 +245,31 @@ class _Read:
     def _record(self, data: bytes, at: int) -> int:
         if data[at] == _STREAM:
             (number, size), at = _read_numbers(data, at + 1, 2)
-            run_id, *fixed = json.loads(_slice(data, at, size))
-            self.tails[number], self._last[number] = (run_id, Tail(*fixed)), (0, 0)
+            run_id, *header = json.loads(_slice(data, at, size))
+            self.tails[number], self._last[number] = (run_id, Tail(*header)), (0, 0)
         else:
             if data[at] & _NEXT:
-                number, more, passed, size, at = self._number, 1, data[at + 1], data[at] & ~_NEXT, at + 2
+                number, count, passed, size, at = self._number, 1, data[at + 1], data[at] & ~_NEXT, at + 2
             else:
-                (number, more, passed, size), at = _read_numbers(data, at + 1, 4)
+                (number, count, passed, size), at = _read_numbers(data, at + 1, 4)
             text = _slice(data, at, size).decode("utf-8", "surrogatepass")
             self._number = number
-            seq, ms = self._last[number][0] + more, self._last[number][1] + passed
+            seq, ms = self._last[number][0] + count, self._last[number][1] + passed
             self._last[number] = seq, ms
             self.tails[number][1].deltas.append((seq, ms, text))
         return at + size
 
 
 def _read_numbers(data: bytes, at: int, count: int) -> tuple[list[int], int]:
-    found: list[int] = []
+    numbers: list[int] = []
     for _ in range(count):
         value = shift = 0
         while data[at] & 0x80:
             value |= (data[at] & 0x7F) << shift
             at, shift = at + 1, shift + 7
-        found.append(value | data[at] << shift)
+        numbers.append(value | data[at] << shift)
         at += 1
-    return found, at
+    return numbers, at
 
 
 def _slice(data: bytes, at: int, size: int) -> bytes:
@@ -288,8 +288,8 @@ class JournalReader:
     def tails(self, run_id: str) -> list[Tail]:
         """What the files hold of a run, the older file of a stream first."""
         self._refresh()
-        found = (tail for read in self._known.values() for run, tail in read.tails.values() if run == run_id)
-        return sorted(found, key=lambda tail: tail.offset)
+        matching = (tail for journal in self._known.values() for run, tail in journal.tails.values() if run == run_id)
+        return sorted(matching, key=lambda tail: tail.offset)
 
     def _refresh(self) -> None:
         paths = list(_paths(self._folder))
@@ -305,11 +305,11 @@ class LeftBehind:
 
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd = path, fd
-        read = _Read()
+        journal = _Read()
         with open(path, "rb") as file:
-            read.take(file.read())
+            journal.take(file.read())
         self.tails: dict[str, list[Tail]] = {}
-        for run_id, tail in read.tails.values():
+        for run_id, tail in journal.tails.values():
             self.tails.setdefault(run_id, []).append(tail)
 
     def remove(self) -> None:
@@ -322,7 +322,7 @@ class LeftBehind:
 
 def left_behind(folder: Path) -> list[LeftBehind]:
     """The files whose processes are gone. It blocks."""
-    found = []
+    journals = []
     for path in _paths(folder):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -330,10 +330,10 @@ def left_behind(folder: Path) -> list[LeftBehind]:
             continue
         try:
             _lock(fd, path)
-            found.append(LeftBehind(path, fd))
+            journals.append(LeftBehind(path, fd))
         except OSError:  # its process is at work, or it has been moved to the database
             os.close(fd)
-    return found
+    return journals
 
 
 def _lock(fd: int, path: str) -> None:

@@ -37,8 +37,8 @@ class Lease(msgspec.Struct, eq=False):
 class SessionLeases:
     """The leases of one process. `lost` is told the run whose session was taken away."""
 
-    def __init__(self, turn_queue: int, lost: Callable[[str], None]) -> None:
-        self._turn_queue, self._lost = turn_queue, lost
+    def __init__(self, turn_queue: int, on_lost: Callable[[str], None]) -> None:
+        self._turn_queue, self._lost = turn_queue, on_lost
         self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
         # Tokens that could not be given back: the store was away.
@@ -99,8 +99,8 @@ class SessionLeases:
         return lease
 
     async def _claim(self, lease: Lease, spec: RunSpec, *, once: bool, after_run: str | None) -> None:
-        if (left := self._unreleased.get(lease.session_id)) is not None:
-            await lease.store.leases.release(f"session:{lease.session_id}", left)
+        if (token := self._unreleased.get(lease.session_id)) is not None:
+            await lease.store.leases.release(f"session:{lease.session_id}", token)
             self._unreleased.pop(lease.session_id, None)
         # Another process may hold it, and cannot tell us when it lets go.
         while (begun := await self._ask(spec, lease.store, bind=False)) is None:
@@ -121,12 +121,12 @@ class SessionLeases:
 
     async def _ask(self, spec: RunSpec, store: AsyncStore, *, bind: bool) -> OpenedSession | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
-        asked = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
+        answer = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await asyncio.wait([asked])
-            if not asked.cancelled() and asked.exception() is None and (begun := asked.result()) is not None:
+            await asyncio.wait([answer])
+            if not answer.cancelled() and answer.exception() is None and (begun := answer.result()) is not None:
                 assert begun.token is not None
                 await store.leases.release(f"session:{begun.session_id}", begun.token)
             raise
@@ -207,13 +207,13 @@ class SessionLeases:
     async def _renew(self) -> None:
         for lease in tuple(self._held):
             try:
-                kept = lease.token is not None and await lease.store.leases.renew(
+                renewed = lease.token is not None and await lease.store.leases.renew(
                     f"session:{lease.session_id}", lease.token, LEASE_TTL_S
                 )
             except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)
                 log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
                 continue
-            if not kept and lease in self._held:
+            if not renewed and lease in self._held:
                 self._held.discard(lease)
                 self._lost(lease.run_id)
         self._renewing = None

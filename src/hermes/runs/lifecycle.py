@@ -170,17 +170,17 @@ class Lifecycle:
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
         )
         live = LiveRun(spec, store, writer, RunControls(), secrets)
-        writer.on_event = self._tell
+        writer.on_event = self._notify
         if spec.deadline_seconds is not None:
-            used = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
-            left = max(0.0, spec.deadline_seconds - used)
-            live.deadline_at = time.monotonic() + left
+            used_s = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
+            left_s = max(0.0, spec.deadline_seconds - used_s)
+            live.deadline_at = time.monotonic() + left_s
             stop = live.controls.stop
-            live.deadline_timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
+            live.deadline_timer = asyncio.get_running_loop().call_later(left_s, stop.request, "deadline")
         self._engine.by_id[spec.run_id] = live
         return live
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         for hear in self.listeners:
             try:
                 hear(self._engine.by_id[event.run_id], event)
@@ -202,13 +202,13 @@ class Lifecycle:
         if live.log.creates is None:
             self._engine.mark_created(admission.spec.run_id)
         else:
-            live.log.on_created = partial(self._created, live, admission)
+            live.log.on_created = partial(self._on_created, live, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.read_by_client:
             self._engine.expect_reader(admission.spec.run_id)
 
-    def _created(self, live: LiveRun, admission: Admission, claimed: ClaimedSession | None) -> None:
+    def _on_created(self, live: LiveRun, admission: Admission, claimed: ClaimedSession | None) -> None:
         self._engine.mark_created(admission.spec.run_id)
         if claimed is not None:
             live.spec = live.spec.replace(session_id=claimed.session_id)
@@ -220,7 +220,7 @@ class Lifecycle:
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            result = await self._executed(live)
+            result = await self._execute_or_go_unrecorded(live)
             self._note_unrecorded_end(live)
             return result
         except asyncio.CancelledError:
@@ -243,7 +243,7 @@ class Lifecycle:
             finally:
                 await self.forget(live)
 
-    async def _executed(self, live: LiveRun) -> Result:
+    async def _execute_or_go_unrecorded(self, live: LiveRun) -> Result:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)
@@ -257,7 +257,7 @@ class Lifecycle:
         live.store = self._engine.store_for(live.spec)
         await self._engine.create(live.spec)
         live.log = self._engine.log.open(live.spec.run_id, live.store.runs, secrets=live.secrets, persist=False)
-        live.log.on_event = self._tell
+        live.log.on_event = self._notify
         live.notices.append(STORE_UNAVAILABLE_NOTICE)
         return await self._execute(live)
 
@@ -326,10 +326,10 @@ class Lifecycle:
     def _spawn(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _finished(self, task: asyncio.Task[object]) -> None:
+    def _on_task_done(self, task: asyncio.Task[object]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen; whoever waits for the run is told, and it is in the log

@@ -74,12 +74,12 @@ class RunLog:
 
     async def absorb(self, store: AsyncRuns) -> None:
         """Put into the store what the journals of processes that are gone hold."""
-        for left in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
+        for journal in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
             try:
-                await store.absorb(left.tails)
-                left.remove()
+                await store.absorb(journal.tails)
+                journal.remove()
             finally:
-                left.close()
+                journal.close()
 
     def check_journal(self) -> None:
         """Raise OSError when the journal cannot be written. It blocks."""
@@ -144,17 +144,17 @@ class RunLog:
                         await live.wait(STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
-                    taken = await live.take()
+                    events = await live.take()
                     cursor = max(cursor, live.delivered_seq)
                     # They are in order: mostly all of them are new.
-                    fresh = taken
-                    if taken and taken[0].seq <= cursor:
-                        fresh = [event for event in taken if event.seq > cursor]
-                    if not fresh:
+                    new_events = events
+                    if events and events[0].seq <= cursor:
+                        new_events = [event for event in events if event.seq > cursor]
+                    if not new_events:
                         continue
-                    cursor = fresh[-1].seq
-                    yield fresh
-                    if fresh[-1].final:
+                    cursor = new_events[-1].seq
+                    yield new_events
+                    if new_events[-1].final:
                         return
         finally:
             self.bus.unsubscribe(run_id, live)

@@ -99,8 +99,8 @@ class Recovery:
 
     async def _resume(self, record: RunRecord) -> bool:
         run_id = record.spec.run_id
-        known = run_id in self._engine.by_id or run_id in self._being_resumed
-        if known or self._engine.draining or not _is_orphaned(record):
+        is_live = run_id in self._engine.by_id or run_id in self._being_resumed
+        if is_live or self._engine.draining or not _is_orphaned(record):
             return False
         self._being_resumed.add(run_id)
         try:
@@ -113,7 +113,7 @@ class Recovery:
         if record.state.started_at is None and (record.state.last_seq or is_gone(record.holder)):
             if not await store.runs.adopt(spec.run_id, record.holder):
                 return False
-            await self._queue_again(record)
+            await self._requeue(record)
             return True
         try:
             lease = await leases.acquire_if_free(spec, store)
@@ -131,7 +131,7 @@ class Recovery:
         return True
 
     async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
-        live = await self._revived(record, None)
+        live = await self._revive(record, None)
         live.resumption = None
         await self._lifecycle.end_unstarted(live, error)
 
@@ -146,7 +146,7 @@ class Recovery:
                 await admission.release()
                 return
             lease.run_id, lease.owner = record.spec.run_id, record.spec.owner
-            live = await self._revived(record, lease.token)
+            live = await self._revive(record, lease.token)
         except BaseException:
             await admission.release()
             raise
@@ -156,9 +156,9 @@ class Recovery:
         else:
             self._lifecycle.begin(live, admission)
 
-    async def _queue_again(self, record: RunRecord) -> None:
+    async def _requeue(self, record: RunRecord) -> None:
         """A run that was submitted or made, and not begun, waits for its session once more."""
-        live = await self._revived(record, None)
+        live = await self._revive(record, None)
         resumption, live.resumption = live.resumption, None
         go_on = resumption.verdict == "go_on" if resumption is not None else self._may_begin(record)
         try:
@@ -181,7 +181,7 @@ class Recovery:
         age_s = time.time() - record.created_at
         return record.spec.on_detach == "continue" and age_s <= self._engine.limits.resume_within_s
 
-    async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
+    async def _revive(self, record: RunRecord, token: int | None) -> LiveRun:
         limits, store = self._engine.limits, self._engine.store.runs
         spec = limits.ceiling(record.spec)
         for hear in self.listeners:

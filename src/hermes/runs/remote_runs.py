@@ -65,27 +65,27 @@ class Elsewhere:
         return None
 
     async def has(self, run_id: str, holder: str) -> bool:
-        found = await self._ask(self._name(run_id, holder), "has", run_id)
-        return bool(found)
+        answer = await self._ask(self._name(run_id, holder), "has", run_id)
+        return bool(answer)
 
     async def control(self, run_id: str, holder: str, control: Control) -> Applied:
         """Tell the run something; `unknown` where nobody there knows it."""
-        found: Applied | None = await self._ask(self._name(run_id, holder), "control", run_id, asdict(control))
-        return found or "unknown"
+        applied: Applied | None = await self._ask(self._name(run_id, holder), "control", run_id, asdict(control))
+        return applied or "unknown"
 
     async def durable(self, run_id: str) -> list[Event]:
         return _events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
-        found = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
-        return None if found is None else msgspec.convert(found, Row)
+        answer = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
+        return None if answer is None else msgspec.convert(answer, Row)
 
     async def batches(self, run_id: str, after: int, holder: str = "") -> AsyncGenerator[list[Event], None]:
         """The run's log behind `after`, as far as the process that has it tells; nothing where it tells nothing."""
         if not (name := self._name(run_id, holder)):
             return
-        async with aclosing(self.peers.follow(name, "batches", run_id, after)) as found:
-            async for encoded in found:
+        async with aclosing(self.peers.follow(name, "batches", run_id, after)) as answers:
+            async for encoded in answers:
                 yield _events(run_id, encoded)
 
     def _name(self, run_id: str, holder: str) -> str:

@@ -62,72 +62,72 @@ def look(
     booted_at: float = 0.0,
 ) -> Resumption:
     last = max([event.seq for event in events] + [partial.last_seq for partial in partials])
-    found = Resumption("go_on", "crash", (last // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP, partials=list(partials))
+    resumption = Resumption("go_on", "crash", (last // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP, partials=list(partials))
     resumes = 0
     for event in events:
-        resumes = _take(found, event, resumes)
-    found.step = max((event.step for event in events), default=0)
-    found.reason = "shutdown" if events[-1].type == "run.interrupted" else "crash"
-    found.lost = found.reason == "crash" and events[-1].ts < booted_at
-    if found.stop_reason:
-        found.verdict = "cancelled"
+        resumes = _take(resumption, event, resumes)
+    resumption.step = max((event.step for event in events), default=0)
+    resumption.reason = "shutdown" if events[-1].type == "run.interrupted" else "crash"
+    resumption.lost = resumption.reason == "crash" and events[-1].ts < booted_at
+    if resumption.stop_reason:
+        resumption.verdict = "cancelled"
     elif on_detach != "continue" or now - events[-1].ts > within_s:
-        found.verdict = "server_restarted"
+        resumption.verdict = "server_restarted"
     elif resumes >= RESUMES_MAX:
-        found.verdict = "crash_loop"
-    return found
+        resumption.verdict = "crash_loop"
+    return resumption
 
 
-def _take(found: Resumption, event: Event, resumes: int) -> int:
+def _take(resumption: Resumption, event: Event, resumes: int) -> int:
     """Take one event into account; how often the run was taken up since it last got further."""
     kind, data = event.type, event.data
     if kind == "run.resumed":
         return resumes + 1
     if kind == "model.started":
-        again = data["message_id"] == found.message_id
-        found.message_id, found.attempts = data["message_id"], found.attempts + 1 if again else 1
+        repeated = data["message_id"] == resumption.message_id
+        resumption.message_id, resumption.attempts = data["message_id"], resumption.attempts + 1 if repeated else 1
     elif kind == "message.completed":
-        found.message_id, found.said_id, found.attempts = "", data["message_id"], 0
-        found.started, found.finished = {}, set()
+        resumption.message_id, resumption.said_id, resumption.attempts = "", data["message_id"], 0
+        resumption.started, resumption.finished = {}, set()
         return 0
     elif kind == "tool.started":
-        found.started[data["call_id"]] = event
+        resumption.started[data["call_id"]] = event
     elif kind == "tool.finished":
-        found.finished.add(data["call_id"])
+        resumption.finished.add(data["call_id"])
         return 0
     elif kind == "usage":
-        found.usage.append(data)
+        resumption.usage.append(data)
     elif kind == "subagent.finished":
-        found.usage.append({**data["usage"], "calls": data["steps"]})
+        resumption.usage.append({**data["usage"], "calls": data["steps"]})
     elif kind == "steer.applied":
-        found.steers = [steer for steer in found.steers if steer[0] not in data["steer_ids"]]
+        resumption.steers = [steer for steer in resumption.steers if steer[0] not in data["steer_ids"]]
     elif kind == "control.received":
-        _take_control(found, data)
+        _take_control(resumption, data)
     elif kind in ("approval.requested", "clarify.requested"):
-        found.asked[data["call_id"]] = data.get("approval_id") or data["request_id"]
+        resumption.asked[data["call_id"]] = data.get("approval_id") or data["request_id"]
     elif kind in ("approval.resolved", "clarify.resolved"):
-        _take_answer(found, kind, data)
+        _take_answer(resumption, kind, data)
     return resumes
 
 
-def _take_control(found: Resumption, data: JsonMapping) -> None:
-    control, said = data["control"], data["data"]
-    found.controls.add(data["control_id"])
+def _take_control(resumption: Resumption, data: JsonMapping) -> None:
+    control, details = data["control"], data["data"]
+    resumption.controls.add(data["control_id"])
     if control in ("interrupt", "cancel"):
-        found.stop_reason, found.stopped_by = said.get("reason") or "stop", data["by"]
+        resumption.stop_reason, resumption.stopped_by = details.get("reason") or "stop", data["by"]
     elif control == "steer":
-        found.steers.append((data["control_id"], str(said["text"])))
+        resumption.steers.append((data["control_id"], str(details["text"])))
     else:
         # The answer is on record, though the call that asked may not have heard it.
-        question = said.get("id") or next(reversed(found.asked.values()), "")
-        who = {"by": data["by"], "surface": data["surface"], "credential": data.get("credential", "")}
-        found.answers[question] = {**said, **who}
+        question = details.get("id") or next(reversed(resumption.asked.values()), "")
+        origin = {"by": data["by"], "surface": data["surface"], "credential": data.get("credential", "")}
+        resumption.answers[question] = {**details, **origin}
 
 
-def _take_answer(found: Resumption, kind: str, data: JsonMapping) -> None:
+def _take_answer(resumption: Resumption, kind: str, data: JsonMapping) -> None:
     question = data.get("approval_id") or data.get("request_id")
-    call_id = next((call for call, asked in found.asked.items() if asked == question), None)
+    call_id = next((call for call, question_id in resumption.asked.items() if question_id == question), None)
     if call_id is not None:
-        del found.asked[call_id]
+        del resumption.asked[call_id]
         if kind == "approval.resolved" and data["choice"] != "deny":
-            found.granted.add(call_id)
+            resumption.granted.add(call_id)

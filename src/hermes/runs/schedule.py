@@ -24,8 +24,8 @@ _YEAR_MIN, _YEAR_MAX = 1971, 2999
 class BadSchedule(ValueError):
     """A schedule that says nothing, or nothing that will ever come; the sentence ends with what may be written."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why} {GRAMMAR}")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} {GRAMMAR}")
 
 
 def zone_named(name: str) -> tzinfo:
@@ -57,9 +57,9 @@ def parse(text: str, now: float, zone: tzinfo) -> JsonObject:
     if len(fields) in (5, 6) and all(map(_FIELD.fullmatch, fields)):
         if len(fields) == 6 and not re.fullmatch("[0-9]{1,2}", fields[5]):
             raise BadSchedule(f"{text!r} could run more than once a minute: the seconds must be one number.")
-        found = {"kind": "cron", "expr": text, "display": text}
+        schedule = {"kind": "cron", "expr": text, "display": text}
         _after(text, now, zone)
-        return found
+        return schedule
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -83,9 +83,9 @@ def next_time(schedule: JsonMapping, after: float, zone: tzinfo, last: float | N
 
 def next_times(schedule: JsonMapping, after: float, zone: tzinfo, count: int = 3) -> list[str]:
     times: list[str] = []
-    while len(times) < count and (found := next_time(schedule, after, zone)) is not None:
-        times.append(datetime.fromtimestamp(found, zone).isoformat(timespec="seconds"))
-        after = found
+    while len(times) < count and (next_at := next_time(schedule, after, zone)) is not None:
+        times.append(datetime.fromtimestamp(next_at, zone).isoformat(timespec="seconds"))
+        after = next_at
     return times
 
 
@@ -108,8 +108,8 @@ def _after(expr: str, after: float, zone: tzinfo) -> float:
     hourly = set("*/") & set(expr.split(" ")[1])
     try:
         times = croniter(expr, datetime.fromtimestamp(after, zone), max_years_between_matches=10)
-        while (found := times.get_next(datetime)).fold and not hourly:
+        while (candidate := times.get_next(datetime)).fold and not hourly:
             pass
     except (ValueError, KeyError, OverflowError) as error:
         raise BadSchedule(f"{expr!r} is no cron line whose time will come: {error}.") from None
-    return float(found.timestamp())
+    return float(candidate.timestamp())

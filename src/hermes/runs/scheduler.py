@@ -52,7 +52,7 @@ class Scheduler:
                 # The session will not become the job's by waiting; any other refusal passes.
                 never = error.code == "session_not_found"
                 failed = {"last_status": "failed", "last_error": str(error)}
-                fields = {**_following(job, now), **failed} if never else {}
+                fields = {**_next_run(job, now), **failed} if never else {}
             except StoreError as error:
                 log.warning("the job %s is put off: %s", job["id"], error)
                 fields = {}
@@ -64,7 +64,7 @@ class Scheduler:
         """How many jobs run. Those whose run has ended say so in their record; times that are too late are set again."""
         running, now = 0, self._clock()
         for job in await self._jobs.list():
-            if (sooner := _sooner(job, now)) is not None:
+            if (sooner := _earlier_time(job, now)) is not None:
                 await self._jobs.update(job["id"], next_run_at=sooner)
             if job["last_status"] != "running":
                 continue
@@ -72,8 +72,8 @@ class Scheduler:
             if record is not None and not record.state.ended:
                 running += 1
             else:
-                lost = {"last_status": "failed", "last_error": "its run is gone"}
-                await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else lost))
+                outcome = {"last_status": "failed", "last_error": "its run is gone"}
+                await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else outcome))
         return running
 
     async def _begin(self, job: Job, now: float) -> JsonObject:
@@ -81,11 +81,11 @@ class Scheduler:
 
         The run is named after job and time: whoever takes this time up again, after a crash in between, finds it there.
         """
-        following = _following(job, now)
+        following = _next_run(job, now)
         last = await self._engine.get(job["last_run_id"]) if job["last_run_id"] else None
         spec = spec_of(job, now).replace(run_id=run_id_of(job))
         if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
-            await self._tell_skipped(job)
+            await self._notify_skipped(job)
             return following
         if await self._engine.get(spec.run_id) is None:
             await self._engine.submit(spec)
@@ -95,7 +95,7 @@ class Scheduler:
             following = {"next_run_at": None, "enabled": False, "state": "completed"}
         return {**following, **begun(spec, now), "repeat": repeat}
 
-    async def _tell_skipped(self, job: Job) -> None:
+    async def _notify_skipped(self, job: Job) -> None:
         message = f"The job {job['name']!r} was due again while it still runs; this time is skipped."
         log.warning("%s (%s)", message, job["id"])
         if (live := self._engine.live(job["last_run_id"])) is not None:
@@ -113,7 +113,7 @@ def run_id_of(job: Job) -> str:
     return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
 
 
-def _sooner(job: Job, now: float) -> float | None:
+def _earlier_time(job: Job, now: float) -> float | None:
     """The next time of a job by its schedule, where its own is later: a clock was ahead when that was set."""
     schedule, at = job["schedule"], job["next_run_at"]
     if not job["enabled"] or at is None or schedule["kind"] == "once":
@@ -128,7 +128,7 @@ def _sooner(job: Job, now: float) -> float | None:
     return soonest if soonest is not None and soonest < at else None
 
 
-def _following(job: Job, now: float) -> JsonObject:
+def _next_run(job: Job, now: float) -> JsonObject:
     """The time after this one; those that were missed in between are this one."""
     zone = schedules.zone_named(job["timezone"])
     return {"next_run_at": schedules.next_time(job["schedule"], now, zone, last=job["next_run_at"])}

@@ -97,19 +97,19 @@ class Saver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _save(self, due: Iterable[RunWriter]) -> None:
+    async def _save(self, writers: Iterable[RunWriter]) -> None:
         saving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        found = [(writer, grown) for writer in due if (grown := writer.grown(saving)) is not None]
+        batches = [(writer, grown) for writer in writers if (grown := writer.grown(saving)) is not None]
         try:
-            for store in {writer.store for writer, _ in found}:
-                own = [(writer, grown) for writer, grown in found if writer.store is store]
+            for store in {writer.store for writer, _ in batches}:
+                store_batches = [(writer, grown) for writer, grown in batches if writer.store is store]
                 try:
-                    await store.put_grown([(writer.run_id, *grown) for writer, grown in own])
+                    await store.put_grown([(writer.run_id, *grown) for writer, grown in store_batches])
                 except Exception:  # noqa: BLE001  (what is not saved now is saved with what follows)
-                    for writer, _ in own:
+                    for writer, _ in store_batches:
                         self.add(writer)
                 else:
-                    for writer, (_, partials) in own:
+                    for writer, (_, partials) in store_batches:
                         writer.saved(partials)
         finally:
             saving.set_result(None)

@@ -81,7 +81,7 @@ class Traces:
 
     def hear(self, live: LiveRun, event: Event) -> None:
         if event.type in _BEGINNINGS:
-            self._begun(live, event)
+            self._on_run_started(live, event)
         elif (run := self._runs.get(event.run_id)) is not None and event.type in _HEARD:
             _HEARD[event.type](self, run, event)
             if event.type in _ENDS:
@@ -89,16 +89,20 @@ class Traces:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def _begun(self, live: LiveRun, event: Event) -> None:
+    def _on_run_started(self, live: LiveRun, event: Event) -> None:
         spec, state = live.spec, live.log.state
-        told = {"gen_ai.agent.name": _AGENT, "gen_ai.conversation.id": spec.session_id, "hermes.run.id": spec.run_id}
-        told |= {"hermes.run.kind": spec.kind, **_model(state.model, state.provider)}
+        attributes = {
+            "gen_ai.agent.name": _AGENT,
+            "gen_ai.conversation.id": spec.session_id,
+            "hermes.run.id": spec.run_id,
+        }
+        attributes |= {"hermes.run.kind": spec.kind, **_model(state.model, state.provider)}
         parent = self._runs.get(spec.parent[0]) if spec.parent else None
         above = parent.calls.get(spec.parent[1], parent.span) if parent and spec.parent else None
-        span = self._span("invoke_agent", _AGENT, event, above, told)
+        span = self._span("invoke_agent", _AGENT, event, above, attributes)
         self._runs[spec.run_id] = _Run(span, frozenset(event.data.get("tools", ())))
 
-    def _ended(self, run: _Run, event: Event) -> None:
+    def _on_run_ended(self, run: _Run, event: Event) -> None:
         error = "" if event.type == "run.completed" else event.data.get("failure") or event.type.removeprefix("run.")
         for span in (*run.calls.values(), run.chat):
             _end(span, event, error)
@@ -107,17 +111,17 @@ class Traces:
 
     # --- calls of models --------------------------------------------------------------------------------------------
 
-    def _asked(self, run: _Run, event: Event) -> None:
+    def _on_model_started(self, run: _Run, event: Event) -> None:
         model = event.data["model"]
         run.chat = self._span("chat", model, event, run.span, _model(model, event.data["provider"]))
         run.answered = False
 
-    def _completed(self, run: _Run, event: Event) -> None:
+    def _on_message_completed(self, run: _Run, event: Event) -> None:
         if run.chat is not None:
             run.chat.set_attribute("gen_ai.response.finish_reasons", [event.data["finish_reason"]])
         run.answered = not event.data["partial"]  # why it is not whole comes with the end of the run
 
-    def _used(self, run: _Run, event: Event) -> None:
+    def _on_usage(self, run: _Run, event: Event) -> None:
         if run.chat is None or event.data["task"]:  # what was asked beside the conversation
             return
         run.chat.set_attributes(_usage(event.data))
@@ -125,30 +129,30 @@ class Traces:
             _end(run.chat, event)
             run.chat = None
 
-    def _failed(self, run: _Run, event: Event) -> None:
+    def _on_attempt_failed(self, run: _Run, event: Event) -> None:
         _end(run.chat, event, event.data["failure"])
         run.chat = None
 
     # --- calls of tools ---------------------------------------------------------------------------------------------
 
-    def _called(self, run: _Run, event: Event) -> Span:
+    def _on_tool_started(self, run: _Run, event: Event) -> Span:
         name, call_id = event.data["name"], event.data["call_id"]
         kind = "extension" if name.startswith("mcp_") else "function"
-        told = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": call_id, "gen_ai.tool.type": kind}
+        attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": call_id, "gen_ai.tool.type": kind}
         above = run.calls.get(event.data.get("parent_call_id") or "", run.span)
-        span = run.calls[call_id] = self._span("execute_tool", name, event, above, told)
+        span = run.calls[call_id] = self._span("execute_tool", name, event, above, attributes)
         return span
 
-    def _returned(self, run: _Run, event: Event) -> None:
+    def _on_tool_finished(self, run: _Run, event: Event) -> None:
         data = event.data
         if data["call_id"] not in run.calls:  # it was refused; its name may be of the model's making
             name = data["name"] if data["name"] in run.offered else "unknown"
-            self._called(run, Event(event.run_id, event.type, data={**data, "name": name}, ts=event.ts))
+            self._on_tool_started(run, Event(event.run_id, event.type, data={**data, "name": name}, ts=event.ts))
         _end(run.calls.pop(data["call_id"]), event, "" if data["status"] == "ok" else data["code"] or data["status"])
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
-    def _span(self, operation: str, of: str, event: Event, above: Span | None, told: JsonMapping) -> Span:
+    def _span(self, operation: str, name: str, event: Event, above: Span | None, extra: JsonMapping) -> Span:
         from opentelemetry.context import get_current
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -158,20 +162,20 @@ class Traces:
         else:
             context = set_span_in_context(above)
         kind = SpanKind.CLIENT if operation == "chat" else SpanKind.INTERNAL
-        attributes = {"gen_ai.operation.name": operation, **told}
-        return self._tracer.start_span(f"{operation} {of}", context, kind, attributes, start_time=_ns(event))
+        attributes = {"gen_ai.operation.name": operation, **extra}
+        return self._tracer.start_span(f"{operation} {name}", context, kind, attributes, start_time=_ns(event))
 
 
 _BEGINNINGS = ("run.started", "run.resumed")
 _ENDS = FINAL | {"run.interrupted"}
 _HEARD: dict[str, Callable[[Traces, _Run, Event], object]] = {
-    "model.started": Traces._asked,
-    "message.completed": Traces._completed,
-    "usage": Traces._used,
-    "model.retrying": Traces._failed,
-    "tool.started": Traces._called,
-    "tool.finished": Traces._returned,
-    **dict.fromkeys(_ENDS, Traces._ended),
+    "model.started": Traces._on_model_started,
+    "message.completed": Traces._on_message_completed,
+    "usage": Traces._on_usage,
+    "model.retrying": Traces._on_attempt_failed,
+    "tool.started": Traces._on_tool_started,
+    "tool.finished": Traces._on_tool_finished,
+    **dict.fromkeys(_ENDS, Traces._on_run_ended),
 }
 
 

@@ -23,7 +23,7 @@ class LogEnded(Exception):
     """The log has its last event; nothing can follow it."""
 
 
-def _seen(done: asyncio.Future[None]) -> None:
+def _mark_retrieved(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
         done.exception()
 
@@ -204,7 +204,7 @@ class RunWriter:
             return None
         if self._draining is not None:
             self._saver.add(self)
-        elif not self.ending and (partials := [stream.partial() for stream in self._grown()]):
+        elif not self.ending and (partials := [stream.partial() for stream in self._unsaved_streams()]):
             self._saving = saving
             return self.token, partials
         return None
@@ -215,7 +215,7 @@ class RunWriter:
                 stream.saved(partial)
                 self._release(stream)
         self._unsaved = 0
-        if self._grown():
+        if self._unsaved_streams():
             self._unsaved = 1
             self._saver.add(self)
 
@@ -267,8 +267,8 @@ class RunWriter:
         if self.ending:
             raise LogEnded(self.run_id)
         if self._lost is not None:
-            lost, self._lost = self._lost, None
-            raise lost
+            error, self._lost = self._lost, None
+            raise error
         for event in commit.events:
             assert event.type in DURABLE, "only these may be committed"
             if event.type in ENDING:
@@ -290,7 +290,7 @@ class RunWriter:
     async def _enqueue_and_wait(self, commit: Commit) -> None:
         commit.done = self._loop.create_future()
         # An outcome that nobody waits for any more is no error of its own.
-        commit.done.add_done_callback(_seen)
+        commit.done.add_done_callback(_mark_retrieved)
         self._enqueue(commit)
         await commit.done
 
@@ -310,7 +310,7 @@ class RunWriter:
         self, message_id: str, row: Row, *, after: Sequence[Event] = (), hold: bool = False, **data: Any
     ) -> None:
         """Commit a whole message: its row, its completion and what goes with it. The row gets the text given out."""
-        text, reasoning = self._ended(message_id), self._ended(f"{message_id}:reasoning")
+        text, reasoning = self._end_stream(message_id), self._end_stream(f"{message_id}:reasoning")
         row.content, row.reasoning = text.text if text else "", reasoning.text if reasoning else None
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(row.content), **data)
         streams = [(done, text)]
@@ -331,18 +331,18 @@ class RunWriter:
         events = [event for event, _ in streams]
         await self.commit(Commit([*events, *after], [row], closes=closes, prepare=add_cuts, hold=hold))
 
-    def _ended(self, stream_id: str) -> Stream | None:
+    def _end_stream(self, stream_id: str) -> Stream | None:
         """The stream with what its mask still held back."""
         stream = self._streams.get(stream_id)
-        if stream is not None and (held := stream.mask.finish()):
-            self._accept(stream, held)
+        if stream is not None and (text := stream.mask.finish()):
+            self._accept(stream, text)
         return stream
 
     def end_output(self, call_id: str) -> Sequence[str]:
         """The streams of a tool that has ended, to be closed by the commit that says so."""
         ids = [stream.id for stream in self._streams.values() if stream.fixed.get("call_id") == call_id]
         for stream_id in ids:
-            self._ended(stream_id)
+            self._end_stream(stream_id)
         return ids
 
     async def _drain(self) -> None:
@@ -351,15 +351,15 @@ class RunWriter:
                 if self._saving is not None:
                     await asyncio.wait([self._saving])
                     self._saving = None
-                batch = self._batch()
+                batch = self._next_batch()
                 try:
                     await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
-                    if self._try_again(batch, error):
+                    if self._retry_start(batch, error):
                         self._awaited += len(batch)
                         return
                     for commit in batch:
-                        self._failed(commit, error)
+                        self._fail_commit(commit, error)
                     if all(commit.hold for commit in batch):
                         self._lost = error
                 else:
@@ -373,19 +373,19 @@ class RunWriter:
         if self._pending:
             self.flush()
 
-    def _try_again(self, batch: list[Commit], error: Exception) -> bool:
+    def _retry_start(self, batch: list[Commit], error: Exception) -> bool:
         """Whether the start of a run that could not be put on record is tried again with what follows: nothing of the run
         can be without it."""
-        waiting = self._commits
-        again = self.creates is not None and not any(one.events for one in waiting)
-        if again := again and all(one.hold and not one.before for one in batch):
+        following = self._commits
+        retry = self.creates is not None and not any(commit.events for commit in following)
+        if retry := retry and all(commit.hold and not commit.before for commit in batch):
             self.last_seq = batch[0].events[0].seq - 1
             self._commits = batch
-            for commit in waiting:
-                self._failed(commit, error)
-        return again
+            for commit in following:
+                self._fail_commit(commit, error)
+        return retry
 
-    def _batch(self) -> list[Commit]:
+    def _next_batch(self) -> list[Commit]:
         """The next commit, and those behind it that can be one transaction with it."""
         commits = self._commits
         batch = [commits.pop(0)]
@@ -395,7 +395,7 @@ class RunWriter:
                 batch.append(commits.pop(0))
         return batch
 
-    def _failed(self, commit: Commit, error: Exception) -> None:
+    def _fail_commit(self, commit: Commit, error: Exception) -> None:
         for stream_id in commit.closes:
             if (stream := self._streams.get(stream_id)) is not None:
                 stream.completed = False
@@ -410,7 +410,7 @@ class RunWriter:
         first = batch[0]
         if first.before:
             self._publish(first.before)
-        whole = Commit()
+        joined = Commit()
         # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
         texts: dict[Commit, list[Event]] = {}
         for commit in batch:
@@ -422,29 +422,33 @@ class RunWriter:
             for event in commit.events:
                 self.last_seq += 1
                 event.seq, event.ts = self.last_seq, self._clock()
-            whole.join(commit)
+            joined.join(commit)
         if self._renamed is not None:
-            for row in whole.rows:  # one may have been made before the id of the session was known
+            for row in joined.rows:  # one may have been made before the id of the session was known
                 if row.session_id == self._renamed[0]:
                     row.session_id = self._renamed[1]
         partials: list[Partial] = []
         closes: list[str] = []
         if self._streams:
-            partials = [stream.partial() for stream in self._grown() if stream.id not in whole.closes]
-        if whole.closes:  # the store knows nothing of a text that was given out and ended between two commits
-            closes = [one for one in whole.closes if (own := self._streams.get(one)) is None or own.saved_seq]
+            partials = [stream.partial() for stream in self._unsaved_streams() if stream.id not in joined.closes]
+        if joined.closes:  # the store knows nothing of a text that was given out and ended between two commits
+            closes = [
+                closed_id
+                for closed_id in joined.closes
+                if (open_stream := self._streams.get(closed_id)) is None or open_stream.saved_seq
+            ]
         try:
             claimed = await self.store.append(
                 self.run_id,
                 self.token,
-                whole.events,
-                whole.rows,
-                session=whole.session,
+                joined.events,
+                joined.rows,
+                session=joined.session,
                 partials=partials,
                 closes=closes,
-                replaces=whole.replaces,
-                annotate=whole.annotate,
-                sync=whole.sync,
+                replaces=joined.replaces,
+                annotate=joined.annotate,
+                sync=joined.sync,
                 creates=self.creates,
                 claims=self.claims,
             )
@@ -460,11 +464,11 @@ class RunWriter:
             self.creates = self.claims = None
             if self.on_created is not None:
                 self.on_created(claimed)
-        for row in whole.rows:
+        for row in joined.rows:
             for event, _ in row.announced_in if row.role == "assistant" else ():
                 event.message_row = row
             row.announced_in = ()
-        for stream_id in whole.closes:
+        for stream_id in joined.closes:
             if (stream := self._streams.pop(stream_id, None)) is not None:
                 self._release(stream, closed=True)
         if self._streams or partials:
@@ -481,7 +485,7 @@ class RunWriter:
                 commit.then()
 
     async def _save_partials(self) -> None:
-        if partials := [stream.partial() for stream in self._grown()]:
+        if partials := [stream.partial() for stream in self._unsaved_streams()]:
             await self.store.put_partials(self.run_id, self.token, partials)
             self.saved(partials)
 
@@ -492,7 +496,7 @@ class RunWriter:
         for stream in self._streams.values():
             self._release(stream, closed=True)
 
-    def _grown(self) -> list[Stream]:
+    def _unsaved_streams(self) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]
 
     # --- common -------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ async def with_unseen(context: ServerContext, spec: RunSpec, history: list[Messa
     call_id, scope = str(spec.results[0]["tool_call_id"]), scope_name(spec.owner, spec.session_key)
     kept = await context.stored_responses.suspended(call_id, scope)
     matches = [match(history, [row_of_message("", message) for message in one]) for one in kept]
-    same = [found for found in matches if found is not None and not found.left]
+    same = [found for found in matches if found is not None and not found.remaining]
     return same[0].with_unseen() if len(same) == 1 else history
 
 

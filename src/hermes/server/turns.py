@@ -238,7 +238,7 @@ class Turn:
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
             stored = await self.context.stored_history(spec.session_id, self.options.resumed)
             if begun is not None and stored:
-                begun.said = [*stored]
+                begun.history = [*stored]
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
@@ -292,7 +292,7 @@ class Turn:
         self.spec = spec.replace(results=results)
         call_ids = [result["tool_call_id"] for result in results]
         await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
-        begun.said = [*self.history]
+        begun.history = [*self.history]
         return True
 
     # --- running ----------------------------------------------------------------------------------------------------

@@ -162,11 +162,14 @@ class RunRecord:
 
 @dataclass(slots=True)
 class OpenedSession:
-    """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session. `said`
-    is the conversation, once somebody has read it; of a session that was found by content, what the turn goes on from."""
+    """A session that a turn holds, with the token of its lease and the runs in it that have no end.
+
+    `history` is the conversation, once somebody has read it; of a session that was found by content, what the turn
+    goes on from.
+    """
 
     session_id: str
     token: int | None
-    left: Sequence[RunRecord]
+    unfinished: Sequence[RunRecord]
     session: JsonMapping | None
-    said: list[JsonObject] | None = None
+    history: list[JsonObject] | None = None

@@ -62,8 +62,8 @@ def _pack_anyhow(value: object) -> str:
     try:
         return json.dumps(cleaned(value), ensure_ascii=False)
     except RecursionError:
-        lost = {"type": "text", "text": "[Nested too deeply to be kept.]"}
-        return json.dumps([lost] if isinstance(value, list) else lost)
+        placeholder = {"type": "text", "text": "[Nested too deeply to be kept.]"}
+        return json.dumps([placeholder] if isinstance(value, list) else placeholder)
 
 
 def pack_or_none(value: object) -> str | None:
@@ -111,7 +111,7 @@ def pack_content(content: Content, blobs: Blobs) -> str | None:
     if content is None:
         return None
     packed = pack(content)
-    return pack(_taken_out(content, blobs)) if '"data:' in packed or '"$blob"' in packed else packed
+    return pack(_extract_blobs(content, blobs)) if '"data:' in packed or '"$blob"' in packed else packed
 
 
 def content_of(text: str | None, parts: str | None, blob: Callable[[str], tuple[str, bytes]]) -> Content:
@@ -123,7 +123,7 @@ def unpack_content(packed: str | None, blob: Callable[[str], tuple[str, bytes]])
     return value if packed is None or '"$blob"' not in packed else _put_back(value, blob)
 
 
-def _taken_out(value: object, blobs: Blobs) -> Any:
+def _extract_blobs(value: object, blobs: Blobs) -> Any:
     if isinstance(value, str):
         if len(value) <= DATA_URL_CHARS_MAX or not value.startswith("data:"):
             return value
@@ -132,9 +132,9 @@ def _taken_out(value: object, blobs: Blobs) -> Any:
         blobs[digest] = (media_type, data)
         return {"$blob": digest}
     if isinstance(value, dict):
-        taken = {key: _taken_out(item, blobs) for key, item in value.items()}
-        return {"$blob": "", "value": taken} if "$blob" in value else taken
-    return [_taken_out(item, blobs) for item in value] if isinstance(value, list | tuple) else value
+        fields = {key: _extract_blobs(item, blobs) for key, item in value.items()}
+        return {"$blob": "", "value": fields} if "$blob" in value else fields
+    return [_extract_blobs(item, blobs) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _put_back(value: object, blob: Callable[[str], tuple[str, bytes]]) -> Any:
@@ -180,7 +180,7 @@ def search_text(text: str | None) -> str | None:
 
 def spaced(text: str) -> str:
     """A zero-width space around each character that is a word of its own."""
-    return _UNSPACED.sub(lambda found: f"{_ZERO_WIDTH}{found[0]}{_ZERO_WIDTH}", text)
+    return _UNSPACED.sub(lambda match: f"{_ZERO_WIDTH}{match[0]}{_ZERO_WIDTH}", text)
 
 
 def unspaced(text: str) -> str:
@@ -220,10 +220,10 @@ def plain_title(title: object) -> str | None:
     """A title as it is kept: one line, nothing invisible. Too long is a `ValueError`, empty is none."""
     if title is None:
         return None
-    shown = _one_line(whole_text(str(title)))
-    if len(shown) > SESSION_TITLE_CHARS_MAX:
-        raise ValueError(f"A title has at most {SESSION_TITLE_CHARS_MAX} characters; this one has {len(shown)}.")
-    return shown or None
+    line = _one_line(whole_text(str(title)))
+    if len(line) > SESSION_TITLE_CHARS_MAX:
+        raise ValueError(f"A title has at most {SESSION_TITLE_CHARS_MAX} characters; this one has {len(line)}.")
+    return line or None
 
 
 def _visible(char: str) -> bool:
@@ -237,10 +237,10 @@ def numbered(title: str, number: int) -> str:
 
 
 def end_reason(reason: object) -> str:
-    words = plain_words(reason)
-    if not words or len(words) > END_REASON_CHARS_MAX:
+    text = plain_words(reason)
+    if not text or len(text) > END_REASON_CHARS_MAX:
         raise ValueError(f"A reason has 1 to {END_REASON_CHARS_MAX} characters.")
-    return words
+    return text
 
 
 def plain_words(text: object) -> str:

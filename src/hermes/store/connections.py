@@ -65,8 +65,8 @@ class Tx:
         self._db.executemany(sql, rows)
 
     def row(self, sql: str, params: Params = ()) -> sqlite3.Row | None:
-        found: sqlite3.Row | None = self._run(sql, params).fetchone()
-        return found
+        row: sqlite3.Row | None = self._run(sql, params).fetchone()
+        return row
 
     def rows(self, sql: str, params: Params = ()) -> list[sqlite3.Row]:
         return self._run(sql, params).fetchall()
@@ -75,8 +75,8 @@ class Tx:
         return iter(self._run(sql, params))
 
     def value(self, sql: str, params: Params = (), default: object = None) -> Any:
-        found = self._run(sql, params).fetchone()
-        return default if found is None else found[0]
+        row = self._run(sql, params).fetchone()
+        return default if row is None else row[0]
 
     def _run(self, sql: str, params: Params) -> sqlite3.Cursor:
         try:
@@ -90,12 +90,12 @@ class Tx:
 
     def nested(self, work: Callable[[Tx], R]) -> R:
         """A part of a transaction that is undone alone when it fails."""
-        kept = len(self.later)
+        callbacks = len(self.later)
         self._db.execute("SAVEPOINT part")
         try:
             result = work(self)
         except BaseException:
-            del self.later[kept:]
+            del self.later[callbacks:]
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK TO part")
                 self._db.execute("RELEASE part")
@@ -145,17 +145,17 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
     """The state of a file, or nothing while it is in use."""
     if path.with_name(path.name + "-wal").exists() and path.with_name(path.name + "-wal").stat().st_size:
         return None
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
     """What tells a file from another one of the same name; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def require_fts5() -> None:
@@ -192,9 +192,9 @@ def uri(path: Path, mode: str) -> str:
 @functools.cache
 def has_fts5() -> bool:
     with sqlite3.connect(":memory:") as db:
-        found = [row[0] for row in db.execute("PRAGMA compile_options")]
+        options = [row[0] for row in db.execute("PRAGMA compile_options")]
     db.close()
-    return "ENABLE_FTS5" in found
+    return "ENABLE_FTS5" in options
 
 
 def file_system_of(path: Path) -> str:
@@ -237,7 +237,7 @@ def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
 
 
 @contextmanager
-def in_one(db: sqlite3.Connection) -> Iterator[None]:
+def write_transaction(db: sqlite3.Connection) -> Iterator[None]:
     """A transaction that writes: all of it, or nothing."""
     patiently(db, "BEGIN IMMEDIATE")
     try:

@@ -17,12 +17,12 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 def digest_of(message: JsonMapping) -> str:
     """The hash over the complete content of a message: two that differ in anything that was said differ in it."""
-    said = _said(message.get("content"))
-    more: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
-    if type(said) is str and not any(more):  # as most are
-        return hashlib.sha256(f"{message.get('role')}\n{clean(said)}".encode()).hexdigest()
-    told = [message.get("role"), said, [_call(call) for call in more[0] or ()], *more[1:]]
-    return hashlib.sha256(encoded(told)).hexdigest()
+    content = _comparable_content(message.get("content"))
+    extras: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
+    if type(content) is str and not any(extras):  # as most are
+        return hashlib.sha256(f"{message.get('role')}\n{clean(content)}".encode()).hexdigest()
+    fields = [message.get("role"), content, [_call(call) for call in extras[0] or ()], *extras[1:]]
+    return hashlib.sha256(encoded(fields)).hexdigest()
 
 
 def continued(digest: str | None, message_digest: str) -> str:
@@ -33,7 +33,7 @@ def is_current(digest: str | None) -> bool:
     return digest is None or digest.startswith(VERSION)
 
 
-def _said(content: object) -> Any:
+def _comparable_content(content: object) -> Any:
     """Parts that are nothing but text are the same as their text."""
     if isinstance(content, list) and any(not isinstance(p, str) and p.get("type") != "text" for p in content):
         return content

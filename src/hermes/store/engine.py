@@ -96,7 +96,7 @@ class Engine:
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
         self.path, self.schema, self.read_only = path, schema, read_only
         self.notices: list[str] = []
-        # Told which sessions were deleted, in the writer's thread, before whoever asked for it goes on.
+        # Called with the ids of deleted sessions, in the writer's thread, before the caller's `write` returns.
         self.deletion_listeners: list[Callable[[Sequence[str]], None]] = []
         self.index = Index(schema, path, self._notice)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -104,45 +104,44 @@ class Engine:
         self._writer: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
         self._synced: bool | None = None
-        self._folding: threading.Thread | None = None
-        self._folded_at = 0
+        self._checkpointing: threading.Thread | None = None
+        self._checkpointed_at = 0
         self._ready = self._was_opened = False
-        # The database and its log of changes, as they were when they were opened.
+        # Device and inode of the database and its write-ahead log when they were opened.
         self._files: dict[Path, tuple[int, int]] = {}
         self._closed = self._forked = False
         self._closing = threading.Event()
-        self._here = threading.local()
+        self._thread = threading.local()
         self._readers = Readers(max(1, read_threads), self._reader, self._check_usable)
         self._slow_readers = Readers(SLOW_READERS_MAX, self._reader, self._check_usable, niceness=SLOW_READERS_NICENESS)
         self._callers = Threads(max(1, read_threads))
-        self._upkeep_due = self._upkeep_goes_on = False
+        self._upkeep_due = self._upkeep_continues = False
         self._upkeep_steps = 0
-        self._log_is_to_be_emptied = False
+        self._truncate_log = False
         self._users = 0
         _all.add(self)
 
     def tell_deleted(self, session_ids: Sequence[str]) -> None:
-        """Sessions are gone: whoever has something of theirs in memory lets go of it."""
         for listen in tuple(self.deletion_listeners):
             listen(session_ids)
 
     # --- using it -----------------------------------------------------------------------------------------------
 
     def write(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
-        """Do it in a transaction, or in the one that this thread is in; returns after the commit."""
-        if (tx := getattr(self._here, "tx", None)) is not None:
+        """Run `work` in a transaction, or in the one that this thread is in; returns after the commit."""
+        if (tx := getattr(self._thread, "tx", None)) is not None:
             return tx.nested(work)  # type: ignore[no-any-return]
         return self._wait(_Job(work, sync))  # type: ignore[no-any-return]
 
     def exclusive(self, work: Callable[[sqlite3.Connection], R]) -> R:
-        """Do it with the writer's connection, outside of any transaction; other writers wait."""
-        if getattr(self._here, "tx", None) is not None:
+        """Run `work` with the writer's connection, outside of any transaction; other writers wait."""
+        if getattr(self._thread, "tx", None) is not None:
             raise StoreError("This cannot be done in the middle of a transaction.", where=str(self.path))
         return self._wait(_Job(work, raw=True))  # type: ignore[no-any-return]
 
     def _wait(self, job: _Job) -> Any:
         if self.path is None:
-            self._carry_out_here(job)
+            self._run_inline(job)
         else:
             job.done = threading.Event()
             self._submit(job)
@@ -152,11 +151,11 @@ class Engine:
         return job.result
 
     def read(self, work: Callable[[Tx], R], *, slow: bool = False, stop: threading.Event | None = None) -> R:
-        """Do it on one consistent view of the database, or on that which this thread has. What may be slow takes none of the connections of what is not.
+        """Run `work` on one consistent view of the database, or on the view that this thread has.
 
-        Once `stop` is set, a statement that still runs is interrupted.
+        Slow reads have connections of their own. Once `stop` is set, a statement that still runs is interrupted.
         """
-        if (tx := getattr(self._here, "tx", None) or getattr(self._here, "view", None)) is not None:
+        if (tx := getattr(self._thread, "tx", None) or getattr(self._thread, "view", None)) is not None:
             return work(tx)
         if self.path is None:
             return self.write(work)
@@ -176,7 +175,7 @@ class Engine:
         job = _Job(work, sync, asyncio.get_running_loop())
         assert job.future is not None
         if self.path is None:
-            self._carry_out_here(job)
+            self._run_inline(job)
             job.settle()
         else:
             self._submit(job)
@@ -232,9 +231,9 @@ class Engine:
 
     def _check_files(self) -> None:
         """Raise when others no longer find what this process has open: a new connection would mix two databases."""
-        for path, known in self._files.items():
-            if (found := file_id(path)) != known:
-                fate = "deleted" if found is None else "replaced"
+        for path, opened in self._files.items():
+            if (current := file_id(path)) != opened:
+                fate = "deleted" if current is None else "replaced"
                 hint = "put it back, or restart the server to go on with what is there"
                 raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
 
@@ -256,11 +255,11 @@ class Engine:
                 db.execute("BEGIN")
                 if stop is not None:
                     watch(db, stop)
-                self._here.view = tx = Tx(db, stop)
+                self._thread.view = tx = Tx(db, stop)
                 try:
                     result = work(tx)
                 finally:
-                    self._here.view = None
+                    self._thread.view = None
                     if stop is not None:
                         watch(db, None)
                     db.rollback()
@@ -293,9 +292,9 @@ class Engine:
     # --- the writer ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        going, since_upkeep = True, 0
-        while going:
-            pause = UPKEEP_PAUSE_S if self._upkeep_goes_on else UPKEEP_IDLE_S
+        running, since_upkeep = True, 0
+        while running:
+            pause = UPKEEP_PAUSE_S if self._upkeep_continues else UPKEEP_IDLE_S
             try:
                 job = self._queue.get(timeout=pause if self._upkeep_due else None)
             except queue.Empty:
@@ -315,47 +314,47 @@ class Engine:
                 except queue.Empty:
                     break
             else:
-                going = False
-            together = [one for one in batch if not one.raw]
-            if together:
-                self._upkeep_goes_on = False  # the moment is not idle any more
-                self._carry_out(together)
-                self._tell(together)
-                self._fold_if_due()
-            for raw in [one for one in batch if one.raw]:
-                self._carry_out_bare(raw)
-                self._tell([raw])
+                running = False
+            transactional = [item for item in batch if not item.raw]
+            if transactional:
+                self._upkeep_continues = False  # the moment is not idle any more
+                self._run_batch(transactional)
+                self._wake_callers(transactional)
+                self._checkpoint_if_due()
+            for raw in [item for item in batch if item.raw]:
+                self._run_exclusive(raw)
+                self._wake_callers([raw])
                 del raw
-            del batch, together
+            del batch, transactional
             job = None  # or an idle thread would hold on to what it was given
-        self._fail_left()
+        self._fail_queued()
         if self._db is not None:
             self._db.close()
             self._db = None
 
-    def _fold_if_due(self) -> None:
-        """Have somebody else fold the log of changes into the file: that waits for the disk, and no turn should."""
-        if self._db is not None and self._db.total_changes - self._folded_at >= WAL_ROWS:
-            self._start_folding()
+    def _checkpoint_if_due(self) -> None:
+        """Checkpoint the write-ahead log in a thread of its own: it waits for the disk, and no turn should."""
+        if self._db is not None and self._db.total_changes - self._checkpointed_at >= WAL_ROWS:
+            self._start_checkpoint()
 
-    def _start_folding(self) -> None:
+    def _start_checkpoint(self) -> None:
         with self._lock:
-            if self._db is None or self._closed or (self._folding is not None and self._folding.is_alive()):
+            if self._db is None or self._closed or (self._checkpointing is not None and self._checkpointing.is_alive()):
                 return
-            self._folded_at = self._db.total_changes
-            empty, self._log_is_to_be_emptied = self._log_is_to_be_emptied, False
-            folding = threading.Thread(target=self._fold, args=(empty,), name="hermes-fold", daemon=True)
-            folding.start()
-            self._folding = folding
+            self._checkpointed_at = self._db.total_changes
+            empty, self._truncate_log = self._truncate_log, False
+            thread = threading.Thread(target=self._checkpoint, args=(empty,), name="hermes-fold", daemon=True)
+            thread.start()
+            self._checkpointing = thread
 
-    def _fold(self, empty: bool) -> None:
+    def _checkpoint(self, empty: bool) -> None:
         assert self.path is not None
         for _ in range(LOG_EMPTIED_TRIES if empty else 1):
             with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
                 self._check_files()
                 opening.checkpoint(self.path)
-            # What has come meanwhile is little. With that the log can begin anew.
-            job = _Job(opening.empty_log if empty else opening.fold_rest, raw=True)
+            # The writer checkpoints the little that was added meanwhile, so that the log starts again from its beginning.
+            job = _Job(opening.empty_log if empty else opening.checkpoint_rest, raw=True)
             job.done = threading.Event()
             self._queue.put(job)
             if not empty:
@@ -364,66 +363,66 @@ class Engine:
             if job.result or self._closing.wait(LOG_EMPTIED_WAIT_S):
                 return
 
-    def _fail_left(self) -> None:
+    def _fail_queued(self) -> None:
         with suppress(queue.Empty):
             while True:
                 if (job := self._queue.get_nowait()) is not None:
                     job.error = StoreError("The database is closed.", where=str(self.path))
-                    self._tell([job])
+                    self._wake_callers([job])
 
-    def _carry_out(self, batch: list[_Job], *, isolated: bool = False) -> None:
-        """One commit for all of them; where that cannot be had, one for each. `apart` keeps one's failure its own."""
+    def _run_batch(self, batch: list[_Job], *, isolated: bool = False) -> None:
+        """Commit the jobs in one transaction; when one fails, again with a savepoint for each (`isolated`), then one by one."""
         exclusive = len(batch) == 1
         db: sqlite3.Connection | None = None
         tx: Tx | None = None
         try:
             db = self._ready_db()
             self._begin(db, sync=any(job.sync for job in batch))
-            self._here.tx = tx = Tx(db)
+            self._thread.tx = tx = Tx(db)
             for job in batch:
                 if not self._try(db, tx, job, isolated):
-                    raise _Undone
+                    raise _RolledBack
             db.execute("COMMIT")
-            self._here.tx = None
+            self._thread.tx = None
             self._upkeep_due = self.schema.upkeep is not None
-            self._afterwards(tx)
+            self._run_callbacks(tx)
         except BaseException as error:  # noqa: BLE001  (every caller is told its own)
             if db is not None and db.in_transaction:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
-            self._here.tx = None
+            self._thread.tx = None
             if tx is None and is_busy(error):  # all have waited as long as each may
                 for job in batch:
                     job.error = explained(error, self.path)
             elif not exclusive:
                 for job in batch:
                     job.result = job.error = None
-                for again in [[job] for job in batch] if isolated else [batch]:
-                    self._carry_out(again, isolated=not isolated)
-            elif isinstance(error, _Undone):
-                self._once_more(batch)
+                for retried in [[job] for job in batch] if isolated else [batch]:
+                    self._run_batch(retried, isolated=not isolated)
+            elif isinstance(error, _RolledBack):
+                self._retry_after_mending(batch)
             else:
                 batch[0].error = explained(error, self.path)
         finally:
-            self._here.tx = None
+            self._thread.tx = None
 
-    def _carry_out_here(self, job: _Job) -> None:
-        """A database in memory is nobody's but this process's: what is to be done is done at once."""
+    def _run_inline(self, job: _Job) -> None:
+        """Run a job of a database in memory in the caller's thread."""
         with self._lock:
             self._check_usable()
             if job.raw:
-                self._carry_out_bare(job)
+                self._run_exclusive(job)
             else:
-                self._carry_out([job])
+                self._run_batch([job])
 
-    def _carry_out_bare(self, job: _Job) -> None:
+    def _run_exclusive(self, job: _Job) -> None:
         try:
             job.result = job.work(self._ready_db())
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = explained(error, self.path)
 
     def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, isolated: bool) -> bool:
-        """Do one job. False: the whole transaction has to be done again, without what failed."""
+        """Run one job. False: the transaction has to be rolled back."""
         try:
             job.result = tx.nested(job.work) if isolated else job.work(tx)
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
@@ -433,15 +432,15 @@ class Engine:
             job.error = explained(error, self.path)
         return True
 
-    def _afterwards(self, tx: Tx) -> None:
+    def _run_callbacks(self, tx: Tx) -> None:
         for act in tx.later:
             try:
                 act()
             except Exception:
                 log.exception("what was to follow a change of %s", self.path)
 
-    def _once_more(self, batch: list[_Job]) -> None:
-        """A job that failed alone has failed, unless it was the search index that failed it."""
+    def _retry_after_mending(self, batch: list[_Job]) -> None:
+        """Run a job that failed alone once more if the search index was damaged and has been rebuilt."""
         job = batch[0]
         assert job.error is not None
         if job.mended or not self.index.may_be_hit_by(job.error):
@@ -449,15 +448,15 @@ class Engine:
             return
         job.mended = True
         mend = _Job(self.index.mend, raw=True)
-        self._carry_out_bare(mend)
+        self._run_exclusive(mend)
         if not mend.result:
             job.error = explained(job.error, self.path)
             return
         job.error = None
-        self._carry_out(batch)
+        self._run_batch(batch)
 
     @staticmethod
-    def _tell(batch: list[_Job]) -> None:
+    def _wake_callers(batch: list[_Job]) -> None:
         """Wake the callers: one call per loop, however many they are."""
         loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         for job in batch:
@@ -490,17 +489,17 @@ class Engine:
                 return "nothing"
 
         job = _Job(bounded)
-        self._carry_out([job])
+        self._run_batch([job])
         if job.error is not None:
             log.warning("upkeep of %s: %s", self.path, job.error)
-        self._upkeep_goes_on = job.result in ("more", "all")
-        self._upkeep_steps += self._upkeep_goes_on
+        self._upkeep_continues = job.result in ("more", "all")
+        self._upkeep_steps += self._upkeep_continues
         # What was given up leaves the file with the next fold, and the log of changes when it is emptied.
         if job.result == "all":
-            self._log_is_to_be_emptied = True
-        if self._log_is_to_be_emptied or (self._upkeep_goes_on and self._upkeep_steps % UPKEEP_STEPS_LOGGED == 0):
-            self._start_folding()
-        self._upkeep_due = self._upkeep_goes_on or self._log_is_to_be_emptied
+            self._truncate_log = True
+        if self._truncate_log or (self._upkeep_continues and self._upkeep_steps % UPKEEP_STEPS_LOGGED == 0):
+            self._start_checkpoint()
+        self._upkeep_due = self._upkeep_continues or self._truncate_log
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -509,7 +508,7 @@ class Engine:
         if self._db is None or not self._ready:
             if self._db is not None:
                 self._db.close()
-            self._was_opened, self._synced, self._folded_at = True, None, 0
+            self._was_opened, self._synced, self._checkpointed_at = True, None, 0
             self._db = opening.connect_writer(self.path, self.schema)
             opening.make_ready(self._db, self.path, self.schema, self._notice)
             self.index.check(self._db)
@@ -520,8 +519,8 @@ class Engine:
     def _opened_files(self) -> dict[Path, tuple[int, int]]:
         if self.path is None:
             return {}
-        found = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
-        return {path: known for path, known in found.items() if known is not None}
+        ids = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
+        return {path: opened for path, opened in ids.items() if opened is not None}
 
     def _reader(self) -> Connection:
         assert self.path is not None
@@ -531,10 +530,10 @@ class Engine:
         self._was_opened = True
         return opening.connect_reader(self.path, self.schema, exclusive=self.read_only)
 
-    def _notice(self, words: str) -> None:
-        if words not in self.notices:
-            self.notices.append(words)
-            log.warning("%s", words)
+    def _notice(self, message: str) -> None:
+        if message not in self.notices:
+            self.notices.append(message)
+            log.warning("%s", message)
 
     # --- its life -----------------------------------------------------------------------------------------------
 
@@ -542,24 +541,23 @@ class Engine:
     def of(cls, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> Engine:
         """The engine of a file, shared by all who ask; each gives it back with `release`."""
         if path is None:
-            made = cls(None, schema)
-            made._users = 1
-            return made
+            return cls(None, schema).shared()
         _release_dropped()
-        key = (os.path.realpath(path), read_only)
+        real = os.path.realpath(path)
         with _registry_lock:
-            if key[0] in _inherited:
-                engine = _inherited[key[0]]
-                engine._check_usable()
-            if key not in _engines:
-                _engines[key] = cls(Path(key[0]), schema, read_only=read_only, read_threads=read_threads)
-            _engines[key]._users += 1
-            return _engines[key]
+            if (inherited := _inherited.get(real)) is not None:
+                inherited._check_usable()
+            if (engine := _engines.get((real, read_only))) is None:
+                engine = cls(Path(real), schema, read_only=read_only, read_threads=read_threads)
+                _engines[real, read_only] = engine
+            engine._users += 1
+            return engine
 
     @staticmethod
     def is_open(path: Path) -> bool:
         _release_dropped()
-        return any(key[0] == os.path.realpath(path) for key in _engines)
+        real = os.path.realpath(path)
+        return (real, False) in _engines or (real, True) in _engines
 
     def shared(self) -> Engine:
         with _registry_lock:
@@ -593,8 +591,8 @@ class Engine:
             writer = self._writer
         self._closing.set()
         # The writer is the last to close: it folds what is left of the log of changes into the file.
-        if self._folding is not None:
-            self._folding.join()
+        if self._checkpointing is not None:
+            self._checkpointing.join()
         for readers in (self._readers, self._slow_readers):
             readers.close(CLOSE_S_MAX)
         self._queue.put(None)
@@ -606,8 +604,8 @@ class Engine:
             writer.join()
 
 
-class _Undone(Exception):
-    """The transaction is gone with the job that failed."""
+class _RolledBack(Exception):
+    """A job failed, and its transaction has to be rolled back."""
 
 
 def _release_dropped() -> None:
@@ -622,7 +620,9 @@ def _settle_all(jobs: list[_Job]) -> None:
         job.settle()
 
 
+# The engines in use, by real path and whether they only read.
 _engines: dict[tuple[str, bool], Engine] = {}
+# Engines that the parent process had opened: their files cannot be opened again in this one.
 _inherited: dict[str, Engine] = {}
 _all: WeakSet[Engine] = WeakSet()
 _dropped: queue.SimpleQueue[Engine] = queue.SimpleQueue()

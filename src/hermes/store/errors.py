@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hermes.core.limits import BUSY_S_MAX, FREE_BYTES_MIN
 from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from hermes.store.connections import Schema, Tx, connect, in_one, uri
+from hermes.store.connections import Schema, Tx, connect, uri, write_transaction
 
 # With the 1 it is compared with what is indexed, too.
 _COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
@@ -41,8 +41,8 @@ class Index:
         if not self._schema.index or not isinstance(error, sqlite3.Error):
             return False
         damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
-        words = str(error)
-        return damaged or "fts5" in words or self._schema.index in words or words == "constraint failed"
+        message = str(error)
+        return damaged or "fts5" in message or self._schema.index in message or message == "constraint failed"
 
     def mend(self, db: sqlite3.Connection) -> bool:
         index = self._schema.index
@@ -58,25 +58,28 @@ class Index:
 
     def rebuild(self, db: sqlite3.Connection) -> None:
         index = self._schema.index
-        again = f"INSERT INTO {index}({index}) VALUES ('rebuild')"
+        fill_index = f"INSERT INTO {index}({index}) VALUES ('rebuild')"
         try:
-            _in_one(db, [again, _COMPARED.format(index=index)])
+            _execute_all(db, [fill_index, _COMPARED.format(index=index)])
         except sqlite3.Error:
             # What is left of it is not enough even for that. Its pages are given up, and won back by the vacuum.
-            made = next(sql for step in self._schema.migrations for sql in step if f"TABLE {index} " in sql)
-            gone = f"DELETE FROM sqlite_master WHERE name = '{index}' OR tbl_name GLOB '{index}_*'"
-            anew = db if self._path is None else connect(uri(self._path, "rw"))
+            create_index = next(sql for step in self._schema.migrations for sql in step if f"TABLE {index} " in sql)
+            drop_index = f"DELETE FROM sqlite_master WHERE name = '{index}' OR tbl_name GLOB '{index}_*'"
+            writer = db if self._path is None else connect(uri(self._path, "rw"))
             try:
-                _in_one(anew, ["PRAGMA writable_schema=ON", gone, "PRAGMA writable_schema=RESET", made, again])
-                anew.execute("VACUUM")
+                _execute_all(
+                    writer,
+                    ["PRAGMA writable_schema=ON", drop_index, "PRAGMA writable_schema=RESET", create_index, fill_index],
+                )
+                writer.execute("VACUUM")
             finally:
-                if anew is not db:
-                    anew.close()
+                if writer is not db:
+                    writer.close()
         self._notice(f"The search index of {self._path or 'the database'} was damaged and has been made anew.")
 
 
-def _in_one(db: sqlite3.Connection, statements: Sequence[str]) -> None:
-    with in_one(db):
+def _execute_all(db: sqlite3.Connection, statements: Sequence[str]) -> None:
+    with write_transaction(db):
         for sql in statements:
             db.execute(sql)
 

@@ -36,7 +36,7 @@ class Binding(Repository):
         session_key: str | None = None,
     ) -> str:
         """The id of the session that holds this history, or a free one for a session that will begin with it."""
-        return bound(tx, base_id, history, owner, session_key).session_id
+        return find_session(tx, base_id, history, owner, session_key).session_id
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Bound:
     history: list[JsonObject] | None = None
 
 
-def bound(
+def find_session(
     tx: Tx,
     base_id: str,
     history: Sequence[Message],
@@ -65,58 +65,64 @@ def bound(
     if not history:
         return Bound(free_session_id(tx, base_id), True)
     digests = [digest_of(message) for message in history]
-    asked: str | None = None
+    transcript: str | None = None
     for message, digest in zip(history, digests, strict=True):
-        asked = continued(asked, digest) if message.get("role") == "user" else asked
+        transcript = continued(transcript, digest) if message.get("role") == "user" else transcript
 
-    same: list[sqlite3.Row] = []
+    sessions: list[sqlite3.Row] = []
     for condition in ("id = ? AND base_id = id", "base_id = ? AND base_id <> id"):
         sql = f"SELECT id, transcript_digest, last_active FROM sessions WHERE {condition} AND owner = ? "
         sql += "AND session_key IS ? ORDER BY last_active DESC LIMIT ?"
-        same += tx.rows(sql, (base_id, owner, session_key, BOUND_SESSIONS_MAX))
-    same = sorted(same, key=lambda row: float(row["last_active"]), reverse=True)[:BOUND_SESSIONS_MAX]
-    waiting = _waiting(tx, call_ids, owner, session_key)
-    possible = waiting | {str(one[0]): True for one in same if one[1] == asked or not is_current(one[1])}
-    found: dict[str, Match] = {}
+        sessions += tx.rows(sql, (base_id, owner, session_key, BOUND_SESSIONS_MAX))
+    sessions = sorted(sessions, key=lambda row: float(row["last_active"]), reverse=True)[:BOUND_SESSIONS_MAX]
+    waiting = _waiting_sessions(tx, call_ids, owner, session_key)
+    candidates = waiting | {
+        str(session["id"]): True
+        for session in sessions
+        if session["transcript_digest"] == transcript or not is_current(session["transcript_digest"])
+    }
+    matches: dict[str, Match] = {}
     rows_read = 0
-    for one in possible:
+    for session_id in candidates:
         if rows_read >= BOUND_ROWS_MAX:  # the store waits meanwhile: what is further away is not looked at
             break
-        held = rows.held(tx, one)
-        rows_read += len(held)
-        if (how := match(history, held, digests, shown_tools=shown_tools)) is not None:
-            found[one] = how
-    whole = [one for one, how in found.items() if not how.left]
+        stored = rows.conversation_rows(tx, session_id)
+        rows_read += len(stored)
+        if (result := match(history, stored, digests, shown_tools=shown_tools)) is not None:
+            matches[session_id] = result
+    complete = [session_id for session_id, result in matches.items() if not result.remaining]
     # Where none ends there, a client may send outputs again to a turn that was gone on with since.
-    meant = list(found) if whole else [one for one in found if one in waiting]
-    added = found[meant[0]].with_unseen() if len(meant) == 1 else None
-    for one in whole:
-        if possible[one] and not held_by(tx, f"session:{one}"):
-            return Bound(one, False, added)
-    return Bound(free_session_id(tx, base_id), True, added)
+    chosen = list(matches) if complete else [session_id for session_id in matches if session_id in waiting]
+    with_unseen = matches[chosen[0]].with_unseen() if len(chosen) == 1 else None
+    for session_id in complete:
+        if candidates[session_id] and not held_by(tx, f"session:{session_id}"):
+            return Bound(session_id, False, with_unseen)
+    return Bound(free_session_id(tx, base_id), True, with_unseen)
 
 
-def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
+def _waiting_sessions(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
     """Sessions in which these calls were left to the client, and whether a turn may be recorded there by content."""
     if not call_ids:
         return {}
-    marks = ", ".join("?" * len(call_ids))
+    placeholders = ", ".join("?" * len(call_ids))
     sql = (
         "SELECT DISTINCT s.id, s.base_id FROM pending_calls p JOIN sessions s ON s.id = p.session_id "
-        f"WHERE p.owner = ? AND p.call_id IN ({marks}) AND p.expires_at > ? AND s.owner = ? AND s.session_key IS ?"
+        f"WHERE p.owner = ? AND p.call_id IN ({placeholders}) AND p.expires_at > ? AND s.owner = ? AND s.session_key IS ?"
     )
-    found = tx.rows(sql, (owner, *call_ids, time.time(), owner, session_key))
-    return {str(row["id"]): row["base_id"] is not None for row in found}
+    sessions = tx.rows(sql, (owner, *call_ids, time.time(), owner, session_key))
+    return {str(row["id"]): row["base_id"] is not None for row in sessions}
 
 
 def free_session_id(tx: Tx, base_id: str) -> str:
     """The id of a session that is not there and that nobody is about to make."""
-    number, wanted = 0, base_id
-    while tx.value("SELECT 1 FROM sessions WHERE id = ?", (wanted,)) is not None or held_by(tx, f"session:{wanted}"):
+    number, session_id = 0, base_id
+    while tx.value("SELECT 1 FROM sessions WHERE id = ?", (session_id,)) is not None or held_by(
+        tx, f"session:{session_id}"
+    ):
         sql = "SELECT 1 + count(*) FROM sessions WHERE base_id = ? AND base_id <> id"
         number = 1 + (number or int(tx.value(sql, (base_id,))))
-        wanted = f"{base_id}-{number}"
-    return wanted
+        session_id = f"{base_id}-{number}"
+    return session_id
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
@@ -124,125 +130,133 @@ def free_session_id(tx: Tx, base_id: str) -> str:
 
 @dataclass(slots=True)
 class Match:
-    """A given history beside the rows that hold it: each message with the rows it stands for. `left` counts further
+    """A given history beside the rows that hold it: each message with the rows it stands for. `remaining` counts further
     rows."""
 
     pairs: list[tuple[Message | None, list[Row]]] = field(default_factory=list)
-    left: int = 0
+    remaining: int = 0
 
     def with_unseen(self) -> list[JsonObject]:
-        return [told for given, held in self.pairs for told in _with_unseen(given, held)]
+        return [merged for message, stored in self.pairs for merged in _with_unseen(message, stored)]
 
 
 def match(
-    given: Sequence[Message],
-    held: Sequence[Row],
+    messages: Sequence[Message],
+    stored: Sequence[Row],
     digests: Sequence[str] | None = None,
     *,
     shown_tools: bool = False,
 ) -> Match | None:
     """How the rows hold the given messages; None when they hold something else."""
-    out, left = Match(), deque(held)
-    for at, message in enumerate(given):
+    result, remaining = Match(), deque(stored)
+    for index, message in enumerate(messages):
         if message.get("role") == "system":  # no row holds it
-            out.pairs.append((message, []))
+            result.pairs.append((message, []))
             continue
-        digest = digests[at] if digests else digest_of(message)
+        digest = digests[index] if digests else digest_of(message)
         if not shown_tools and message.get("role") != "assistant":
-            _skip_unseen(left, out)
-        if left and rows.digest_of_row(left[0]) == digest:
-            out.pairs.append((message, [left.popleft()]))
+            _skip_unseen(remaining, result)
+        if remaining and rows.digest_of_row(remaining[0]) == digest:
+            result.pairs.append((message, [remaining.popleft()]))
             continue
-        if shown_tools or message.get("role") != "assistant" or not (stands := _stands_for(message, left)):
+        if shown_tools or message.get("role") != "assistant" or not (matched := _matching_rows(message, remaining)):
             return None
-        out.pairs.append((message, stands))
-        _take(left, stands)
+        result.pairs.append((message, matched))
+        _remove_rows(remaining, matched)
     if not shown_tools:
-        _skip_unseen(left, out)
-    out.left = len(left)
-    return out
+        _skip_unseen(remaining, result)
+    result.remaining = len(remaining)
+    return result
 
 
-def _take(left: deque[Row], stands: Sequence[Row]) -> None:
+def _remove_rows(remaining: deque[Row], matched: Sequence[Row]) -> None:
     """Take these rows out, which stand near the beginning; outputs of the client may lie between them."""
-    taken, kept = {id(row) for row in stands}, []
-    while taken:
-        row = left.popleft()
-        if id(row) in taken:
-            taken.remove(id(row))
+    ids, skipped = {id(row) for row in matched}, []
+    while ids:
+        row = remaining.popleft()
+        if id(row) in ids:
+            ids.remove(id(row))
         else:
-            kept.append(row)
-    left.extendleft(reversed(kept))
+            skipped.append(row)
+    remaining.extendleft(reversed(skipped))
 
 
-def _stands_for(message: Message, left: deque[Row]) -> list[Row] | None:
+def _matching_rows(message: Message, remaining: deque[Row]) -> list[Row] | None:
     """The rows of which a client sees one answer: its last text or all of them, and the calls that are the client's."""
-    said, stands = _text(message.get("content")), list[Row]()
-    wanted = digest_of({**message, "content": ""})
+    content, matched = _text(message.get("content")), list[Row]()
+    digest = digest_of({**message, "content": ""})
     without_calls = digest_of({**message, "content": "", "tool_calls": []})
     compared, joined = 0, True  # so much of what was said are the texts so far, if it begins with them at all
-    for row, results in _steps(islice(left, BOUND_TURN_ROWS_MAX)):
-        own, clients = _parted(row, results)
-        stands += [row, *own]
+    for row, results in _steps(islice(remaining, BOUND_TURN_ROWS_MAX)):
+        server_results, client_calls = _split_calls(row, results)
+        matched += [row, *server_results]
         text = _text(row.content)
         if text and joined:
-            more = f"\n\n{text}" if compared else text
-            joined = said.startswith(more, compared)
-            compared += len(more)
-        if said == text or (joined and compared == len(said)):
-            shown = digest_of({**message, "content": "", "tool_calls": clients}) if clients else without_calls
-            if shown == wanted:
-                return stands
-        if clients:
+            piece = f"\n\n{text}" if compared else text
+            joined = content.startswith(piece, compared)
+            compared += len(piece)
+        if content == text or (joined and compared == len(content)):
+            visible_digest = (
+                digest_of({**message, "content": "", "tool_calls": client_calls}) if client_calls else without_calls
+            )
+            if visible_digest == digest:
+                return matched
+        if client_calls:
             return None
     return None
 
 
-def _steps(left: Iterator[Row]) -> Iterator[tuple[Row, list[Row]]]:
+def _steps(remaining: Iterator[Row]) -> Iterator[tuple[Row, list[Row]]]:
     """The messages of the assistant that begin these rows, each with the results of its calls."""
-    row = next(left, None)
+    row = next(remaining, None)
     while row is not None and row.role == "assistant":
-        results, following = list[Row](), next(left, None)
+        results, following = list[Row](), next(remaining, None)
         while following is not None and following.role == "tool":
             results.append(following)
-            following = next(left, None)
+            following = next(remaining, None)
         yield row, results
         row = following
 
 
-def _skip_unseen(left: deque[Row], out: Match) -> None:
+def _skip_unseen(remaining: deque[Row], result: Match) -> None:
     """Pass over calls that a client has seen nothing of: the turn ended before it said a word."""
-    while left and left[0].role == "assistant" and left[0].tool_calls and not _text(left[0].content):
-        results = list(takewhile(lambda row: row.role == "tool", islice(left, 1, None)))
-        own, clients = _parted(left[0], results)
-        if clients or len(own) != len(results):
+    while (
+        remaining and remaining[0].role == "assistant" and remaining[0].tool_calls and not _text(remaining[0].content)
+    ):
+        results = list(takewhile(lambda row: row.role == "tool", islice(remaining, 1, None)))
+        server_results, client_calls = _split_calls(remaining[0], results)
+        if client_calls or len(server_results) != len(results):
             return
-        out.pairs.append((None, [left.popleft() for _ in range(1 + len(results))]))
+        result.pairs.append((None, [remaining.popleft() for _ in range(1 + len(results))]))
 
 
-def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[JsonObject]]:
+def _split_calls(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[JsonObject]]:
     """The server's results of a message's calls, and the calls that are the client's: its results name no tool."""
-    own = [result for result in results if result.tool_name]
-    answered = {result.tool_call_id for result in own}
-    return own, [call for call in row.tool_calls or () if call.get("id") not in answered]
+    server_results = [result for result in results if result.tool_name]
+    answered_ids = {result.tool_call_id for result in server_results}
+    return server_results, [call for call in row.tool_calls or () if call.get("id") not in answered_ids]
 
 
-def _with_unseen(given: Message | None, held: list[Row]) -> list[JsonObject]:
-    if given is None:
-        return [row.as_message() for row in held]
-    if given.get("role") != "assistant":
-        return [dict(given)]
-    last = max(at for at, row in enumerate(held) if row.role == "assistant")
-    row = held[last]
-    told = dict(given)
-    if last and _text(given.get("content")) != _text(row.content):
-        told["content"] = row.content  # all texts of the turn: the others stand before it
-    if row.opaque and "opaque" not in told:
-        told["opaque"] = row.opaque
+def _with_unseen(message: Message | None, stored: list[Row]) -> list[JsonObject]:
+    if message is None:
+        return [row.as_message() for row in stored]
+    if message.get("role") != "assistant":
+        return [dict(message)]
+    last = max(at for at, row in enumerate(stored) if row.role == "assistant")
+    row = stored[last]
+    merged = dict(message)
+    if last and _text(message.get("content")) != _text(row.content):
+        merged["content"] = row.content  # all texts of the turn: the others stand before it
+    if row.opaque and "opaque" not in merged:
+        merged["opaque"] = row.opaque
     if row.tool_calls:
-        clients = {call.get("id"): call for call in given.get("tool_calls") or ()}
-        told["tool_calls"] = [clients.get(call.get("id"), call) for call in row.tool_calls]
-    return [*(before.as_message() for before in held[:last]), told, *(after.as_message() for after in held[last + 1 :])]
+        clients = {call.get("id"): call for call in message.get("tool_calls") or ()}
+        merged["tool_calls"] = [clients.get(call.get("id"), call) for call in row.tool_calls]
+    return [
+        *(before.as_message() for before in stored[:last]),
+        merged,
+        *(after.as_message() for after in stored[last + 1 :]),
+    ]
 
 
 def _text(content: object) -> str:

@@ -41,8 +41,8 @@ class Idempotency(Repository):
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ValueError(f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters.")
         now = time.time()
-        found = tx.row("SELECT * FROM idempotency WHERE scope = ? AND key = ? AND expires_at > ?", (scope, key, now))
-        if found is None:
+        record = tx.row("SELECT * FROM idempotency WHERE scope = ? AND key = ? AND expires_at > ?", (scope, key, now))
+        if record is None:
             tx.execute(
                 "INSERT INTO idempotency VALUES (?, ?, ?, 'running', ?, NULL, NULL, ?, ?) ON CONFLICT (scope, key) "
                 "DO UPDATE SET fingerprint = excluded.fingerprint, state = 'running', run_id = excluded.run_id, "
@@ -50,9 +50,9 @@ class Idempotency(Repository):
                 (scope, key, fingerprint, run_id, now, now + ttl),
             )
             return Claim("new", run_id, created_at=now)
-        if found["fingerprint"] != fingerprint:
-            return Claim("conflict", found["run_id"])
-        return Claim(found["state"], found["run_id"], found["status"], found["body"], found["created_at"])
+        if record["fingerprint"] != fingerprint:
+            return Claim("conflict", record["run_id"])
+        return Claim(record["state"], record["run_id"], record["status"], record["body"], record["created_at"])
 
     @writes
     def finish(self, tx: Tx, scope: str, key: str, status: int, body: bytes) -> None:
@@ -76,21 +76,21 @@ class Idempotency(Repository):
 
     @blocks
     def sweep(self) -> int:
-        gone = 0
+        deleted = 0
         while count := self._sweep_some():
-            gone += count
-        return gone
+            deleted += count
+        return deleted
 
     @writes
     def _sweep_some(self, tx: Tx) -> int:
         surplus = tx.value("SELECT count(*) FROM idempotency") - IDEMPOTENCY_RECORDS_MAX
-        gone = tx.execute(
+        deleted = tx.execute(
             "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency WHERE expires_at <= ? LIMIT ?)",
             (time.time(), SWEEP_BATCH_ROWS),
         )
-        if gone == 0 and surplus > 0:
-            gone = tx.execute(
+        if deleted == 0 and surplus > 0:
+            deleted = tx.execute(
                 "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency ORDER BY created_at LIMIT ?)",
                 (min(surplus, SWEEP_BATCH_ROWS),),
             )
-        return gone
+        return deleted

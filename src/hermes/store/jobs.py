@@ -21,22 +21,22 @@ class Jobs(Repository):
 
     @writes
     def create(self, tx: Tx, job: JsonMapping) -> JsonObject:
-        made = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
-        made.setdefault("id", secrets.token_hex(6))
-        made.setdefault("created_at", time.time())
-        if tx.value("SELECT 1 FROM jobs WHERE id = ?", (made["id"],)) is not None:
-            raise ValueError(f"There is a job '{made['id']}' already.")
+        record = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
+        record.setdefault("id", secrets.token_hex(6))
+        record.setdefault("created_at", time.time())
+        if tx.value("SELECT 1 FROM jobs WHERE id = ?", (record["id"],)) is not None:
+            raise ValueError(f"There is a job '{record['id']}' already.")
         tx.execute(
             "INSERT INTO jobs (id, owner, name, enabled, state, created_at, next_run_at, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*_values(made), _rest(made)),
+            (*_values(record), _rest(record)),
         )
-        return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (made["id"],)))
+        return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (record["id"],)))
 
     @reads
     def get(self, tx: Tx, job_id: str) -> JsonObject | None:
-        found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
-        return _job_of(found) if found else None
+        row = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
+        return _job_of(row) if row else None
 
     @reads
     def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[JsonObject]:
@@ -66,10 +66,10 @@ class Jobs(Repository):
         self, tx: Tx, now: float, holder: str, ttl: float = 300, limit: int = 10
     ) -> builtins.list[JsonObject]:
         """Take jobs that are due. Nobody else is given them until they are finished, or `ttl` has passed."""
-        taken = _due(tx, now, limit)
-        for job in taken:
+        jobs = _due(tx, now, limit)
+        for job in jobs:
             tx.execute("UPDATE jobs SET claimed_by = ?, claimed_until = ? WHERE id = ?", (holder, now + ttl, job["id"]))
-        return taken
+        return jobs
 
     @writes
     def finish(self, tx: Tx, /, job_id: str, holder: str | None = None, **fields: Any) -> JsonObject | None:
@@ -81,10 +81,10 @@ class Jobs(Repository):
 
 
 def _update(tx: Tx, job_id: str, fields: JsonMapping) -> JsonObject | None:
-    found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
-    if found is None:
+    row = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
+    if row is None:
         return None
-    job = {**_job_of(found), **fields, "id": job_id}
+    job = {**_job_of(row), **fields, "id": job_id}
     tx.execute(
         "UPDATE jobs SET owner = ?, name = ?, enabled = ?, state = ?, created_at = ?, next_run_at = ?, data = ? "
         "WHERE id = ?",
@@ -117,7 +117,7 @@ def _rest(job: JsonMapping) -> str:
     return pack({name: value for name, value in job.items() if name not in _COLUMNS})
 
 
-def _job_of(found: sqlite3.Row | None) -> JsonObject:
-    assert found is not None
-    named = {name: found[name] for name in _COLUMNS}
-    return {**unpack(found["data"]), **named, "enabled": bool(found["enabled"])}
+def _job_of(row: sqlite3.Row | None) -> JsonObject:
+    assert row is not None
+    columns = {name: row[name] for name in _COLUMNS}
+    return {**unpack(row["data"]), **columns, "enabled": bool(row["enabled"])}

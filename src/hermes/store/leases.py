@@ -8,7 +8,7 @@ from hermes.core.processes import is_gone, this_process
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, writes
 
-__all__ = ["Leases", "acquire", "held", "held_by", "is_current", "release", "this_process"]
+__all__ = ["Leases", "acquire", "current_token", "held_by", "is_current", "release", "this_process"]
 
 # The last token is in a row without a name: on the page that a lease is written to anyway.
 _NEXT_TOKEN = (
@@ -41,7 +41,9 @@ class Leases(Repository):
     def release_gone(self, tx: Tx) -> int:
         """Remove the leases of processes of this host that are gone; how many there were."""
         holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
-        return sum(tx.execute("DELETE FROM leases WHERE holder = ?", (one,)) for one in holders if is_gone(one))
+        return sum(
+            tx.execute("DELETE FROM leases WHERE holder = ?", (holder,)) for holder in holders if is_gone(holder)
+        )
 
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:
@@ -62,17 +64,17 @@ def release(tx: Tx, name: str, token: int) -> None:
 
 
 def held_by(tx: Tx, name: str) -> str | None:
-    """Who holds a lease now: one that ran out, or whose process is gone, is held by nobody."""
-    found = tx.row("SELECT holder, until FROM leases WHERE name = ?", (name,))
-    if found is None or found["until"] <= time.time() or is_gone(found["holder"]):
+    """Who holds a lease now: one that ran out, or whose process is gone, is current_token by nobody."""
+    lease = tx.row("SELECT holder, until FROM leases WHERE name = ?", (name,))
+    if lease is None or lease["until"] <= time.time() or is_gone(lease["holder"]):
         return None
-    return str(found["holder"])
+    return str(lease["holder"])
 
 
 def is_current(tx: Tx, name: str, token: int) -> bool:
-    return held(tx, name) == token
+    return current_token(tx, name) == token
 
 
-def held(tx: Tx, name: str) -> int | None:
+def current_token(tx: Tx, name: str) -> int | None:
     token: int | None = tx.value("SELECT token FROM leases WHERE name = ?", (name,))
     return token

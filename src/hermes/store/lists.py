@@ -11,7 +11,7 @@ from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, reads_slowly_with
-from hermes.store.session_rows import SessionRow, shown
+from hermes.store.session_rows import SessionRow, session_fields
 
 # Texts that may be long are left out.
 _NOT_LISTED = ("model_config", "instructions", "system_prompt", "prompt_digest", "transcript_digest", "stateless")
@@ -65,25 +65,25 @@ class Lists(Repository):
         where, params = _condition(filters)
         rank, ranked = _rank(search)
         by_active = "sessions_active" if owner is None else "sessions_owner"
-        by = "" if search else f"INDEXED BY {'sessions_started' if order == 'started_at' else by_active}"
-        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions {by} WHERE {where}"
-        behind = ""
-        at: list[Any] = []
+        index = "" if search else f"INDEXED BY {'sessions_started' if order == 'started_at' else by_active}"
+        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions {index} WHERE {where}"
+        after = ""
+        after_params: list[Any] = []
         if cursor is not None:
-            behind, at = _behind(tx, cursor, order, rank, ranked, bool(search))
-        found = tx.rows(
-            f"SELECT * FROM ({inner}) {behind} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
+            after, after_params = _after_cursor(tx, cursor, order, rank, ranked, bool(search))
+        rows = tx.rows(
+            f"SELECT * FROM ({inner}) {after} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
             "LIMIT ? OFFSET ?",
-            [*ranked, *params, *at, _whole("limit", limit), _whole("offset", offset)],
+            [*ranked, *params, *after_params, _check_count("limit", limit), _check_count("offset", offset)],
         )
-        return [_listed(row, order) for row in found]
+        return [_list_entry(row, order) for row in rows]
 
     @reads_slowly_with("search", "cwd_prefix")
     def count_sessions(self, tx: Tx, **filters: Unpack[SessionFilters]) -> int:
         where, params = _condition(filters)
         # Where the index does not hold all that is asked for, rows in their order are quicker to look at.
-        by = "NOT INDEXED" if filters.get("search") or filters.get("cwd_prefix") else "INDEXED BY sessions_owner"
-        return int(tx.value(f"SELECT count(*) FROM sessions {by} WHERE {where}", params))
+        index = "NOT INDEXED" if filters.get("search") or filters.get("cwd_prefix") else "INDEXED BY sessions_owner"
+        return int(tx.value(f"SELECT count(*) FROM sessions {index} WHERE {where}", params))
 
     @reads
     def session_page(
@@ -97,23 +97,23 @@ class Lists(Repository):
         **filters: Unpack[SessionFilters],
     ) -> tuple[list[JsonObject], dict[str, JsonObject], int]:
         """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
-        found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
-        around = self.around_sessions([session["id"] for session in found])
-        return found, around, self.count_sessions(**filters)
+        sessions = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
+        around = self.around_sessions([session["id"] for session in sessions])
+        return sessions, around, self.count_sessions(**filters)
 
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, JsonObject]:
         """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
         if not session_ids:
             return {}
-        marks = ", ".join("?" * len(session_ids))
-        found = {row["id"]: dict(row) for row in tx.rows(f"{_AROUND} WHERE s.id IN ({marks})", session_ids)}
-        at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({marks})", session_ids)
+        placeholders = ", ".join("?" * len(session_ids))
+        details = {row["id"]: dict(row) for row in tx.rows(f"{_AROUND} WHERE s.id IN ({placeholders})", session_ids)}
+        at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({placeholders})", session_ids)
         # Of several the first that has started, or else the first that waits.
         for row in sorted(at_work, key=lambda run: (run["started_at"] is None, run["created_at"]), reverse=True):
-            if row["session_id"] in found:
-                found[row["session_id"]]["active_run_id"] = row["run_id"]
-        return found
+            if row["session_id"] in details:
+                details[row["session_id"]]["active_run_id"] = row["run_id"]
+        return details
 
 
 def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
@@ -149,30 +149,32 @@ def _rank(search: str | None) -> tuple[str, list[str]]:
     if not search:
         return "0", []
     exact, beginning = escaped(search), f"{escaped(search)}%"
-    one = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
-    return f"CASE {one} 0 {one} 1 ELSE 2 END", [exact, exact, beginning, beginning]
+    condition = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
+    return f"CASE {condition} 0 {condition} 1 ELSE 2 END", [exact, exact, beginning, beginning]
 
 
-def _behind(tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool) -> tuple[str, list[Any]]:
+def _after_cursor(
+    tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool
+) -> tuple[str, list[Any]]:
     """The condition under which a list goes on: behind a cursor that it gave, or behind a session."""
-    found = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
+    row = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
     match = _CURSOR.fullmatch(cursor)
-    if found is not None:
-        place, value, last = found["rank"], found[order], found["id"]
+    if row is not None:
+        last_rank, value, last = row["rank"], row[order], row["id"]
     elif match is not None:
-        place, value, last = int(match[1]), float(match[2]), match[3]
+        last_rank, value, last = int(match[1]), float(match[2]), match[3]
     else:
         raise ValueError("The cursor is none of those that a list of sessions gives.")
     later = f"({order}, id) < (?, ?)"
     if not searching:
         return f"WHERE {later}", [value, last]
-    return f"WHERE rank > ? OR (rank = ? AND {later})", [place, place, value, last]
+    return f"WHERE rank > ? OR (rank = ? AND {later})", [last_rank, last_rank, value, last]
 
 
-def _listed(row: sqlite3.Row, order: str) -> JsonObject:
-    told = shown(row)
-    rank = told.pop("rank")
-    return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
+def _list_entry(row: sqlite3.Row, order: str) -> JsonObject:
+    session = session_fields(row)
+    rank = session.pop("rank")
+    return {**session, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
 
 
 def is_inside(cwd: str | None, folder: str) -> bool:
@@ -190,7 +192,7 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\%_])", r"\\\1", text)
 
 
-def _whole(name: str, value: int) -> int:
+def _check_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"`{name}` is a whole number, not negative.")
     return value

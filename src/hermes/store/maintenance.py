@@ -52,7 +52,7 @@ class Upkeep(Repository):
     @blocks
     def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
         """What is wrong with the file, in words; nothing when it is sound. Without `deep` it takes seconds at most."""
-        found: list[str] = []
+        problems: list[str] = []
         until = time.monotonic() + (float("inf") if deep else QUICK_CHECK_S_MAX)
         checks = [
             ("pages", "PRAGMA integrity_check" if deep else "PRAGMA quick_check"),
@@ -60,11 +60,11 @@ class Upkeep(Repository):
         ]
         for name, sql in checks:
             progress(f"checking {name}")
-            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until), slow=True)  # type: ignore[misc]
+            problems += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until), slow=True)  # type: ignore[misc]
         if deep and not self._engine.read_only:
             progress("checking the search index")
-            found += self._engine.exclusive(_index_fault)
-        return found
+            problems += self._engine.exclusive(_index_fault)
+        return problems
 
     @blocks
     def optimize(self) -> dict[str, int]:
@@ -217,12 +217,12 @@ def _of_whole_pages(path: Path, copy: Path) -> Path:
     with open(path, "rb") as file:
         page = int.from_bytes(file.read(18)[16:], "big")
     page = 65_536 if page == 1 else page
-    if page < 512 or not (rest := path.stat().st_size % page):
+    if page < 512 or not (surplus := path.stat().st_size % page):
         return path
     for tail in ("", "-wal"):
         if (beside := path.with_name(path.name + tail)).exists():
             _copy_private(beside, copy.with_name(copy.name + tail))
-    os.truncate(copy, path.stat().st_size - rest)
+    os.truncate(copy, path.stat().st_size - surplus)
     return copy
 
 
@@ -240,9 +240,9 @@ def _copy_tables(old: sqlite3.Connection, engine: Engine) -> dict[str, tuple[int
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'messages_fts%' "
         "AND name NOT LIKE 'sqlite_%'"
     )
-    found = [name for (name,) in engine.read(lambda tx: tx.rows(sql))]
+    names = [name for (name,) in engine.read(lambda tx: tx.rows(sql))]
     # Tables that name the keys of others come first.
-    tables = sorted(found, key=lambda name: name not in ("sessions", "messages", "runs", "blobs"))
+    tables = sorted(names, key=lambda name: name not in ("sessions", "messages", "runs", "blobs"))
     engine.exclusive(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
     return {table: engine.write(lambda tx, table=table: copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
 

@@ -21,7 +21,16 @@ from hermes.core.limits import (
 )
 from hermes.store import connections, space
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
-from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
+from hermes.store.connections import (
+    Connection,
+    Schema,
+    connect,
+    patiently,
+    require_fts5,
+    stamp_of,
+    uri,
+    write_transaction,
+)
 from hermes.store.errors import full
 
 # Locks and shared memory across machines are not to be relied on there.
@@ -94,18 +103,18 @@ def _migrate_all(db: sqlite3.Connection, schema: Schema) -> None:
 
 
 def checkpoint(path: Path) -> None:
-    """Take what can be taken of the log of changes into the file; nobody has to wait for that."""
+    """Checkpoint as much of the write-ahead log as can be done without waiting for anybody."""
     with closing(connect(uri(path, "rw"))) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def fold_rest(db: sqlite3.Connection) -> None:
-    """The same with the connection that writes."""
+def checkpoint_rest(db: sqlite3.Connection) -> None:
+    """The same with the writer's connection."""
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
 
 def empty_log(db: sqlite3.Connection) -> bool:
-    """Cut the log of changes off when all of it is in the file. False: somebody still reads from it, and is not waited for."""
+    """Truncate the write-ahead log. False: a reader still needs it, and is not waited for."""
     db.execute("PRAGMA busy_timeout=0")
     try:
         return bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
@@ -114,7 +123,7 @@ def empty_log(db: sqlite3.Connection) -> bool:
 
 
 def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection:
-    """A connection that changes nothing. `alone`: there is no writer in this process that has looked at the file."""
+    """A connection that changes nothing. `exclusive`: there is no writer in this process that has looked at the file."""
     require_fts5()
     if exclusive and not path.is_file():
         raise StoreError("There is no such database.", where=str(path))
@@ -149,7 +158,7 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
 
 def try_write(db: sqlite3.Connection, path: Path | None, schema: Schema) -> None:
     """Raise what keeps the file from taking a change; what is written is what it had."""
-    with in_one(db):
+    with write_transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > schema.version:
             raise _too_new(version, path, schema)
@@ -191,15 +200,15 @@ def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *,
 def _set_journal(db: sqlite3.Connection, path: Path, notice: Callable[[str], None]) -> None:
     kind = connections.file_system_of(path)
     networked = kind.startswith(_NETWORKED)
-    got = patiently(db, f"PRAGMA journal_mode={'delete' if networked else 'wal'}").fetchone()[0]
-    if got != "wal":
-        why = f"a network file system ({kind})" if networked else "a file system that refuses it"
-        notice(f"{path} lies on {why}: it works without a write-ahead log, which is slower.")
+    mode = patiently(db, f"PRAGMA journal_mode={'delete' if networked else 'wal'}").fetchone()[0]
+    if mode != "wal":
+        reason = f"a network file system ({kind})" if networked else "a file system that refuses it"
+        notice(f"{path} lies on {reason}: it works without a write-ahead log, which is slower.")
 
 
 def _migrate(db: sqlite3.Connection, schema: Schema, version: int) -> None:
     """One step, in a transaction of its own; nothing, if another process was quicker."""
-    with in_one(db):
+    with write_transaction(db):
         if db.execute("PRAGMA user_version").fetchone()[0] == version:
             for statement in schema.migrations[version]:
                 db.execute(statement)

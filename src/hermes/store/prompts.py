@@ -28,18 +28,18 @@ class Prompts(Repository):
         # Whoever begins to name a prompt notes its use, so that nobody can have begun to name one of these since they
         # were looked for.
         before = (time.time() if now is None else now) - 2 * PROMPT_USE_NOTED_S
-        found = self._unused(before)
-        steps = range(0, len(found), SWEEP_BATCH_ROWS)
-        return sum(self._remove(found[at : at + SWEEP_BATCH_ROWS], before) for at in steps)
+        digests = self._unused(before)
+        steps = range(0, len(digests), SWEEP_BATCH_ROWS)
+        return sum(self._remove(digests[at : at + SWEEP_BATCH_ROWS], before) for at in steps)
 
     @reads_slowly
     def _unused(self, tx: Tx, before: float) -> list[str]:
         return [row[0] for row in tx.rows(_UNUSED, (before,))]
 
     @writes
-    def _remove(self, tx: Tx, found: list[str], before: float) -> int:
-        marks = ", ".join("?" * len(found))
-        return tx.execute(f"DELETE FROM prompts WHERE sha256 IN ({marks}) AND used_at < ?", (*found, before))
+    def _remove(self, tx: Tx, digests: list[str], before: float) -> int:
+        placeholders = ", ".join("?" * len(digests))
+        return tx.execute(f"DELETE FROM prompts WHERE sha256 IN ({placeholders}) AND used_at < ?", (*digests, before))
 
 
 def put(tx: Tx, text: str) -> str:

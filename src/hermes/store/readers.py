@@ -41,8 +41,8 @@ class Readers:
     def close(self, wait_s: float) -> None:
         """Close the connections, those in use when they are given back; wait so long for them."""
         self._closed = True
-        held = [self._slots.acquire(timeout=wait_s / self._size) for _ in range(self._size)]
+        acquired = [self._slots.acquire(timeout=wait_s / self._size) for _ in range(self._size)]
         while self.idle:
             self.idle.pop().close()
-        self._slots.release(max(1, sum(held)))  # whoever waits is told that it is closed
+        self._slots.release(max(1, sum(acquired)))  # whoever waits is told that it is closed
         self.threads.close()

@@ -19,34 +19,38 @@ def replay(
     row_of: Callable[[int], Row | None],
     partials: Iterable[Partial],
     after: int,
-    behind: Iterable[Event] = (),
+    later: Iterable[Event] = (),
 ) -> Iterator[Event]:
     """Everything later than `after`, in order.
 
     A completed message gives its deltas from its row and its cuts, an open one from its partial, which may have been
-    looked at before it was completed. The events `behind` come later than all that is asked for; only the deltas before
+    looked at before it was completed. The events `later` come later than all that is asked for; only the deltas before
     them are given.
     """
-    kept = [event for event in durable if event.seq > after]
-    streams: list[Iterable[Event]] = [kept]
-    closing = [*kept, *behind]
+    events = [event for event in durable if event.seq > after]
+    streams: list[Iterable[Event]] = [events]
+    closing = [*events, *later]
     rows = {e.data["message_id"]: row_of(e.data["row"]) for e in closing if e.type == "message.completed"}
     for event in closing:
         data = event.data
         row = rows.get(data.get("message_id", ""))
         if row is None or not data.get("cuts"):
             continue
-        fixed = {"message_id": data["message_id"]}
+        fields = {"message_id": data["message_id"]}
         if event.type == "message.completed":
             text = row.content if isinstance(row.content, str) else ""
-            streams.append(deltas(run_id, event.step, "text.delta", fixed, text, data["cuts"], after))
+            streams.append(deltas(run_id, event.step, "text.delta", fields, text, data["cuts"], after))
         else:
-            fixed["form"] = data["form"]
+            fields["form"] = data["form"]
             streams.append(
-                deltas(run_id, event.step, "reasoning.delta", fixed, row.reasoning or "", data["cuts"], after)
+                deltas(run_id, event.step, "reasoning.delta", fields, row.reasoning or "", data["cuts"], after)
             )
     closed = {closed_stream(event) for event in closing}
-    streams += (_open(run_id, one, after) for one in partials if one.last_seq > after and part_of(one) not in closed)
+    streams += (
+        _open(run_id, partial, after)
+        for partial in partials
+        if partial.last_seq > after and part_of(partial) not in closed
+    )
     return merge(*streams, key=_BY_SEQ)
 
 
@@ -76,17 +80,17 @@ def _open(run_id: str, partial: Partial, after: int) -> Iterable[Event]:
 
 def joined(partials: Iterable[Partial], tails: Iterable[Tail]) -> list[Partial]:
     """Open streams as the database has them, with what a journal has beyond that."""
-    found = {partial.stream_id: partial for partial in partials}
+    streams = {partial.stream_id: partial for partial in partials}
     for tail in tails:
-        known = found.get(tail.stream_id) or Partial(tail.stream_id, tail.kind, tail.step, "", "", 0, tail.form)
-        if len(known.text) < tail.offset:  # what came before was saved, and is no longer needed
+        stream = streams.get(tail.stream_id) or Partial(tail.stream_id, tail.kind, tail.step, "", "", 0, tail.form)
+        if len(stream.text) < tail.offset:  # what came before was saved, and is no longer needed
             continue
-        fresh = [delta for delta in tail.deltas if delta[0] > known.last_seq]
-        if not fresh:
+        new_deltas = [delta for delta in tail.deltas if delta[0] > stream.last_seq]
+        if not new_deltas:
             continue
-        cuts = Cuts.load(known.cuts)
-        for seq, ms, text in fresh:
+        cuts = Cuts.load(stream.cuts)
+        for seq, ms, text in new_deltas:
             cuts.add(seq, len(text), ms / 1000)
-        text = known.text + "".join(text for _, _, text in fresh)
-        found[tail.stream_id] = replace(known, text=text, cuts=cuts.pack(), last_seq=fresh[-1][0])
-    return sorted(found.values(), key=lambda partial: partial.last_seq)
+        text = stream.text + "".join(text for _, _, text in new_deltas)
+        streams[tail.stream_id] = replace(stream, text=text, cuts=cuts.pack(), last_seq=new_deltas[-1][0])
+    return sorted(streams.values(), key=lambda partial: partial.last_seq)

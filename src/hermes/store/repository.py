@@ -70,8 +70,8 @@ def reads(
     def is_slow(args: Sequence[Any], kwargs: JsonMapping) -> bool:
         if not slow_with:
             return slow
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        return any(given.get(name) for name in slow_with)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        return any(arguments.get(name) for name in slow_with)
 
     @functools.wraps(method)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -127,8 +127,8 @@ def blocks(method: Callable[Concatenate[S, P], R]) -> Method[P, R]:
 def _method(call: Any, soon: Any, method: Any) -> Any:
     # The transaction is ours to give; callers see the method without it.
     signature = inspect.signature(method)
-    first, _, *rest = signature.parameters.values()
-    call.__signature__ = signature.replace(parameters=[first, *rest])
+    first, _, *parameters = signature.parameters.values()
+    call.__signature__ = signature.replace(parameters=[first, *parameters])
     call.soon = soon
     return call
 

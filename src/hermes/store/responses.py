@@ -79,14 +79,14 @@ class ResponseStore(Repository):
         self, max_size: int = 100, db_path: str | Path | None = None, max_age_days: float | None = None
     ) -> None:
         engine = Engine.of(Path(db_path) if db_path else None, RESPONSES)
-        self._held = weakref.finalize(self, engine.drop)
+        self._finalizer = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         self._max_size, self._max_age_days = max_size, max_age_days
         self.notices: list[str] = engine.notices
 
     @blocks
     def close(self) -> None:
-        if self._held.detach() is not None:
+        if self._finalizer.detach() is not None:
             self._engine.release()
 
     @writes
@@ -95,39 +95,39 @@ class ResponseStore(Repository):
         owner = data.get("owner") or "default"
         response = data.get("response")
         status = response.get("status") if isinstance(response, Mapping) else None
-        rest = {name: value for name, value in data.items() if name != _HISTORY}
+        body = {name: value for name, value in data.items() if name != _HISTORY}
         old = tx.row("SELECT created_at, items FROM responses WHERE id = ?", (response_id,))
         if old is None and only_known:
             return
         items = _keep_items(tx, data[_HISTORY]) if isinstance(data.get(_HISTORY), list) else None
         if items is None and _HISTORY in data:
-            rest[_HISTORY] = data[_HISTORY]
+            body[_HISTORY] = data[_HISTORY]
         if old is not None:
             _drop_items(tx, old["items"])
         tx.execute(
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, "
             "status = excluded.status, used = excluded.used, body = excluded.body, items = excluded.items",
-            (response_id, owner, status or "", time.time(), _next_use(tx), pack(rest), items),
+            (response_id, owner, status or "", time.time(), _next_use(tx), pack(body), items),
         )
         self._evict(tx, owner, response_id)
 
     @blocks
     def get(self, response_id: str, owner: str | None = None) -> JsonObject | None:
         """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
-        found, fault = self._get(response_id, owner)
+        record, fault = self._get(response_id, owner)
         if fault:
             message = f"A stored response could not be read and was removed: {response_id}."
             self.notices.append(message)
             log.warning("%s", message)
-        return found
+        return record
 
     @writes
     def _get(self, tx: Tx, response_id: str, owner: str | None) -> tuple[JsonObject | None, bool]:
-        found = tx.row("SELECT owner, body, items FROM responses WHERE id = ?", (response_id,))
-        if found is None or (owner is not None and found["owner"] != owner):
+        row = tx.row("SELECT owner, body, items FROM responses WHERE id = ?", (response_id,))
+        if row is None or (owner is not None and row["owner"] != owner):
             return None, False
         try:
-            record = _record(tx, found["body"], found["items"])
+            record = _record(tx, row["body"], row["items"])
         except (msgspec.DecodeError, ValueError, TypeError, LookupError):
             _remove(tx, response_id)
             return None, True
@@ -141,7 +141,7 @@ class ResponseStore(Repository):
     @reads
     def known(self, tx: Tx, response_ids: Collection[str]) -> set[str]:
         sql = "SELECT 1 FROM responses WHERE id = ?"
-        return {one for one in response_ids if tx.value(sql, (one,)) is not None}
+        return {response_id for response_id in response_ids if tx.value(sql, (response_id,)) is not None}
 
     @reads_slowly
     def unfinished(self, tx: Tx) -> list[str]:
@@ -166,23 +166,23 @@ class ResponseStore(Repository):
     def get_conversation(self, tx: Tx, name: str, owner: str | None = None) -> str | None:
         mine, params = ("owner = ? AND ", [owner]) if owner is not None else ("", [])
         sql = f"SELECT response_id FROM conversations WHERE {mine}name = ? ORDER BY owner"
-        found: str | None = tx.value(sql, (*params, name))
-        return found
+        response_id: str | None = tx.value(sql, (*params, name))
+        return response_id
 
     @reads_slowly
     def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, JsonObject]:
         """Items of the owner's stored responses and conversations, asked or answered, by their ids; of two with one id
         that of the response used last. Each record is read once, however many items are wanted."""
-        found: dict[str, JsonObject] = {}
-        wanted = set(item_ids)
+        items_by_id: dict[str, JsonObject] = {}
+        missing_ids = set(item_ids)
 
         def take(items: Iterable[JsonObject]) -> None:
-            found.update({item["id"]: item for item in reversed(list(items)) if item.get("id") in wanted})
-            wanted.difference_update(found)
+            items_by_id.update({item["id"]: item for item in reversed(list(items)) if item.get("id") in missing_ids})
+            missing_ids.difference_update(items_by_id)
 
         for (body,) in tx.each("SELECT body FROM responses WHERE owner = ? ORDER BY used DESC", (owner,)):
-            if not wanted:
-                return found
+            if not missing_ids:
+                return items_by_id
             record = msgspec.json.decode(body)
             take([*(record.get("input_items") or ()), *record["response"].get("output", ())])
         sql = (
@@ -190,10 +190,10 @@ class ResponseStore(Repository):
             "WHERE c.owner = ?"
         )
         for (text,) in tx.each(sql, (owner,)):
-            if not wanted:
-                return found
+            if not missing_ids:
+                return items_by_id
             take([msgspec.json.decode(text)])
-        return found
+        return items_by_id
 
     @writes
     def put_conversation_object(
@@ -208,10 +208,10 @@ class ResponseStore(Repository):
 
     @reads
     def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str | None = None) -> JsonObject | None:
-        found = tx.row("SELECT * FROM conversation_objects WHERE id = ?", (conversation_id,))
-        if found is None or owner not in (None, found["owner"]):
+        row = tx.row("SELECT * FROM conversation_objects WHERE id = ?", (conversation_id,))
+        if row is None or owner not in (None, row["owner"]):
             return None
-        return {**dict(found), "metadata": msgspec.json.decode(found["metadata"])}
+        return {**dict(row), "metadata": msgspec.json.decode(row["metadata"])}
 
     @writes
     def delete_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> bool:
@@ -237,14 +237,14 @@ class ResponseStore(Repository):
         if response_id is not None:
             sql = "DELETE FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
             tx.execute(sql, (conversation_id, response_id))
-        kept = []
+        stored = []
         for item in map(dict, items):
             if _item_position(tx, conversation_id, item["id"]) is not None:
                 item["id"] = f"{item['id'].partition('_')[0]}_{random_hex(12)}"
             sql = "INSERT INTO conversation_items (conversation_id, response_id, json) VALUES (?, ?, ?)"
             tx.execute(sql, (conversation_id, response_id, pack(item)))
-            kept.append(item)
-        return kept
+            stored.append(item)
+        return stored
 
     @writes
     def delete_conversation_item(self, tx: Tx, conversation_id: str, owner: str, item_id: str) -> bool:
@@ -313,8 +313,8 @@ class ResponseStore(Repository):
 
 def _item_position(tx: Tx, conversation_id: str, item_id: str) -> int | None:
     sql = "SELECT position FROM conversation_items WHERE conversation_id = ? AND json_extract(json, '$.id') = ?"
-    found: int | None = tx.value(sql, (conversation_id, item_id))
-    return found
+    position: int | None = tx.value(sql, (conversation_id, item_id))
+    return position
 
 
 def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequence[Any]) -> list[JsonObject]:
@@ -365,9 +365,9 @@ def _record(tx: Tx, body: str, items: str | None) -> JsonObject:
 
 
 def _remove(tx: Tx, response_id: str) -> bool:
-    found = tx.row("SELECT items FROM responses WHERE id = ?", (response_id,))
-    if found is None:
+    row = tx.row("SELECT items FROM responses WHERE id = ?", (response_id,))
+    if row is None:
         return False
-    _drop_items(tx, found["items"])
+    _drop_items(tx, row["items"])
     tx.execute("DELETE FROM responses WHERE id = ?", (response_id,))
     return True

@@ -46,11 +46,11 @@ _JSON = [MESSAGE_COLUMNS.index(name) for name in ("tool_calls", "opaque")]
 _FLAGS = [MESSAGE_COLUMNS.index(name) for name in ("synthetic", "active", "compacted", "model_only")]
 _MESSAGE_COLUMNS = "role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name"
 # What was said, under the ids that it got then: neither taken back nor written for the model alone.
-SAID = "NOT model_only AND (active OR compacted)"
+TRANSCRIPT = "NOT model_only AND (active OR compacted)"
 # Of that, what the user and the model said themselves.
-HELD = f"NOT synthetic AND {SAID}"
+CONVERSATION = f"NOT synthetic AND {TRANSCRIPT}"
 # The rest of a message that was gone on with, as its run gave it: the message itself has all of it.
-REST = "(model_only AND run_id IS NOT NULL)"
+CONTINUATION = "(model_only AND run_id IS NOT NULL)"
 # The order of what the model sees. A compaction numbers those rows from one; later ones follow by their ids.
 MODEL_ORDER = "coalesce(position, id)"
 
@@ -60,11 +60,11 @@ def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
     by_session: dict[str, list[Row]] = {}
     for row in rows:
         if row.continues:
-            _make_longer(tx, row)
+            _extend_last_message(tx, row)
         row.id = _insert(tx, row)
         by_session.setdefault(row.session_id, []).append(row)
-    for session_id, added in by_session.items() if not counted else ():
-        _count(tx, session_id, added)
+    for session_id, session_rows in by_session.items() if not counted else ():
+        _count(tx, session_id, session_rows)
 
 
 def _insert(tx: Tx, row: Row) -> int:
@@ -73,37 +73,43 @@ def _insert(tx: Tx, row: Row) -> int:
     api_content = pack_content(row.api_content, blobs)
     checked_role(row.role)
     values = list(_values_of(row))
-    for at in _TEXTS:
-        values[at] = clean_or_none(values[at])
-    for at in _JSON:
-        values[at] = pack_or_none(values[at])
+    for index in _TEXTS:
+        values[index] = clean_or_none(values[index])
+    for index in _JSON:
+        values[index] = pack_or_none(values[index])
     values[_CONTENT], values[_API_CONTENT] = content, api_content
     if row.role == "user" and parts is not None:
         values[_DIGEST] = digest_of_row(row)
-    words = search_text(content) if not row.synthetic and not row.model_only else None
-    row_id = tx.value(_INSERT, (*values, parts, words))
+    indexed_text = search_text(content) if not row.synthetic and not row.model_only else None
+    row_id = tx.value(_INSERT, (*values, parts, indexed_text))
     keep_blobs(tx, int(row_id), blobs)
     return int(row_id)
 
 
-def _make_longer(tx: Tx, rest: Row) -> None:
+def _extend_last_message(tx: Tx, addition: Row) -> None:
     """Put the rest of the session's last message behind its beginning; it is kept by itself for the log of its run."""
-    found = read(tx, f"session_id = ? AND active ORDER BY {MODEL_ORDER} DESC LIMIT 1", (rest.session_id,))
-    last = found[0] if found else None
+    rows = read(tx, f"session_id = ? AND active ORDER BY {MODEL_ORDER} DESC LIMIT 1", (addition.session_id,))
+    last = rows[0] if rows else None
     if last is None or last.role != "assistant" or last.tool_calls or not isinstance(last.content, str):
-        rest.active = True
+        addition.active = True
         return
-    rest.active, rest.model_only = False, True
-    content = clean_or_none(f"{last.content}{text_of(rest.content) or ''}")
-    said = None
-    if last.api_content is not None or rest.api_content is not None:
-        parts = (row.content if row.api_content is None else row.api_content for row in (last, rest))
-        said = pack_content("".join(text_of(part) or "" for part in parts), {})
-    told = (content, search_text(content), said, pack_or_none(rest.tool_calls), clean_or_none(rest.finish_reason))
+    addition.active, addition.model_only = False, True
+    content = clean_or_none(f"{last.content}{text_of(addition.content) or ''}")
+    api_content = None
+    if last.api_content is not None or addition.api_content is not None:
+        parts = (row.content if row.api_content is None else row.api_content for row in (last, addition))
+        api_content = pack_content("".join(text_of(part) or "" for part in parts), {})
+    values = (
+        content,
+        search_text(content),
+        api_content,
+        pack_or_none(addition.tool_calls),
+        clean_or_none(addition.finish_reason),
+    )
     tx.execute(
         "UPDATE messages SET content = ?, search_text = iif(synthetic, NULL, ?), api_content = ?, "
         "tool_calls = ?, finish_reason = ?, opaque = coalesce(?, opaque), digest = NULL WHERE id = ?",
-        (*told, pack_or_none(rest.opaque), last.id),
+        (*values, pack_or_none(addition.opaque), last.id),
     )
 
 
@@ -118,12 +124,12 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
     digest = None
     if any(row.role == "user" for row in rows):
         digest = tx.value("SELECT transcript_digest FROM sessions WHERE id = ?", (session_id,))
-    counted = tally(rows, digest)
+    counters = tally(rows, digest)
     tx.execute(
         "UPDATE sessions SET message_count = message_count + ?, tool_call_count = tool_call_count + ?, "
         "preview = coalesce(preview, ?), transcript_digest = coalesce(?, transcript_digest), "
         "last_active = max(last_active, ?) WHERE id = ?",
-        (*counted.values(), max(row.timestamp for row in rows), session_id),
+        (*counters.values(), max(row.timestamp for row in rows), session_id),
     )
     if not is_current(digest):
         recount(tx, session_id)
@@ -131,14 +137,14 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
 
 def tally(rows: Sequence[Row], digest: str | None = None) -> JsonObject:
     """What rows add to their session: its counters, its preview, and the hash over the user's messages after them."""
-    asked = [row for row in rows if row.role == "user" and not row.synthetic]
-    for row in asked:
+    user_rows = [row for row in rows if row.role == "user" and not row.synthetic]
+    for row in user_rows:
         digest = continued(digest, digest_of_row(row))
     return {
         "message_count": sum(not row.model_only and (row.active or row.compacted) for row in rows),
         "tool_call_count": sum(len(row.tool_calls or ()) for row in rows),
-        "preview": preview_of(text_of(asked[0].content)) if asked else None,
-        "transcript_digest": digest if asked else None,
+        "preview": preview_of(text_of(user_rows[0].content)) if user_rows else None,
+        "transcript_digest": digest if user_rows else None,
     }
 
 
@@ -149,37 +155,39 @@ def digest_of_row(row: Row) -> str:
     return row.digest or digest_of(row.as_given())
 
 
-def held(tx: Tx, session_id: str, where: str = "") -> list[Row]:
-    """The conversation as it was held. What the user said is left out where its hash is known."""
-    found = tx.rows(f"{SELECT} WHERE session_id = ? AND {HELD} {where} ORDER BY id", (session_id,))
+def conversation_rows(tx: Tx, session_id: str, where: str = "") -> list[Row]:
+    """The conversation as it was conversation_rows. What the user said is left out where its hash is known."""
+    stored = tx.rows(f"{SELECT} WHERE session_id = ? AND {CONVERSATION} {where} ORDER BY id", (session_id,))
     blob = functools.partial(_blob, tx)
-    return list(in_call_order([_row_of(blob, row, whole=row["role"] != "user" or not row["digest"]) for row in found]))
+    return list(
+        in_call_order([_row_of(blob, row, with_content=row["role"] != "user" or not row["digest"]) for row in stored])
+    )
 
 
 def recount(tx: Tx, session_id: str) -> None:
     digest = None
-    for row in held(tx, session_id, "AND role = 'user'"):
+    for row in conversation_rows(tx, session_id, "AND role = 'user'"):
         digest = continued(digest, digest_of_row(row))
     tx.execute(
         "UPDATE sessions SET transcript_digest = ?, message_count = "
-        f"(SELECT count(*) FROM messages WHERE session_id = ? AND {SAID}) WHERE id = ?",
+        f"(SELECT count(*) FROM messages WHERE session_id = ? AND {TRANSCRIPT}) WHERE id = ?",
         (digest, session_id, session_id),
     )
 
 
 def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
     blob = functools.partial(_blob, tx)
-    return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
+    return [_row_of(blob, row) for row in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
-def model_place(row: Row | _Outline) -> int:
+def model_position(row: Row | _Outline) -> int:
     return row.position if row.position is not None else row.id or 0
 
 
 def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     """What the model sees: live rows in their order, results in the order of their calls."""
-    found = read(tx, f"session_id = ? AND active {where} ORDER BY id", (session_id,))
-    return list(in_call_order(sorted(found, key=model_place)))
+    rows = read(tx, f"session_id = ? AND active {where} ORDER BY id", (session_id,))
+    return list(in_call_order(sorted(rows, key=model_position)))
 
 
 def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
@@ -187,7 +195,7 @@ def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
     blob = functools.partial(_blob, tx)
     sql = f"SELECT {MODEL_ORDER}, {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY id"
     messages: list[tuple[int, JsonObject]] = []
-    for place, role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
+    for position, role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
         sql, (session_id,)
     ):
         message: JsonObject = {"role": role, "content": content}
@@ -199,43 +207,43 @@ def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
             message["tool_call_id"] = tool_call_id
         if tool_name:
             message["tool_name"] = tool_name
-        if opaque is not None and (kept := unpack(opaque)):
-            message["opaque"] = kept
+        if opaque is not None and (state := unpack(opaque)):
+            message["opaque"] = state
         if name:
             message["name"] = name
-        messages.append((place, message))
+        messages.append((position, message))
     messages.sort(key=itemgetter(0))
     return list(in_call_order([message for _, message in messages], dict.get))
 
 
-def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) -> list[Row]:
-    """What the model is to see of a conversation that ends with the last of `said`, before `rest`. Where a summary tells
+def live_up_to(kept: Sequence[Row], removed: Sequence[Row], live: Sequence[Row]) -> list[Row]:
+    """What the model is to see of a conversation that ends with the last of `kept`, before `removed`. Where a summary tells
     of both, it is what was said itself."""
-    if not said or not rest:
-        return list(live if said else ())
-    kept, gone = {row.id for row in said}, {row.id for row in rest}
-    if said[-1].active:
-        end = 1 + max(at for at, row in enumerate(live) if row.id in kept)
-        return [row for row in live[:end] if row.id not in gone]
-    if any(not row.active for row in rest):
-        return list(said)
-    return list(takewhile(lambda row: row.id not in gone, live))
+    if not kept or not removed:
+        return list(live if kept else ())
+    kept_ids, removed_ids = {row.id for row in kept}, {row.id for row in removed}
+    if kept[-1].active:
+        end = 1 + max(index for index, row in enumerate(live) if row.id in kept_ids)
+        return [row for row in live[:end] if row.id not in removed_ids]
+    if any(not row.active for row in removed):
+        return list(kept)
+    return list(takewhile(lambda row: row.id not in removed_ids, live))
 
 
-def _row_of(blob: Callable[[str], tuple[str, bytes]], found: sqlite3.Row, *, whole: bool = True) -> Row:
-    *values, parts = found
-    for at in _JSON:
-        values[at] = unpack(values[at])
-    for at in _FLAGS:
-        values[at] = bool(values[at])
-    values[_CONTENT] = content_of(values[_CONTENT], parts, blob) if whole else None
+def _row_of(blob: Callable[[str], tuple[str, bytes]], record: sqlite3.Row, *, with_content: bool = True) -> Row:
+    *values, parts = record
+    for index in _JSON:
+        values[index] = unpack(values[index])
+    for index in _FLAGS:
+        values[index] = bool(values[index])
+    values[_CONTENT] = content_of(values[_CONTENT], parts, blob) if with_content else None
     values[_API_CONTENT] = unpack_content(values[_API_CONTENT], blob)
     return Row(*values)
 
 
 def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
-    found = tx.row("SELECT media_type, bytes FROM blobs WHERE sha256 = ?", (digest,))
-    return (found[0], found[1]) if found else ("", b"[The data of this part is missing.]")
+    row = tx.row("SELECT media_type, bytes FROM blobs WHERE sha256 = ?", (digest,))
+    return (row[0], row[1]) if row else ("", b"[The data of this part is missing.]")
 
 
 def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
@@ -244,26 +252,26 @@ def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
     keep_blobs(tx, row_id, blobs)
 
 
-def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int | None] = ()) -> int:
+def archive(tx: Tx, session_id: str, rows: Sequence[Row], indexes: Sequence[int | None] = ()) -> int:
     """Make these what the model sees. How many of the live rows were taken out of that.
 
     A message that stays keeps its row and id; if it was made shorter, its new words are for the model alone. The other
-    rows were written by us and belong to no transcript. `places` tells which of the live rows each of these is; without
+    rows were written by us and belong to no transcript. `indexes` tells which of the live rows each of these is; without
     that they are known by their content.
     """
     before = _outline(tx, session_id)
-    if placed_at := _placed(before, rows, places):
-        ids = [old.id for old in placed_at if old is not None]
-        whole = {row.id: row for row in read(tx, "id IN (SELECT value FROM json_each(?))", (pack(ids),))}
-        origins = [old and whole[old.id] for old in placed_at]
+    if matched := _rows_at(before, rows, indexes):
+        ids = [old.id for old in matched if old is not None]
+        rows_by_id = {row.id: row for row in read(tx, "id IN (SELECT value FROM json_each(?))", (pack(ids),))}
+        origins = [old and rows_by_id[old.id] for old in matched]
     else:
         origins = _origins(live(tx, session_id), rows)
-    kept = {old.id for old in origins if old is not None}
-    gone = [row.id for row in before if row.id not in kept]
-    archived = "UPDATE messages SET active = 0, compacted = 1 WHERE id IN (SELECT value FROM json_each(?))"
-    tx.execute(archived, (pack(gone),))
-    placed = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
-    tx.many("UPDATE messages SET position = ? WHERE id = ?", placed)
+    kept_ids = {old.id for old in origins if old is not None}
+    archived_ids = [row.id for row in before if row.id not in kept_ids]
+    sql = "UPDATE messages SET active = 0, compacted = 1 WHERE id IN (SELECT value FROM json_each(?))"
+    tx.execute(sql, (pack(archived_ids),))
+    positions = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
+    tx.many("UPDATE messages SET position = ? WHERE id = ?", positions)
     for position, (row, old) in enumerate(zip(rows, origins, strict=True), 1):
         row.position = position
         if old is None or old.id is None:
@@ -274,7 +282,7 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
             set_api_content(tx, old.id, row.content)
         row.id, row.content = old.id, old.content
     tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session_id))
-    return len(gone)
+    return len(archived_ids)
 
 
 class _Outline(NamedTuple):
@@ -291,44 +299,44 @@ def _outline(tx: Tx, session_id: str) -> list[_Outline]:
     sql = (
         "SELECT id, role, tool_calls, tool_call_id, position FROM messages WHERE session_id = ? AND active ORDER BY id"
     )
-    found = [
+    outlines = [
         _Outline(row_id, role, unpack(tool_calls), tool_call_id, position)
         for row_id, role, tool_calls, tool_call_id, position in tx.each(sql, (session_id,))
     ]
-    return list(in_call_order(sorted(found, key=model_place)))
+    return list(in_call_order(sorted(outlines, key=model_position)))
 
 
-def _placed(before: list[_Outline], rows: Sequence[Row], places: Sequence[int | None]) -> list[_Outline | None]:
+def _rows_at(before: list[_Outline], rows: Sequence[Row], indexes: Sequence[int | None]) -> list[_Outline | None]:
     """The live rows that these are; empty when the places are none of theirs."""
-    found = [before[at] if at is not None and at < len(before) else None for at in places]
-    for row, old, at in zip(rows, found, places, strict=True) if found else ():
-        if at is not None and (old is None or (old.role, old.tool_call_id) != (row.role, row.tool_call_id)):
+    matched = [before[index] if index is not None and index < len(before) else None for index in indexes]
+    for row, old, index in zip(rows, matched, indexes, strict=True) if matched else ():
+        if index is not None and (old is None or (old.role, old.tool_call_id) != (row.role, row.tool_call_id)):
             return []
-    return found
+    return matched
 
 
 def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:
     """For each new row the one that it repeats: first what the beginning and the end have in common, then between."""
-    found: list[Row | None] = [None] * len(rows)
+    origins: list[Row | None] = [None] * len(rows)
     head = tail = 0
     while head < min(len(before), len(rows)) and _same(before[head], rows[head]):
-        found[head] = before[head]
+        origins[head] = before[head]
         head += 1
     while tail < min(len(before), len(rows)) - head and _same(before[-1 - tail], rows[-1 - tail]):
-        found[-1 - tail] = before[-1 - tail]
+        origins[-1 - tail] = before[-1 - tail]
         tail += 1
-    places: dict[bytes, list[int]] = {}
-    for place in range(len(before) - tail - 1, head - 1, -1):
-        places.setdefault(encoded(before[place].as_message()), []).append(place)
+    indexes: dict[bytes, list[int]] = {}
+    for index in range(len(before) - tail - 1, head - 1, -1):
+        indexes.setdefault(encoded(before[index].as_message()), []).append(index)
     free = head
-    for at in range(head, len(rows) - tail):
-        possible = places.get(encoded(rows[at].as_message()), [])
-        while possible and possible[-1] < free:
-            possible.pop()
-        if possible:
-            found[at] = before[possible[-1]]
-            free = possible[-1] + 1
-    return found
+    for new_index in range(head, len(rows) - tail):
+        candidates = indexes.get(encoded(rows[new_index].as_message()), [])
+        while candidates and candidates[-1] < free:
+            candidates.pop()
+        if candidates:
+            origins[new_index] = before[candidates[-1]]
+            free = candidates[-1] + 1
+    return origins
 
 
 def _same(old: Row, new: Row) -> bool:
@@ -345,19 +353,19 @@ def purge_due(tx: Tx) -> None:
 def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -> Iterator[T]:
     """Results in the order of the calls they answer, whatever order they were stored in: of rows, or with `dict.get` of
     messages."""
-    at = 0
-    while at < len(rows):
-        row = rows[at]
-        at += 1
+    index = 0
+    while index < len(rows):
+        row = rows[index]
+        index += 1
         yield row
         if get(row, "role") != "assistant" or not (calls := get(row, "tool_calls")):
             continue
-        end = at
+        end = index
         while end < len(rows) and get(rows[end], "role") == "tool":
             end += 1
-        place = {str(call.get("id")): i for i, call in enumerate(calls)}
-        yield from sorted(rows[at:end], key=lambda r: place.get(str(get(r, "tool_call_id")), len(place)))
-        at = end
+        call_order = {str(call.get("id")): i for i, call in enumerate(calls)}
+        yield from sorted(rows[index:end], key=lambda r: call_order.get(str(get(r, "tool_call_id")), len(call_order)))
+        index = end
 
 
 def row_of_message(session_id: str, message: JsonObject) -> Row:

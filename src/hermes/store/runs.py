@@ -20,7 +20,7 @@ from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord,
 from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.history_match import free_session_id
-from hermes.store.leases import acquire, held, release
+from hermes.store.leases import acquire, current_token, release
 from hermes.store.prompts import put
 from hermes.store.replay import closed_stream, joined, part_of, replay
 from hermes.store.repository import Repository, blocks, reads, writes
@@ -29,14 +29,7 @@ from hermes.store.session_rows import check_owner, count_usage, exists, make_ses
 _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # What a spec says that has a column of its own; older rows have it in both places.
 _SPEC_COLUMNS = ("run_id", "owner", "kind", "session_id", "response_id", "session_key", "source", "job_id")
-_STATE = (
-    "status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, log_expired"
-)
-_HELD_STATE = (
-    f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS held FROM runs"
-)
-_HELD_STATE += " WHERE run_id = ?"
-_KEPT = [
+_STATE_COLUMNS = (
     "status",
     "ended_at",
     "started_at",
@@ -49,36 +42,43 @@ _KEPT = [
     "route",
     "open",
     "updated_at",
-]
+)
+_STATE = ", ".join(_STATE_COLUMNS)
+_LEASED_STATE = (
+    f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS lease_token "
+    "FROM runs WHERE run_id = ?"
+)
 # SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
 _PUT_STATE, _PUT_PROGRESS = (
     f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ?, "
     "first_row = coalesce(first_row, ?) WHERE run_id = ?"
-    for names in (_KEPT, _KEPT[2:])
+    for names in (_STATE_COLUMNS, _STATE_COLUMNS[2:])
 )
 _CREATE = (
     f"INSERT INTO runs ({', '.join(_SPEC_COLUMNS)}, created_at, holder, parent_run_id, parent_call_id, "
-    f"instructions_sha256, spec, first_events, first_row, {', '.join(_KEPT)}) "
-    f"VALUES ({', '.join('?' * (len(_SPEC_COLUMNS) + 8 + len(_KEPT)))})"
+    f"instructions_sha256, spec, first_events, first_row, {_STATE}) "
+    f"VALUES ({', '.join('?' * (len(_SPEC_COLUMNS) + 8 + len(_STATE_COLUMNS)))})"
 )
 # A run with what it was told by its caller, which older rows have in their spec.
-_WHOLE = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
-_LIGHT = (
-    f"{', '.join(_SPEC_COLUMNS)}, {_STATE}, created_at, updated_at, resumes, holder, NULL AS instructions, json_set(spec, '$.user_message', '', "
-    "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
+_SELECT = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
+_SUMMARY_COLUMNS = (
+    f"{', '.join(_SPEC_COLUMNS)}, {_STATE}, log_expired, created_at, resumes, holder, NULL AS instructions, "
+    "json_set(spec, '$.user_message', '', '$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 # A row may say that it is of a run; it is, if it stands in the run's own transcript.
-_OWN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
+_OF_RUN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
 class AppendOptions(TypedDict, total=False):
     """What is written with the events of a run beside their rows.
 
-    `session` is opened first, under a free id where the run `claims` (holder and seconds of its lease) a new one, `creates` is the run itself where nothing is on record of it, `replaces` makes the rows all
-    that the model sees, `annotate` gives a row other words for the model, `closes` names streams that have ended, and
-    `sync` makes the commit wait for the disk.
+    `session`: opened first; with `claims` (holder and seconds of the lease) a new one under a free id.
+    `creates`: the run itself, where it is not stored yet.
+    `replaces`: the rows become all that the model sees; the numbers are their positions in what it saw before.
+    `annotate`: a row id and the text that the model sees instead of the row's own.
+    `closes`: streams that have ended. `sync`: the commit waits for the disk.
     """
 
     session: JsonMapping | None
@@ -128,11 +128,11 @@ class Runs(Repository):
         token: int | None,
         events: Sequence[Event],
         rows: Sequence[Row] = (),
-        **more: Unpack[AppendOptions],
+        **options: Unpack[AppendOptions],
     ) -> ClaimedSession | None:
         """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
-        session, creates, replaces = more.get("session"), more.get("creates"), more.get("replaces")
-        claims, usage = more.get("claims"), None
+        session, creates, replaces = options.get("session"), options.get("creates"), options.get("replaces")
+        claims, usage = options.get("claims"), None
         if creates is not None and session is not None and claims is not None:
             state, session_id = RunState(), free_session_id(tx, creates.session_id)
             creates, session = creates.replace(session_id=session_id), {**session, "id": session_id}
@@ -140,16 +140,16 @@ class Runs(Repository):
             usage = used([event.data for event in events if event.type == "usage"])
         elif creates is not None:
             state, session_id = RunState(), creates.session_id
-            _check_held(run_id, token, held(tx, f"session:{session_id}"))
+            _check_token(run_id, token, current_token(tx, f"session:{session_id}"))
         else:
-            run = _checked(tx, run_id, token)
+            run = _leased_run(tx, run_id, token)
             state, session_id = _state_of(run), run["session_id"]
-        made = session is not None and _open_session(tx, session, rows, usage)
+        created = session is not None and _open_session(tx, session, rows, usage)
         if replaces and rows:
             messages.archive(tx, rows[0].session_id, rows, replaces)
         elif rows:
-            messages.add(tx, rows, counted=made)
-        if (annotate := more.get("annotate")) is not None:
+            messages.add(tx, rows, counted=created)
+        if (annotate := options.get("annotate")) is not None:
             messages.set_api_content(tx, *annotate)
         for row in rows:
             for event, name in row.announced_in:
@@ -173,8 +173,8 @@ class Runs(Repository):
             if creates is not None:
                 _create(tx, creates, state, log, events[-1].ts, first_row, opened=session is not None)
             else:
-                moved = state.status != run["status"] or state.ended
-                _put_state(tx, run_id, state, events, first_row, moved=moved)
+                status_changed = state.status != run["status"] or state.ended
+                _put_state(tx, run_id, state, events, first_row, status_changed=status_changed)
                 tx.execute("INSERT INTO run_log VALUES (?, ?, ?)", (run_id, state.last_seq, log))
             if state.ended and creates is None:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
@@ -183,9 +183,9 @@ class Runs(Repository):
                 release(tx, f"session:{session_id}", token)
         elif creates is not None:
             _create(tx, creates)
-        for stream_id in more.get("closes", ()):
+        for stream_id in options.get("closes", ()):
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
-        _put(tx, run_id, more.get("partials", ()))
+        _put(tx, run_id, options.get("partials", ()))
         if claims is None:
             return None
         new_token = None if state.ended else acquire(tx, f"session:{session_id}", *claims, free=True)
@@ -193,7 +193,7 @@ class Runs(Repository):
 
     @writes
     def put_partials(self, tx: Tx, run_id: str, token: int | None, partials: Sequence[Partial]) -> None:
-        _checked(tx, run_id, token)
+        _leased_run(tx, run_id, token)
         _put(tx, run_id, partials)
 
     @writes
@@ -201,20 +201,24 @@ class Runs(Repository):
         """The same for several runs, each with its token; those that have lost their session are left out."""
         for run_id, token, partials in grown:
             with suppress(LeaseLost):
-                _checked(tx, run_id, token)
+                _leased_run(tx, run_id, token)
                 _put(tx, run_id, partials)
 
     @writes
     def absorb(self, tx: Tx, tails: Mapping[str, Sequence[Tail]]) -> None:
         """Keep what a process that is gone has left of the open streams of its runs."""
-        for run_id, own in tails.items():
-            found = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
-            if found is None or found["ended_at"] is not None:
+        for run_id, run_tails in tails.items():
+            run = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
+            if run is None or run["ended_at"] is not None:
                 continue
             closed = {closed_stream(event) for event in _events(tx, run_id)}
-            known = _partials(tx, run_id)
-            fresh = [one for one in joined(known, own) if one not in known and part_of(one) not in closed]
-            _put(tx, run_id, fresh)
+            stored = _partials(tx, run_id)
+            new_partials = [
+                partial
+                for partial in joined(stored, run_tails)
+                if partial not in stored and part_of(partial) not in closed
+            ]
+            _put(tx, run_id, new_partials)
 
     @writes
     def discard(self, tx: Tx, run_id: str) -> None:
@@ -247,13 +251,13 @@ class Runs(Repository):
         following = (event for event in _events(tx, run_id, after) if event.seq > after)
         page = list(islice(following, limit))
         # A message that is completed behind this page may have begun in it.
-        behind = list(islice((event for event in following if event.type in _CLOSING), 2))
-        wanted = [e.data["row"] for e in (*page, *behind) if e.type == "message.completed"]
-        marks = ", ".join("?" * len(wanted))
-        texts = {row.id: row for row in messages.read(tx, f"id IN ({marks})", wanted)} if wanted else {}
+        later = list(islice((event for event in following if event.type in _CLOSING), 2))
+        row_ids = [e.data["row"] for e in (*page, *later) if e.type == "message.completed"]
+        placeholders = ", ".join("?" * len(row_ids))
+        texts = {row.id: row for row in messages.read(tx, f"id IN ({placeholders})", row_ids)} if row_ids else {}
         if streams is None:
             streams = joined(_partials(tx, run_id), tails)
-        return list(islice(replay(run_id, page, texts.get, streams, after, behind), limit))
+        return list(islice(replay(run_id, page, texts.get, streams, after, later), limit))
 
     @reads
     def durable(self, tx: Tx, run_id: str) -> list[Event]:
@@ -266,19 +270,21 @@ class Runs(Repository):
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
         """The messages of the run that are live, in order; of one that it went on with, its own part."""
-        own = f"{_OWN.format('session_id')} AND id >= (SELECT coalesce(first_row, 0) FROM runs WHERE run_id = ?)"
-        found = messages.read(tx, f"{own} AND (active OR {messages.REST})", (run_id,) * 4)
-        return list(messages.in_call_order(sorted(found, key=messages.model_place)))
+        condition = (
+            f"{_OF_RUN.format('session_id')} AND id >= (SELECT coalesce(first_row, 0) FROM runs WHERE run_id = ?)"
+        )
+        rows = messages.read(tx, f"{condition} AND (active OR {messages.CONTINUATION})", (run_id,) * 4)
+        return list(messages.in_call_order(sorted(rows, key=messages.model_position)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
-        found = messages.read(tx, f"{_OWN.format('+session_id')} AND id = ?", (run_id, run_id, run_id, row_id))
-        return found[0] if found else None
+        rows = messages.read(tx, f"{_OF_RUN.format('+session_id')} AND id = ?", (run_id, run_id, run_id, row_id))
+        return rows[0] if rows else None
 
     @reads
     def get(self, tx: Tx, run_id: str) -> RunRecord | None:
-        found = tx.row(f"{_WHOLE} WHERE run_id = ?", (run_id,))
-        return _record_of(found) if found else None
+        row = tx.row(f"{_SELECT} WHERE run_id = ?", (run_id,))
+        return _record_of(row) if row else None
 
     @reads
     def carrier(self, tx: Tx, run_id: str) -> str | None:
@@ -286,8 +292,8 @@ class Runs(Repository):
         leased = "(SELECT holder FROM leases WHERE name = 'session:' || session_id AND until > ?)"
         sql = f"SELECT iif(started_at IS NULL, holder, coalesce({leased}, holder)) FROM runs"
         sql += " WHERE run_id = ? AND ended_at IS NULL AND status <> 'interrupted'"
-        found: str | None = tx.value(sql, (time.time(), run_id))
-        return found
+        holder: str | None = tx.value(sql, (time.time(), run_id))
+        return holder
 
     @reads
     def list(
@@ -311,18 +317,18 @@ class Runs(Repository):
             if value is not None:
                 where += f" AND {sql}"
                 params.append(value)
-        by, order = _listed_by(owner, session_id)
+        index, order = _listed_by(owner, session_id)
         if before is not None:
             where += f" AND ({order}) < (SELECT {order} FROM runs WHERE run_id = ?)"
             params.append(before)
-        sql = f"{_WHOLE} {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
+        sql = f"{_SELECT} {index} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
 
     @reads
     def newest(self, tx: Tx, session_id: str) -> str | None:
         sql = "SELECT run_id FROM runs WHERE session_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
-        found: str | None = tx.value(sql, (session_id,))
-        return found
+        run_id: str | None = tx.value(sql, (session_id,))
+        return run_id
 
     @reads
     def page(
@@ -350,22 +356,22 @@ class Runs(Repository):
             if values:
                 where += f" AND {name} IN ({', '.join('?' * len(values))})"
                 params += values
-        by, order = _listed_by(owner, session_id or None)
+        index, order = _listed_by(owner, session_id or None)
         counted_by = "INDEXED BY runs_session" if session_id else "INDEXED BY runs_owner"
         total = int(tx.value(f"SELECT count(*) FROM runs {counted_by} WHERE {where}", params))
         if before is not None:
             last = tx.row(f"SELECT owner, {order} FROM runs WHERE run_id = ?", (before,))
             if last is None or owner not in (None, last["owner"]):
                 raise KeyError(before)
-            place = last[1:]
-            where += f" AND ({order}) < ({', '.join('?' * len(place))})"
-            params += place
-        sql = f"SELECT {_LIGHT} FROM runs {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
-        found = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
-        rows = [record.state.final_row for record in found if record.state.final_row is not None]
-        marks = ", ".join("?" * len(rows))
-        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({marks})", rows) if rows else []
-        return found, {row["id"]: row["content"] for row in texts}, total
+            position = last[1:]
+            where += f" AND ({order}) < ({', '.join('?' * len(position))})"
+            params += position
+        sql = f"SELECT {_SUMMARY_COLUMNS} FROM runs {index} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
+        records = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
+        rows = [record.state.final_row for record in records if record.state.final_row is not None]
+        placeholders = ", ".join("?" * len(rows))
+        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({placeholders})", rows) if rows else []
+        return records, {row["id"]: row["content"] for row in texts}, total
 
     @writes
     def remove(self, tx: Tx, run_id: str) -> bool:
@@ -376,9 +382,9 @@ class Runs(Repository):
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
         # There are few of them: they are put in order here.
-        sql = f"{_WHOLE} INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
-        found = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
-        return [_record_of(row) for row in found]
+        sql = f"{_SELECT} INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
+        rows = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
+        return [_record_of(row) for row in rows]
 
     # --- controls from elsewhere --------------------------------------------------------------------------------
 
@@ -387,28 +393,28 @@ class Runs(Repository):
         """Leave a control for whoever holds the run. False: it was left before, or there is no such run any more."""
         if tx.value("SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NULL", (run_id,)) is None:
             return False
-        who = {"by": control.by, "surface": control.surface, "credential": control.credential}
-        data = pack({"data": dict(control.data), **who})
+        origin = {"by": control.by, "surface": control.surface, "credential": control.credential}
+        data = pack({"data": dict(control.data), **origin})
         values = (control.control_id, run_id, control.control, data, time.time())
         return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
 
     @reads
     def controlled(self, tx: Tx, run_ids: Sequence[str]) -> builtins.list[str]:
         """Which of these runs have controls that nobody has taken."""
-        marks = ", ".join("?" * len(run_ids))
-        sql = f"SELECT DISTINCT run_id FROM run_controls WHERE taken_at IS NULL AND run_id IN ({marks})"
+        placeholders = ", ".join("?" * len(run_ids))
+        sql = f"SELECT DISTINCT run_id FROM run_controls WHERE taken_at IS NULL AND run_id IN ({placeholders})"
         return [row[0] for row in tx.rows(sql, run_ids)]
 
     @writes
     def take_controls(self, tx: Tx, run_id: str) -> builtins.list[Control]:
         """The controls that nobody has taken yet, oldest first; they are taken now."""
         sql = "SELECT * FROM run_controls WHERE run_id = ? AND taken_at IS NULL ORDER BY created_at, control_id"
-        found = tx.rows(sql, (run_id,))
-        if found:
+        rows = tx.rows(sql, (run_id,))
+        if rows:
             tx.execute(
                 "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL", (time.time(), run_id)
             )
-        return [Control(row["control"], control_id=row["control_id"], **unpack(row["data"])) for row in found]
+        return [Control(row["control"], control_id=row["control_id"], **unpack(row["data"])) for row in rows]
 
     # --- retention ----------------------------------------------------------------------------------------------
 
@@ -440,23 +446,23 @@ class Runs(Repository):
 
     @writes
     def _expire_logs(self, tx: Tx, kind: str, before: float, now: float) -> int:
-        found = tx.rows(
+        expired = tx.rows(
             f"SELECT run_id FROM runs WHERE kind = ? AND ended_at < ? AND NOT log_expired AND {_UNCLAIMED} LIMIT ?",
             (kind, before, now, SWEEP_BATCH_ROWS),
         )
-        for (run_id,) in found:
+        for (run_id,) in expired:
             tx.execute("DELETE FROM run_log WHERE run_id = ?", (run_id,))
             tx.execute("DELETE FROM run_partials WHERE run_id = ?", (run_id,))
             tx.execute("UPDATE runs SET log_expired = 1, first_events = NULL WHERE run_id = ?", (run_id,))
-        return len(found)
+        return len(expired)
 
     @writes
-    def _drop_runs(self, tx: Tx, kind: str, named: tuple[str, ...], before: float, now: float) -> int:
-        which = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(named))})"
+    def _drop_runs(self, tx: Tx, kind: str, other_kinds: tuple[str, ...], before: float, now: float) -> int:
+        condition = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(other_kinds))})"
         return tx.execute(
             "DELETE FROM runs WHERE run_id IN "
-            f"(SELECT run_id FROM runs WHERE {which} AND ended_at < ? AND {_UNCLAIMED} LIMIT ?)",
-            (*((kind,) if kind else named), before, now, SWEEP_BATCH_ROWS),
+            f"(SELECT run_id FROM runs WHERE {condition} AND ended_at < ? AND {_UNCLAIMED} LIMIT ?)",
+            (*((kind,) if kind else other_kinds), before, now, SWEEP_BATCH_ROWS),
         )
 
     @writes
@@ -502,15 +508,15 @@ def _create(
     parent = spec.parent or (None, None)
     if state is not None and state.ended:  # nobody takes it up again: what was said is in its session
         spec = spec.replace(history=spec.history and [], results=())
-    rest = {name: value for name, value in spec.stored().items() if name not in _SPEC_COLUMNS}
-    instructions = clean(rest.pop("instructions")) if spec.instructions else ""
+    fields = {name: value for name, value in spec.stored().items() if name not in _SPEC_COLUMNS}
+    instructions = clean(fields.pop("instructions")) if spec.instructions else ""
     values = (
         *(getattr(spec, name) for name in _SPEC_COLUMNS),
         now,
         this_process(),
         *parent,
         put(tx, instructions) if instructions else None,
-        pack(rest),
+        pack(fields),
         first_events,
         first_row,
         *_columns(state or RunState(), updated_at or now),
@@ -518,16 +524,16 @@ def _create(
     tx.execute(_CREATE, values)
 
 
-def _checked(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
-    run = tx.row(_HELD_STATE, (run_id,))
+def _leased_run(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
+    run = tx.row(_LEASED_STATE, (run_id,))
     if run is None:
         raise LeaseLost(f"There is no run {run_id} any more.")
-    _check_held(run_id, token, run["held"])
+    _check_token(run_id, token, run["lease_token"])
     return run
 
 
-def _check_held(run_id: str, token: int | None, held: int | None) -> None:
-    if token is not None and token != held:
+def _check_token(run_id: str, token: int | None, current: int | None) -> None:
+    if token is not None and token != current:
         raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
@@ -545,12 +551,12 @@ def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row], usage: Json
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
-    counted = messages.tally([row for row in rows if row.session_id == session["id"]])
+    counters = messages.tally([row for row in rows if row.session_id == session["id"]])
     if usage is not None:
-        make_session(tx, session["id"], session["source"], fields, counted={**counted, **usage})
+        make_session(tx, session["id"], session["source"], fields, counters={**counters, **usage})
         return True
     check_owner(tx, session["id"], fields.get("owner") or "default")
-    if open_session(tx, session["id"], session["source"], fields, reopen=True, counted=counted):
+    if open_session(tx, session["id"], session["source"], fields, reopen=True, counters=counters):
         return True
     if not rows:
         tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
@@ -558,13 +564,13 @@ def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row], usage: Json
 
 
 def _state_of(run: sqlite3.Row) -> RunState:
-    route, waiting = unpack(run["route"]) or {}, unpack(run["open"]) or {}
+    route, open_state = unpack(run["route"]) or {}, unpack(run["open"]) or {}
     return RunState(
         status=run["status"],
-        stopping=bool(waiting.get("stopping")),
-        approvals=waiting.get("approvals", {}),
-        questions=waiting.get("questions", {}),
-        controls=set(waiting.get("controls", ())),
+        stopping=bool(open_state.get("stopping")),
+        approvals=open_state.get("approvals", {}),
+        questions=open_state.get("questions", {}),
+        controls=set(open_state.get("controls", ())),
         started_at=run["started_at"],
         ended_at=run["ended_at"],
         last_event=run["last_event"],
@@ -572,7 +578,7 @@ def _state_of(run: sqlite3.Row) -> RunState:
         model=route.get("model", ""),
         provider=route.get("provider", ""),
         failure=run["failure"] or "",
-        code=waiting.get("code", ""),
+        code=open_state.get("code", ""),
         error=run["error"] or "",
         usage=unpack(run["usage"]) or {},
         final_row=run["final_row"],
@@ -580,17 +586,17 @@ def _state_of(run: sqlite3.Row) -> RunState:
 
 
 def _put_state(
-    tx: Tx, run_id: str, state: RunState, events: Sequence[Event], first_row: int | None, *, moved: bool
+    tx: Tx, run_id: str, state: RunState, events: Sequence[Event], first_row: int | None, *, status_changed: bool
 ) -> None:
-    """Keep the state; `moved`: its status or its end is another than before."""
+    """Keep the state; `status_changed`: its status or its end is another than before."""
     resumes = sum(event.type == "run.resumed" for event in events)
     columns = _columns(state, events[-1].ts)
-    values = (*(columns if moved else columns[2:]), resumes, first_row, run_id)
-    tx.execute(_PUT_STATE if moved else _PUT_PROGRESS, values)
+    values = (*(columns if status_changed else columns[2:]), resumes, first_row, run_id)
+    tx.execute(_PUT_STATE if status_changed else _PUT_PROGRESS, values)
 
 
 def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
-    waiting = {
+    open_state = {
         "stopping": state.stopping,
         "approvals": state.approvals,
         "questions": state.questions,
@@ -608,23 +614,23 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
         pack_or_none(state.usage),
         state.final_row,
         pack_or_none({"model": state.model, "provider": state.provider} if state.model or state.provider else None),
-        pack(waiting) if any(waiting.values()) else None,
+        pack(open_state) if any(open_state.values()) else None,
         updated_at,
     )
 
 
-def _record_of(found: sqlite3.Row) -> RunRecord:
-    spec = {**{name: found[name] for name in _SPEC_COLUMNS}, **unpack(found["spec"])}
-    if found["instructions"] is not None:
-        spec["instructions"] = found["instructions"]
+def _record_of(row: sqlite3.Row) -> RunRecord:
+    spec = {**{name: row[name] for name in _SPEC_COLUMNS}, **unpack(row["spec"])}
+    if row["instructions"] is not None:
+        spec["instructions"] = row["instructions"]
     return RunRecord(
         RunSpec.from_stored(spec),
-        _state_of(found),
-        found["created_at"],
-        found["updated_at"],
-        found["resumes"],
-        bool(found["log_expired"]),
-        found["holder"],
+        _state_of(row),
+        row["created_at"],
+        row["updated_at"],
+        row["resumes"],
+        bool(row["log_expired"]),
+        row["holder"],
     )
 
 
@@ -642,18 +648,18 @@ def _pack_events(events: Sequence[Event]) -> str:
 def _events(tx: Tx, run_id: str, after: int = 0) -> Iterator[Event]:
     """The log from the commit on that leads beyond `after`."""
     first = tx.rows("SELECT first_events FROM runs WHERE run_id = ?", (run_id,))
-    rest = "SELECT events FROM run_log WHERE run_id = ? AND last_seq > ? ORDER BY last_seq"
-    for (events,) in chain(first, tx.each(rest, (run_id, after))):
+    sql = "SELECT events FROM run_log WHERE run_id = ? AND last_seq > ? ORDER BY last_seq"
+    for (events,) in chain(first, tx.each(sql, (run_id, after))):
         for seq, ts, kind, step, data in unpack(events) or ():
             yield Event(run_id, kind, step, data, seq, ts)
 
 
 def _partials(tx: Tx, run_id: str) -> list[Partial]:
     """The open streams, each put together from its pieces, in the order of their last deltas."""
-    found: dict[str, list[Any]] = {}
+    pieces_by_stream: dict[str, list[Any]] = {}
     for row in tx.rows("SELECT * FROM run_partials WHERE run_id = ? ORDER BY stream_id, offset", (run_id,)):
-        found.setdefault(row["stream_id"], []).append(row)
-    whole = [
+        pieces_by_stream.setdefault(row["stream_id"], []).append(row)
+    partials = [
         Partial(
             stream_id,
             pieces[0]["kind"],
@@ -663,9 +669,9 @@ def _partials(tx: Tx, run_id: str) -> list[Partial]:
             pieces[-1]["last_seq"],
             pieces[0]["form"],
         )
-        for stream_id, pieces in found.items()
+        for stream_id, pieces in pieces_by_stream.items()
     ]
-    return sorted(whole, key=lambda partial: partial.last_seq)
+    return sorted(partials, key=lambda partial: partial.last_seq)
 
 
 def _put(tx: Tx, run_id: str, partials: Sequence[Partial]) -> None:

@@ -35,8 +35,8 @@ def open_damaged(path: Path) -> sqlite3.Connection:
 
 def copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> tuple[int, bool]:
     """Take over what can be read of a table: how many rows, and whether that is all of it."""
-    known = {row[1] for row in old.execute(f"PRAGMA table_info({table})")}
-    names = [row[1] for row in tx.rows(f"PRAGMA table_info({table})") if row[1] in known]
+    columns_known = {row[1] for row in old.execute(f"PRAGMA table_info({table})")}
+    names = [row[1] for row in tx.rows(f"PRAGMA table_info({table})") if row[1] in columns_known]
     if not names:
         return 0, True
     rows = _Rows(old, table, ", ".join(names))
@@ -73,9 +73,9 @@ class _Rows:
     def of(self, column: str, key: object) -> Iterator[tuple[Any, ...]]:
         yield from self._until_damage(f"WHERE {column} = ?", (key,))
 
-    def _until_damage(self, rest: str, params: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    def _until_damage(self, condition: str, params: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._old.execute(f"SELECT {self._names} FROM {self._table} {rest}", params)
+            yield from self._old.execute(f"SELECT {self._names} FROM {self._table} {condition}", params)
         except sqlite3.DatabaseError:
             self.whole = False
 
@@ -114,14 +114,14 @@ class _Rows:
             failed = probe
         return None
 
-    def _nearest(self, failed: int, found: int, step: int) -> int:
-        while abs(found - failed) > 1:
-            middle = (failed + found) // 2
+    def _nearest(self, failed: int, readable: int, step: int) -> int:
+        while abs(readable - failed) > 1:
+            middle = (failed + readable) // 2
             if self._is_readable(middle, step):
-                found = middle
+                readable = middle
             else:
                 failed = middle
-        return found
+        return readable
 
     def _is_readable(self, rowid: int, step: int) -> bool:
         try:

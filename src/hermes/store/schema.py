@@ -251,8 +251,8 @@ def _unindex(row: str) -> str:
 
 
 def _search_view(indexed: Callable[[str], str]) -> str:
-    shown = f"id, {_body('')} AS body, tool_name AS tool"
-    return f"CREATE VIEW search_src AS SELECT {shown} FROM messages WHERE {indexed('')}"
+    columns = f"id, {_body('')} AS body, tool_name AS tool"
+    return f"CREATE VIEW search_src AS SELECT {columns} FROM messages WHERE {indexed('')}"
 
 
 def _search_triggers(indexed: Callable[[str], str], columns: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from hermes.store.codec import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
 from hermes.store.lists import escaped
 from hermes.store.repository import Repository, reads_slowly
-from hermes.store.rows import SAID
+from hermes.store.rows import TRANSCRIPT
 
 R = TypeVar("R")
 
@@ -79,8 +79,10 @@ class Search(Repository):
         """Sessions by their titles, then messages: of both together at most `limit`. The words of the query stand between
         `MARKS`. The total is None when that would take too long to say."""
         titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **filters)
-        rest, skipped = limit - len(titled), max(0, offset - titles)
-        messages = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=MARKS, **filters)
+        remaining, skipped = limit - len(titled), max(0, offset - titles)
+        messages = self.search_messages(
+            query, role=role, limit=remaining, offset=skipped, sort=sort, marks=MARKS, **filters
+        )
         total = self.count_matches(query, role=role, **filters)
         return titled, messages, None if total is None else titles + total
 
@@ -108,12 +110,12 @@ class Search(Repository):
         if limit <= 0:
             return Found()
         of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
-        where, params = _chosen(tx, role, include_inactive, of_sessions)
+        where, params = _conditions(tx, role, include_inactive, of_sessions)
 
         def find(expression: str) -> Found:
             return _Matches(tx, expression, where, params).page(limit, offset, sort, marks)
 
-        return _asked(query, find, Found())
+        return _run_query(query, find, Found())
 
     @reads_slowly
     def count_matches(
@@ -121,11 +123,11 @@ class Search(Repository):
     ) -> int | None:
         """How many messages hold these words; None when that would take too long to say."""
         of_sessions = {name.removeprefix("session_"): value for name, value in filters.items()}
-        where, params = _chosen(tx, role, False, of_sessions)
+        where, params = _conditions(tx, role, False, of_sessions)
         sql = _COUNT.format(where=where)
         try:
             with tx.within(COUNT_S_MAX):
-                return _asked(query, lambda e: int(tx.value(sql, [e, *params])), 0)
+                return _run_query(query, lambda e: int(tx.value(sql, [e, *params])), 0)
         except TimeUp:
             return None
 
@@ -155,7 +157,7 @@ class Search(Repository):
         return [dict(row) for row in tx.rows(f"{sql} LIMIT ? OFFSET ?", [*params, limit, offset])], count
 
 
-def _chosen(
+def _conditions(
     tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, object]
 ) -> tuple[str, list[Any]]:
     where = "" if include_inactive else " AND (m.active OR m.compacted)"
@@ -173,7 +175,7 @@ def _chosen(
     return where, params
 
 
-def _asked(query: str, ask: Callable[[str], R], nothing: R) -> R:
+def _run_query(query: str, ask: Callable[[str], R], nothing: R) -> R:
     """The answer to a query, or to its plain words where it is too much for the index."""
     expression = fts_query(query)
     if not expression:
@@ -188,9 +190,9 @@ def _asked(query: str, ask: Callable[[str], R], nothing: R) -> R:
 
 def _is_small(tx: Tx, condition: str, values: JsonMapping) -> bool:
     """Whether the chosen sessions hold so little that it is quicker to begin with them."""
-    some = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
-    count, held = tx.rows(f"SELECT count(*), sum(held) FROM ({some})", list(values.values()))[0]
-    return count <= CHOSEN_SESSIONS_MAX and (held or 0) <= CHOSEN_ROWS_MAX
+    sessions = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
+    count, message_count = tx.rows(f"SELECT count(*), sum(held) FROM ({sessions})", list(values.values()))[0]
+    return count <= CHOSEN_SESSIONS_MAX and (message_count or 0) <= CHOSEN_ROWS_MAX
 
 
 Ids = list[tuple[int, float | None]]
@@ -207,17 +209,17 @@ class _Matches:
 
     def page(self, limit: int, offset: int, sort: str, marks: tuple[str, str]) -> Found:
         ids, complete = self._ordered(limit, offset, sort)
-        found = Found()
+        results = Found()
         phrases = phrases_of(self.expression)
-        shown = self.tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
-        rows = {row["id"]: row for row in shown}
+        matched = self.tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
+        rows = {row["id"]: row for row in matched}
         for message_id, score in ids:
             if (row := rows.get(message_id)) is not None:
                 text = excerpt((row["snippet"] or "", row["tool_name"] or ""), phrases, marks)
                 match = dict(row) | {"snippet": unspaced(text), "score": score}
-                found.append(match | {"context": _context(self.tx, row["session_id"], message_id)})
-        found.complete = complete and len(found) == len(ids)
-        return found
+                results.append(match | {"context": _context(self.tx, row["session_id"], message_id)})
+        results.complete = complete and len(results) == len(ids)
+        return results
 
     def _ordered(self, limit: int, offset: int, sort: str) -> tuple[Ids, bool]:
         """The matches of the page that is asked for, and whether there was time enough to find the right ones."""
@@ -244,22 +246,22 @@ class _Matches:
 
     def _gather(self, limit: int, offset: int, order: str, seconds: float) -> tuple[Ids, bool]:
         """Matches in an order, as far as the time reaches. False: it did not."""
-        found: Ids = []
+        ids: Ids = []
         score = "NULL" if order.startswith("f.rowid") else f"-{order}"
         try:
             with self.tx.within(seconds):
                 sql = _MATCHES.format(score=score, where=self.where, order=order)
                 for row in self.tx.each(sql, [self.expression, *self.params, limit, offset]):
-                    found.append((row[0], row[1]))
+                    ids.append((row[0], row[1]))
         except TimeUp:
-            return found, False
-        return found, True
+            return ids, False
+        return ids, True
 
 
 def _context(tx: Tx, session_id: str, message_id: int) -> list[JsonObject]:
     sql = (
         "SELECT id, role, substr(content, 1, ?) AS content FROM messages WHERE session_id = ? AND id {sign} ? "
-        f"AND {SAID} ORDER BY id {{order}} LIMIT 1"
+        f"AND {TRANSCRIPT} ORDER BY id {{order}} LIMIT 1"
     )
     near: list[sqlite3.Row | None] = []
     for sign, order in (("<", "DESC"), (">", "ASC")):
@@ -287,9 +289,11 @@ def excerpt(texts: Sequence[str], phrases: Sequence[str], marks: tuple[str, str]
     for text in texts:
         words = list(_WORD.finditer(text))
         line = _line(words)
-        firsts = {at: phrase for phrase in phrases if (at := line.find(phrase)) >= 0}
+        firsts = {position: phrase for phrase in phrases if (position := line.find(phrase)) >= 0}
         if firsts:
-            windows = [_window(line.count(" ", 0, at), phrase, len(words)) for at, phrase in sorted(firsts.items())]
+            windows = [
+                _window(line.count(" ", 0, position), phrase, len(words)) for position, phrase in sorted(firsts.items())
+            ]
             lines = [_line(words[start:end]) for start, end in windows]
             counts = [sum(phrase in line for phrase in phrases) for line in lines]
             best = counts.index(max(counts))
@@ -300,8 +304,8 @@ def excerpt(texts: Sequence[str], phrases: Sequence[str], marks: tuple[str, str]
 
 def _line(words: Iterable[re.Match[str]]) -> str:
     """Words as the index compares them, a space before and behind each."""
-    joined = f" {' '.join(word[0] for word in words)} "
-    return joined.lower() if joined.isascii() else _MARKS.sub("", unicodedata.normalize("NFD", joined.casefold()))
+    line = f" {' '.join(word[0] for word in words)} "
+    return line.lower() if line.isascii() else _MARKS.sub("", unicodedata.normalize("NFD", line.casefold()))
 
 
 def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
@@ -313,14 +317,14 @@ def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
 
 def _hits(line: str, phrases: Sequence[str]) -> list[tuple[int, int]]:
     """The words that are hits, from the first of each up to the one behind it."""
-    found: list[tuple[int, int]] = []
+    hits: list[tuple[int, int]] = []
     for phrase in phrases:
-        length, at = len(phrase.split()), -1
-        while (at := line.find(phrase, at + 1)) >= 0:
-            first = line.count(" ", 0, at)
-            found.append((first, first + length))
+        length, position = len(phrase.split()), -1
+        while (position := line.find(phrase, position + 1)) >= 0:
+            first = line.count(" ", 0, position)
+            hits.append((first, first + length))
     isolated: list[tuple[int, int]] = []
-    for first, end in sorted(found):
+    for first, end in sorted(hits):
         if isolated and first < isolated[-1][1]:
             isolated[-1] = (isolated[-1][0], max(end, isolated[-1][1]))
         else:
@@ -338,8 +342,8 @@ def _marked(
     start, end = window
     at = words[start].start() if start else 0
     out = ["…"] if start else []
-    for first, behind in hits:
-        begin, stop = words[start + first].start(), words[start + behind - 1].end()
+    for first, after in hits:
+        begin, stop = words[start + first].start(), words[start + after - 1].end()
         out += (text[at:begin], marks[0], text[begin:stop], marks[1])
         at = stop
     out += (text[at : words[end - 1].end()], "…") if end < len(words) else (text[at:],)
@@ -358,7 +362,7 @@ class _Group:
 
 def fts_query(text: str) -> str:
     """Phrases, AND, OR, NOT, brackets and prefixes as the index takes them; what makes no sense is left out."""
-    return _joined(_parsed(text)) or plain_query(text)
+    return _render(_parse(text)) or plain_query(text)
 
 
 def title_condition(text: str) -> tuple[str, list[Any]]:
@@ -369,21 +373,21 @@ def title_condition(text: str) -> tuple[str, list[Any]]:
         params.append(f"%{escaped(_bare(term))}%")
         return r"title LIKE ? ESCAPE '\'"
 
-    sql = _joined(_parsed(text), like, {"NOT": "AND NOT"})
+    sql = _render(_parse(text), like, {"NOT": "AND NOT"})
     return f"({sql})" if sql else "", params
 
 
 def words_of(text: str) -> list[str]:
-    found: list[str] = []
-    _joined(_parsed(text), lambda term: found.append(_bare(term)) or term)  # type: ignore[func-returns-value]
-    return found
+    terms: list[str] = []
+    _render(_parse(text), lambda term: terms.append(_bare(term)) or term)  # type: ignore[func-returns-value]
+    return terms
 
 
 def _bare(term: str) -> str:
     return unspaced(term.removesuffix(" *")[1:-1].replace('""', '"'))
 
 
-def _parsed(text: str) -> _Group:
+def _parse(text: str) -> _Group:
     top = _Group()
     open_groups = [top]
     prefixes = terms = 0
@@ -426,21 +430,21 @@ def _term(text: str, prefix: bool) -> str:
     return f'"{quoted}" *' if prefix else f'"{quoted}"'
 
 
-def _joined(
-    group: _Group, told: Callable[[str], str] = str, operators: Mapping[str, str] = MappingProxyType({})
+def _render(
+    group: _Group, render: Callable[[str], str] = str, operators: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Operators stand between two operands; any other is left out. Operands side by side must both be there."""
     out: list[str] = []
-    waiting = ""
+    operator = ""
     for item in group.items:
         if isinstance(item, str) and item in _OPERATORS:
-            waiting = item
+            operator = item
             continue
-        operand = told(item) if isinstance(item, str) else _joined(item, told, operators)
+        operand = render(item) if isinstance(item, str) else _render(item, render, operators)
         if not operand:
             continue
         if out:
-            out.append(operators.get(waiting, waiting) or "AND")
+            out.append(operators.get(operator, operator) or "AND")
         out.append(operand if isinstance(item, str) else f"({operand})")
-        waiting = ""
+        operator = ""
     return " ".join(out)

@@ -129,36 +129,36 @@ def open_session(
     fields: JsonMapping,
     *,
     reopen: bool = False,
-    counted: JsonMapping | None = None,
+    counters: JsonMapping | None = None,
 ) -> bool:
     """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
-    where it has no other, and `counted` what it begins with."""
-    known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
-    if known is None:
-        make_session(tx, session_id, source, fields, counted=counted)
+    where it has no other, and `counters` what it begins with."""
+    session = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+    if session is None:
+        make_session(tx, session_id, source, fields, counters=counters)
         return True
     _check_kind(fields)
-    given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
-    given["title"] = title = plain_title(fields.get("title"))
-    system_prompt = given.pop("system_prompt", None)
-    if system_prompt is not None and known["prompt_sha256"] is None:
-        given["prompt_sha256"] = put(tx, system_prompt)
-    if title is not None and known["title"] is None:
-        refuse_taken(tx, known["owner"], title, session_id)
-    empty = {name: value for name, value in given.items() if value is not None and known[name] is None}
-    if reopen and known["ended_at"] is not None:
+    columns = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
+    columns["title"] = title = plain_title(fields.get("title"))
+    system_prompt = columns.pop("system_prompt", None)
+    if system_prompt is not None and session["prompt_sha256"] is None:
+        columns["prompt_sha256"] = put(tx, system_prompt)
+    if title is not None and session["title"] is None:
+        refuse_taken(tx, session["owner"], title, session_id)
+    empty = {name: value for name, value in columns.items() if value is not None and session[name] is None}
+    if reopen and session["ended_at"] is not None:
         tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
     for name, value in empty.items():
         tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
-    if known["stateless"] and not fields.get("stateless"):
+    if session["stateless"] and not fields.get("stateless"):
         keep(tx, session_id)
     return False
 
 
 def make_session(
-    tx: Tx, session_id: str, source: str, fields: JsonMapping, *, counted: JsonMapping | None = None
+    tx: Tx, session_id: str, source: str, fields: JsonMapping, *, counters: JsonMapping | None = None
 ) -> None:
-    """Make a session that is not there. `auto_title` is its title where it has no other, `counted` what it begins with."""
+    """Make a session that is not there. `auto_title` is its title where it has no other, `counters` what it begins with."""
     kind = _check_kind(fields)
     owner, title = fields.get("owner") or "default", plain_title(fields.get("title"))
     columns = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
@@ -168,7 +168,7 @@ def make_session(
     columns["title"] = title or free_title(tx, owner, fields.get("auto_title"))
     now = time.time()
     columns |= {"id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
-    columns |= {"started_at": now, "last_active": now, **(counted or {})}
+    columns |= {"started_at": now, "last_active": now, **(counters or {})}
     names = ", ".join(columns)
     tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(columns))})", list(columns.values()))
 
@@ -243,8 +243,8 @@ def check_token(tx: Tx, session_id: str, token: int) -> None:
 
 def free_title(tx: Tx, owner: str, title: str | None) -> str | None:
     """The title as it is kept, with a number behind it when it is taken."""
-    wanted = plain_title(title)
-    return wanted if wanted is None or title_holder(tx, owner, wanted) is None else next_title(tx, owner, wanted)
+    plain = plain_title(title)
+    return plain if plain is None or title_holder(tx, owner, plain) is None else next_title(tx, owner, plain)
 
 
 def next_title(tx: Tx, owner: str, title: str) -> str:
@@ -273,17 +273,17 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
         raise ValueError(f"The title '{title}' belongs to the session '{holder}'.")
 
 
-def shown(found: sqlite3.Row) -> JsonObject:
-    shown = dict(found)
-    shown.pop("prompt_sha256", None)
-    shown.pop("usage", None)
+def session_fields(row: sqlite3.Row) -> JsonObject:
+    fields = dict(row)
+    fields.pop("prompt_sha256", None)
+    fields.pop("usage", None)
     for name in _FLAGS:
-        if name in shown:
-            shown[name] = bool(shown[name])
+        if name in fields:
+            fields[name] = bool(fields[name])
     for name in _JSON:
-        if name in shown:
-            shown[name] = unpack(shown[name])
-    return shown
+        if name in fields:
+            fields[name] = unpack(fields[name])
+    return fields
 
 
 def column(name: str, value: object) -> Any:

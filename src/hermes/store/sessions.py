@@ -43,7 +43,7 @@ from hermes.store.session_rows import (
     refuse_foreign,
     refuse_taken,
     require,
-    shown,
+    session_fields,
     usage_of,
 )
 from hermes.store.transcripts import Transcripts
@@ -82,7 +82,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             db_path = resolve().state_db
         path = None if str(db_path) == ":memory:" else Path(db_path)
         engine = Engine.of(path, STATE, read_only=read_only)
-        self._held = weakref.finalize(self, engine.drop)
+        self._finalizer: weakref.finalize[[], SessionDB] | None = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         try:
             engine.open()
@@ -93,16 +93,14 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     @classmethod
     def on(cls, engine: Engine) -> SessionDB:
         """The conversations of a store that is open, or will be when it is first used."""
-        made = cls.__new__(cls)
-        made._engine = engine
-        made._held = weakref.finalize(made, engine.drop)
-        made._held.detach()
-        return made
+        sessions = cls.__new__(cls)
+        sessions._engine, sessions._finalizer = engine, None
+        return sessions
 
     @blocks
     def close(self) -> None:
         """Give the file back. The last one to do so closes it."""
-        if self._held.detach() is not None:
+        if self._finalizer is not None and self._finalizer.detach() is not None:
             self._engine.release()
 
     @property
@@ -135,8 +133,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def get_session(self, tx: Tx, session_id: str) -> JsonObject | None:
-        found = tx.row(SESSION, (session_id,))
-        return shown(found) if found else None
+        row = tx.row(SESSION, (session_id,))
+        return session_fields(row) if row else None
 
     @reads_slowly
     def resolve_session_id(self, tx: Tx, text: str, owner: str | None = None) -> str | None:
@@ -150,9 +148,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             ("title = ?", text),
         ):
             sql = f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2"
-            found = tx.rows(sql, [value, *params])
-            if len(found) == 1:
-                return str(found[0][0])
+            rows = tx.rows(sql, [value, *params])
+            if len(rows) == 1:
+                return str(rows[0][0])
         return None
 
     @writes
@@ -161,10 +159,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             raise ValueError(f"A session's {', '.join(sorted(unknown))} cannot be changed like this.")
         require(tx, session_id)
         for name, value in fields.items():
-            kept = column(name, value)
+            stored = column(name, value)
             if name == "system_prompt":
-                name, kept = "prompt_sha256", None if kept is None else put(tx, kept)
-            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (kept, session_id))
+                name, stored = "prompt_sha256", None if stored is None else put(tx, stored)
+            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (stored, session_id))
         if not set(fields) <= _CHANGED_BY_TURNS:
             keep(tx, session_id)
 
@@ -185,20 +183,20 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     @writes
     def set_session_title(self, tx: Tx, session_id: str, title: str | None) -> bool:
         """Give it a title; an empty one clears it. False: there is no such session."""
-        wanted = plain_title(title)
+        plain = plain_title(title)
         owner = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
         if owner is None:
             return False
-        refuse_taken(tx, owner, wanted, session_id)
-        tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (wanted, session_id))
+        refuse_taken(tx, owner, plain, session_id)
+        tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (plain, session_id))
         keep(tx, session_id)
         return True
 
     @writes
     def set_auto_title_if_empty(self, tx: Tx, session_id: str, title: str) -> bool:
         """A title of ours for a session that has none, with a number behind it when it is taken."""
-        found = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
-        free = None if found is None or found["title"] else free_title(tx, found["owner"], title)
+        session = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
+        free = None if session is None or session["title"] else free_title(tx, session["owner"], title)
         return free is not None and tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id)) > 0
 
     # --- deleting -----------------------------------------------------------------------------------------------
@@ -210,28 +208,28 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def _delete(self, tx: Tx, session_ids: Sequence[str], force: bool, skip_busy: bool = False) -> list[str]:
-        gone: list[str] = []
+        deleted: list[str] = []
         runs: list[str] = []
         for session_id in session_ids:
             if not exists(tx, session_id):
                 continue
             family = _family(tx, session_id)
-            if not force and (busy := [one for one in family if held_by(tx, f"session:{one}")]):
+            if not force and (busy := [member for member in family if held_by(tx, f"session:{member}")]):
                 if skip_busy:
                     continue
                 raise SessionBusy(f"A turn of the session '{busy[0]}' is running.", hint="stop it first")
-            for one in reversed(family):
-                runs += (row[0] for row in tx.rows("SELECT run_id FROM runs WHERE session_id = ?", (one,)))
-                tx.execute("DELETE FROM runs WHERE session_id = ?", (one,))
-                tx.execute("DELETE FROM leases WHERE name = ?", (f"session:{one}",))
-                tx.execute("DELETE FROM messages WHERE session_id = ?", (one,))
-                tx.execute("DELETE FROM sessions WHERE id = ?", (one,))
-            gone += family
-        if gone:
+            for member in reversed(family):
+                runs += (row[0] for row in tx.rows("SELECT run_id FROM runs WHERE session_id = ?", (member,)))
+                tx.execute("DELETE FROM runs WHERE session_id = ?", (member,))
+                tx.execute("DELETE FROM leases WHERE name = ?", (f"session:{member}",))
+                tx.execute("DELETE FROM messages WHERE session_id = ?", (member,))
+                tx.execute("DELETE FROM sessions WHERE id = ?", (member,))
+            deleted += family
+        if deleted:
             messages.purge_due(tx)
-            tx.after(lambda: self._remove_folders(gone, runs))
-            tx.after(lambda: self._engine.tell_deleted(gone))
-        return gone
+            tx.after(lambda: self._remove_folders(deleted, runs))
+            tx.after(lambda: self._engine.tell_deleted(deleted))
+        return deleted
 
     def _remove_folders(self, session_ids: Sequence[str], run_ids: Sequence[str]) -> None:
         if self.path is None or self.path.name != _FILE_NAME:  # the folders of a home belong to its own database
@@ -248,9 +246,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         if self.path is None or self.path.name != _FILE_NAME:
             return 0
         home = self.path.parent
-        found = [*(folder for name in _FOLDERS for folder in (home / name).glob(f"{UNRECORDED}*"))]
-        found += (home / _RESULTS).glob("run_*")
-        old = [folder for folder in found if _last_used(folder) < before and not self._is_recorded(folder.name)]
+        folders = [*(folder for name in _FOLDERS for folder in (home / name).glob(f"{UNRECORDED}*"))]
+        folders += (home / _RESULTS).glob("run_*")
+        old = [folder for folder in folders if _last_used(folder) < before and not self._is_recorded(folder.name)]
         for folder in old:
             _remove_folder(folder)
         return len(old)
@@ -289,41 +287,45 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         where, params = " AND ".join(sql for sql, _ in conditions), [value for _, value in conditions]
         if cwd_prefix is not None:
             where, params = f"{where} AND {INSIDE}", [*params, *folder_of(cwd_prefix)]
-        found = self._prunable(where, params)
-        if dry_run or not found:
-            return found
-        gone: list[str] = []
-        for at in range(0, len(found), _DELETED_AT_ONCE):
-            gone += self._delete(found[at : at + _DELETED_AT_ONCE], False, skip_busy=True)
+        candidates = self._prunable(where, params)
+        if dry_run or not candidates:
+            return candidates
+        deleted: list[str] = []
+        for start in range(0, len(candidates), _DELETED_AT_ONCE):
+            deleted += self._delete(candidates[start : start + _DELETED_AT_ONCE], False, skip_busy=True)
         self.vacuum_if_worthwhile()
-        return [session_id for session_id in found if session_id in set(gone)]
+        return [session_id for session_id in candidates if session_id in set(deleted)]
 
     @reads_slowly
     def stateless_sessions(self, tx: Tx, before: float) -> dict[str, list[str]]:
         """Sessions of calls that named none, left alone since `before`, each with the ids of its responses."""
-        found = tx.rows(f"SELECT id FROM sessions WHERE {_STATELESS} ORDER BY last_active, id", (before,))
+        sessions = tx.rows(f"SELECT id FROM sessions WHERE {_STATELESS} ORDER BY last_active, id", (before,))
         sql = "SELECT response_id FROM runs WHERE session_id = ? AND response_id IS NOT NULL"
-        return {row[0]: [run[0] for run in tx.rows(sql, (row[0],))] for row in found}
+        return {row[0]: [run[0] for run in tx.rows(sql, (row[0],))] for row in sessions}
 
     @blocks
     def delete_stateless(self, session_ids: Sequence[str], before: float) -> list[str]:
         """Remove those of these sessions that were named by nobody and left alone until now. Which."""
-        gone: list[str] = []
-        for at in range(0, len(session_ids), _DELETED_AT_ONCE):
-            gone += self._delete_stateless(session_ids[at : at + _DELETED_AT_ONCE], before)
-        return gone
+        deleted: list[str] = []
+        for start in range(0, len(session_ids), _DELETED_AT_ONCE):
+            deleted += self._delete_stateless(session_ids[start : start + _DELETED_AT_ONCE], before)
+        return deleted
 
     @writes
     def _delete_stateless(self, tx: Tx, session_ids: Sequence[str], before: float) -> list[str]:
-        marks = ", ".join("?" * len(session_ids))
-        found = tx.rows(f"SELECT id FROM sessions WHERE id IN ({marks}) AND {_STATELESS}", (*session_ids, before))
-        return self._delete([row[0] for row in found], False, skip_busy=True)
+        placeholders = ", ".join("?" * len(session_ids))
+        rows = tx.rows(f"SELECT id FROM sessions WHERE id IN ({placeholders}) AND {_STATELESS}", (*session_ids, before))
+        return self._delete([row[0] for row in rows], False, skip_busy=True)
 
     @reads_slowly
     def _prunable(self, tx: Tx, where: str, params: Sequence[Any]) -> list[str]:
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY last_active, id"
-        found = [row[0] for row in tx.rows(sql, params)]
-        return [one for one in found if not any(held_by(tx, f"session:{kin}") for kin in _family(tx, one))]
+        session_ids = [row[0] for row in tx.rows(sql, params)]
+        return [
+            session_id
+            for session_id in session_ids
+            if not any(held_by(tx, f"session:{member}") for member in _family(tx, session_id))
+        ]
 
     # --- fork ---------------------------------------------------------------------------------------------------
 
@@ -340,10 +342,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         **fields: Any,
     ) -> str:
         """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
-        found = tx.row(SESSION, (source_id,))
-        if found is None:
+        row = tx.row(SESSION, (source_id,))
+        if row is None:
             raise KeyError(f"There is no session '{source_id}'.")
-        source = shown(found)
+        source = session_fields(row)
         if unknown := set(fields) - set(CREATED_WITH):
             raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
         made_id = new_session_id() if new_id is None else checked_id(new_id)
@@ -351,22 +353,24 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         refuse_foreign(tx, made_id, owner)
         if exists(tx, made_id):
             raise SessionExists(f"There is a session '{made_id}' already.")
-        wanted = plain_title(title)
-        if wanted is None and source["title"]:
-            wanted = next_title(tx, owner, source["title"])
-        held = messages.read(tx, f"session_id = ? AND {messages.SAID} AND {_FINISHED} ORDER BY id", (source_id,))
-        said = _up_to(held, at_message_id)
+        new_title = plain_title(title)
+        if new_title is None and source["title"]:
+            new_title = next_title(tx, owner, source["title"])
+        rows = messages.read(tx, f"session_id = ? AND {messages.TRANSCRIPT} AND {_FINISHED} ORDER BY id", (source_id,))
+        copied_rows = _up_to(rows, at_message_id)
         if after_run is not None:
-            said = _up_to_run(said, after_run)
-        live = messages.live_up_to(said, held[len(said) :], messages.live(tx, source_id, f"AND {_FINISHED}"))
-        kept = {name: source[name] for name in CREATED_WITH if name not in _NOT_FORKED}
-        kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
-        open_session(tx, made_id, source["source"], kept)
+            copied_rows = _up_to_run(copied_rows, after_run)
+        live = messages.live_up_to(
+            copied_rows, rows[len(copied_rows) :], messages.live(tx, source_id, f"AND {_FINISHED}")
+        )
+        columns = {name: source[name] for name in CREATED_WITH if name not in _NOT_FORKED}
+        columns |= {"owner": owner, **fields, "title": new_title, "kind": "branch", "parent_session_id": source_id}
+        open_session(tx, made_id, source["source"], columns)
         tx.execute(
             "UPDATE sessions SET forked_at_message_id = ?, last_active = ? WHERE id = ?",
-            (said[-1].id if said else None, time.time(), made_id),
+            (copied_rows[-1].id if copied_rows else None, time.time(), made_id),
         )
-        messages.add(tx, _copied(said, live, made_id))
+        messages.add(tx, _copied(copied_rows, live, made_id))
         tx.execute(
             "UPDATE sessions SET ended_at = ?, end_reason = 'branched' WHERE id = ? AND ended_at IS NULL",
             (time.time(), source_id),
@@ -392,8 +396,17 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     ) -> str:
         require(tx, session_id)
         file_id = f"file_{secrets.token_hex(12)}"
-        told = (file_id, session_id, clean_or_none(name), bytes, clean_or_none(mime), direction, str(path), time.time())
-        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * 8)})", told)
+        values = (
+            file_id,
+            session_id,
+            clean_or_none(name),
+            bytes,
+            clean_or_none(mime),
+            direction,
+            str(path),
+            time.time(),
+        )
+        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * 8)})", values)
         return file_id
 
     @reads
@@ -403,8 +416,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def get_file(self, tx: Tx, session_id: str, file_id: str) -> JsonObject | None:
-        found = tx.row("SELECT * FROM session_files WHERE session_id = ? AND id = ?", (session_id, file_id))
-        return dict(found) if found else None
+        row = tx.row("SELECT * FROM session_files WHERE session_id = ? AND id = ?", (session_id, file_id))
+        return dict(row) if row else None
 
     @writes
     def put_pending_calls(
@@ -455,17 +468,17 @@ def _last_used(folder: Path) -> float:
 
 def _remove_folder(folder: Path) -> None:
     """Take it away at once, whatever lies in it: a new session of the same id must find nothing."""
-    gone = folder.with_name(f".gone-{random_hex(8)}")
+    trash = folder.with_name(f".gone-{random_hex(8)}")
     with suppress(OSError):
-        folder.rename(gone)
-        shutil.rmtree(gone, onerror=_open_and_retry)
+        folder.rename(trash)
+        shutil.rmtree(trash, onerror=_open_and_retry)
 
 
 def _open_and_retry(remove: object, path: str, _: object) -> None:
     """A folder that commands have closed to their user is opened again."""
     with suppress(OSError):
-        for one in (os.path.dirname(path), path):
-            os.chmod(one, 0o700, follow_symlinks=False) if not os.path.islink(one) else None
+        for entry in (os.path.dirname(path), path):
+            os.chmod(entry, 0o700, follow_symlinks=False) if not os.path.islink(entry) else None
         shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
@@ -478,33 +491,33 @@ def _family(tx: Tx, session_id: str) -> list[str]:
     return [row[0] for row in tx.rows(sql, (session_id,))]
 
 
-def _copied(said: list[Row], live: list[Row], session_id: str) -> list[Row]:
+def _copied(transcript: list[Row], live: list[Row], session_id: str) -> list[Row]:
     """What was said as rows of another session, and what the model alone sees of it."""
-    place = {row.id: at for at, row in enumerate(live, 1)}
+    positions = {row.id: position for position, row in enumerate(live, 1)}
     ordered = any(row.model_only for row in live)
-    copied = [*said, *(row for row in live if row.model_only)]
+    copied = [*transcript, *(row for row in live if row.model_only)]
     for row in copied:
         row.session_id, row.run_id = session_id, None
-        row.active, row.compacted = row.id in place, row.id not in place
-        row.position = place.get(row.id) if ordered else None
+        row.active, row.compacted = row.id in positions, row.id not in positions
+        row.position = positions.get(row.id) if ordered else None
     return copied
 
 
-def _up_to_run(found: list[Row], run_id: str) -> list[Row]:
-    at = [i for i, row in enumerate(found) if row.run_id == run_id]
-    if not at:
+def _up_to_run(rows: list[Row], run_id: str) -> list[Row]:
+    indexes = [index for index, row in enumerate(rows) if row.run_id == run_id]
+    if not indexes:
         raise KeyError(f"There are no messages of the run {run_id} in this session.")
-    return found[: at[-1] + 1]
+    return rows[: indexes[-1] + 1]
 
 
-def _up_to(found: list[Row], at_message_id: int | None) -> list[Row]:
+def _up_to(rows: list[Row], at_message_id: int | None) -> list[Row]:
     if at_message_id is None:
-        return found
-    at = next((i for i, row in enumerate(found) if row.id == at_message_id), None)
-    if at is None:
+        return rows
+    index = next((i for i, row in enumerate(rows) if row.id == at_message_id), None)
+    if index is None:
         raise KeyError(f"There is no message {at_message_id} in this session.")
-    end = at + 1
-    if found[at].role == "tool" or found[at].tool_calls:
-        while end < len(found) and found[end].role == "tool":
+    end = index + 1
+    if rows[index].role == "tool" or rows[index].tool_calls:
+        while end < len(rows) and rows[end].role == "tool":
             end += 1
-    return found[:end]
+    return rows[:end]

@@ -15,8 +15,8 @@ _FREE_SHARE = 16
 
 def gives_back(db: sqlite3.Connection | Tx) -> bool:
     """Whether the file can become smaller page by page; only a whole vacuum changes that."""
-    found = db.value("PRAGMA auto_vacuum") if isinstance(db, Tx) else db.execute("PRAGMA auto_vacuum").fetchone()[0]
-    return bool(found == _INCREMENTAL)
+    mode = db.value("PRAGMA auto_vacuum") if isinstance(db, Tx) else db.execute("PRAGMA auto_vacuum").fetchone()[0]
+    return bool(mode == _INCREMENTAL)
 
 
 def give_back(tx: Tx) -> Done:

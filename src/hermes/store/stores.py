@@ -12,7 +12,7 @@ from hermes.core.errors import ConfigError
 from hermes.store.base import OpenedSession, SessionNotFound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
-from hermes.store.history_match import Bound, bound
+from hermes.store.history_match import Bound, find_session
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
 from hermes.store.leases import Leases, acquire
@@ -117,23 +117,23 @@ class AsyncStore:
         owner raises `SessionNotFound`, whether or not it is free.
         """
         sessions, runs = self.blocking.sessions, self.blocking.runs
-        base_id, said = spec.base_id or spec.session_id, spec.history or []
+        base_id, history = spec.base_id or spec.session_id, spec.history or []
 
         def work(tx: Tx) -> OpenedSession | None:
-            found = Bound(spec.session_id, False)
+            binding = Bound(spec.session_id, False)
             if bind:
-                answered = [str(result["tool_call_id"]) for result in spec.results]
-                who, seen = (spec.owner, spec.session_key), spec.kind != "chat"
-                found = bound(tx, base_id, said, *who, answered, shown_tools=seen)
-            session = None if found.new else sessions.get_session(found.session_id)
+                call_ids = [str(result["tool_call_id"]) for result in spec.results]
+                identity, shown_tools = (spec.owner, spec.session_key), spec.kind != "chat"
+                binding = find_session(tx, base_id, history, *identity, call_ids, shown_tools=shown_tools)
+            session = None if binding.new else sessions.get_session(binding.session_id)
             if session is not None and session["owner"] != spec.owner:
-                raise SessionNotFound(found.session_id)
-            token = acquire(tx, f"session:{found.session_id}", holder, ttl, free=found.new)
+                raise SessionNotFound(binding.session_id)
+            token = acquire(tx, f"session:{binding.session_id}", holder, ttl, free=binding.new)
             if token is None:
                 return None
             # What was begun in a session has made it: a new one has nothing left over.
-            left = () if found.new else runs.unfinished(found.session_id)
-            return OpenedSession(found.session_id, token, left, session, found.history)
+            unfinished = () if binding.new else runs.unfinished(binding.session_id)
+            return OpenedSession(binding.session_id, token, unfinished, session, binding.history)
 
         return self.blocking.engine.submit_write(work)
 
@@ -167,13 +167,13 @@ def store_at(url: str, *, read_threads: int = 4) -> Store:
 
 def path_of(url: str) -> Path | None:
     """The file of an address; None for one in memory."""
-    scheme, found, rest = url.partition("://")
-    if not found or scheme != "sqlite":
+    scheme, separator, path = url.partition("://")
+    if not separator or scheme != "sqlite":
         kind = scheme.partition(":")[0][:20]  # what follows may hold a password
         raise ConfigError(f"There is no store of the kind {kind!r}.", hint="sqlite:///path/state.db")
-    if not rest:
+    if not path:
         return None
-    return Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
+    return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)
 
 
 def open_store(url: str, *, read_threads: int = 4) -> Store:

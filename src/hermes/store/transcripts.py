@@ -17,8 +17,8 @@ from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_token, require
 
-_HIDDEN = ("opaque", "api_content", "position", "name", "digest")
-_SHOWN = ("id", *(name for name in MESSAGE_COLUMNS if name not in _HIDDEN))
+_PRIVATE_FIELDS = ("opaque", "api_content", "position", "name", "digest")
+_PUBLIC_FIELDS = ("id", *(name for name in MESSAGE_COLUMNS if name not in _PRIVATE_FIELDS))
 
 
 class Transcripts(Repository):
@@ -83,14 +83,15 @@ class Transcripts(Repository):
         what was taken back and what only the model sees."""
         if order not in ("asc", "desc"):
             raise ValueError("`order` is 'asc' or 'desc'.")
-        where, params = f"session_id = ? AND {_shown_rows(include_inactive)}", [session_id]
+        where, params = f"session_id = ? AND {_visible(include_inactive)}", [session_id]
         for sql, value in (("id < ?", before_id), ("id > ?", after_id)):
             if value is not None:
                 where += f" AND {sql}"
                 params.append(value)  # type: ignore[arg-type]
         end = f"ORDER BY id {order} LIMIT ? OFFSET ?"
         return [
-            _shown(row) for row in rows.read(tx, f"{where} {end}", [*params, -1 if limit is None else limit, offset])
+            _public_fields(row)
+            for row in rows.read(tx, f"{where} {end}", [*params, -1 if limit is None else limit, offset])
         ]
 
     @reads
@@ -98,15 +99,15 @@ class Transcripts(Repository):
         self, tx: Tx, /, session_id: str, include_inactive: bool = False, **window: Any
     ) -> tuple[list[JsonObject], int]:
         """What `get_messages` finds in this window, and how many there are in all."""
-        found = self.get_messages(session_id, include_inactive, **window)
-        return found, self.count_messages(session_id, include_inactive)
+        messages = self.get_messages(session_id, include_inactive, **window)
+        return messages, self.count_messages(session_id, include_inactive)
 
     @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
         """How many there are; of those that were said the session itself keeps count."""
         if not include_inactive:
             return int(tx.value("SELECT message_count FROM sessions WHERE id = ?", (session_id,), 0))
-        where = f"session_id = ? AND {_shown_rows(include_inactive)}"
+        where = f"session_id = ? AND {_visible(include_inactive)}"
         return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
 
     @reads
@@ -114,12 +115,12 @@ class Transcripts(Repository):
         """A message and those around it; nothing when it is not of this session."""
         if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
             return []
-        where = f"session_id = ? AND (({rows.SAID}) OR id = ?) AND id"
+        where = f"session_id = ? AND (({rows.TRANSCRIPT}) OR id = ?) AND id"
         before = rows.read(
             tx, f"{where} <= ? ORDER BY id DESC LIMIT ?", (session_id, message_id, message_id, window + 1)
         )
         after = rows.read(tx, f"{where} > ? ORDER BY id LIMIT ?", (session_id, message_id, message_id, window))
-        return [_shown(row) for row in [*reversed(before), *after]]
+        return [_public_fields(row) for row in [*reversed(before), *after]]
 
     @reads
     def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[JsonObject]:
@@ -129,10 +130,10 @@ class Transcripts(Repository):
     @reads
     def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
         """What the model sees of the conversation before a run, or up to the run's end; all where it has no rows there."""
-        found = rows.live(tx, session_id)
-        of_run = [at for at, row in enumerate(found) if row.run_id == run_id]
-        end = len(found) if not of_run else of_run[-1] + 1 if with_it else of_run[0]
-        return [row.as_message() for row in found[:end]]
+        live = rows.live(tx, session_id)
+        of_run = [index for index, row in enumerate(live) if row.run_id == run_id]
+        end = len(live) if not of_run else of_run[-1] + 1 if with_it else of_run[0]
+        return [row.as_message() for row in live[:end]]
 
     @writes
     def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[JsonMapping]) -> int:
@@ -155,22 +156,22 @@ class Transcripts(Repository):
         """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
         for digest in reversed(digests):
             sql = "SELECT first_kept, messages FROM compactions WHERE owner = ? AND digest = ?"
-            if (found := tx.row(sql, (owner, digest))) is not None:
-                return digest, found["first_kept"], unpack(found["messages"])
+            if (row := tx.row(sql, (owner, digest))) is not None:
+                return digest, row["first_kept"], unpack(row["messages"])
         return None
 
     @writes
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> JsonObject:
         """Take back a message of the user and all that followed it."""
         require(tx, session_id)
-        said, rest = _said_before(tx, session_id, message_id)
-        if not rest or rest[0].role != "user":
+        before, removed = _split_transcript(tx, session_id, message_id)
+        if not removed or removed[0].role != "user":
             raise ValueError(f"{message_id} is no message of the user in this session.")
-        _take_back(tx, session_id, said, rest)
+        _take_back(tx, session_id, before, removed)
         return {
-            "rewound_count": len(rest),
-            "target_message": _shown(rest[0]),
-            "new_head_id": said[-1].id if said else None,
+            "rewound_count": len(removed),
+            "target_message": _public_fields(removed[0]),
+            "new_head_id": before[-1].id if before else None,
         }
 
     @writes
@@ -180,12 +181,14 @@ class Transcripts(Repository):
         """Hide the outputs that a client gave for its calls, and all that followed, so that it can give them again."""
         if lease_token is not None:
             check_token(tx, session_id, lease_token)
-        found, wanted = rows.live(tx, session_id), set(call_ids)
-        asked = [at for at, row in enumerate(found) if wanted & {call.get("id") for call in row.tool_calls or ()}]
-        if not asked:
+        live, ids = rows.live(tx, session_id), set(call_ids)
+        call_indexes = [
+            index for index, row in enumerate(live) if ids & {call.get("id") for call in row.tool_calls or ()}
+        ]
+        if not call_indexes:
             return 0
-        behind = found[asked[-1] + 1 :]
-        first = next((row for row in behind if row.role != "tool" or row.tool_call_id in wanted), None)
+        following = live[call_indexes[-1] + 1 :]
+        first = next((row for row in following if row.role != "tool" or row.tool_call_id in ids), None)
         return _take_back_from(tx, session_id, first) if first is not None else 0
 
     @writes
@@ -193,38 +196,38 @@ class Transcripts(Repository):
         """Hide what was written behind the last message where a turn had no answer, so that it can be gone on with."""
         if lease_token is not None:
             check_token(tx, session_id, lease_token)
-        found = rows.live(tx, session_id)
-        notes = list(takewhile(lambda row: row.synthetic and row.role == "assistant", reversed(found)))
+        live = rows.live(tx, session_id)
+        notes = list(takewhile(lambda row: row.synthetic and row.role == "assistant", reversed(live)))
         if notes:
             _take_back_from(tx, session_id, notes[-1])
 
 
-def _shown_rows(include_inactive: bool) -> str:
-    return f"NOT {rows.REST}" if include_inactive else rows.SAID
+def _visible(include_inactive: bool) -> str:
+    return f"NOT {rows.CONTINUATION}" if include_inactive else rows.TRANSCRIPT
 
 
-def _said_before(tx: Tx, session_id: str, message_id: int) -> tuple[list[Row], list[Row]]:
+def _split_transcript(tx: Tx, session_id: str, message_id: int) -> tuple[list[Row], list[Row]]:
     """What was said before a message, and that message with all that followed; the latter is empty where it is none."""
-    held = rows.read(tx, f"session_id = ? AND {rows.SAID} ORDER BY id", (session_id,))
-    at = next((at for at, row in enumerate(held) if row.id == message_id), len(held))
-    return held[:at], held[at:]
+    transcript = rows.read(tx, f"session_id = ? AND {rows.TRANSCRIPT} ORDER BY id", (session_id,))
+    index = next((index for index, row in enumerate(transcript) if row.id == message_id), len(transcript))
+    return transcript[:index], transcript[index:]
 
 
 def _take_back_from(tx: Tx, session_id: str, first: Row) -> int:
     """Take back a message and all that followed. How many."""
-    said, rest = _said_before(tx, session_id, first.id or 0)
-    if rest:
-        _take_back(tx, session_id, said, rest)
-    return len(rest)
+    before, removed = _split_transcript(tx, session_id, first.id or 0)
+    if removed:
+        _take_back(tx, session_id, before, removed)
+    return len(removed)
 
 
-def _take_back(tx: Tx, session_id: str, said: list[Row], rest: list[Row]) -> None:
-    seen = {row.id for row in rows.live_up_to(said, rest, rows.live(tx, session_id))}
+def _take_back(tx: Tx, session_id: str, before: list[Row], removed: list[Row]) -> None:
+    live_ids = {row.id for row in rows.live_up_to(before, removed, rows.live(tx, session_id))}
     hidden = "UPDATE messages SET active = 0, compacted = 0 WHERE session_id = ? AND id >= ? AND NOT model_only"
-    tx.execute(hidden, (session_id, rest[0].id))
+    tx.execute(hidden, (session_id, removed[0].id))
     tx.execute("UPDATE messages SET active = 0 WHERE session_id = ? AND active AND model_only", (session_id,))
-    tx.many("UPDATE messages SET active = 1, compacted = 0 WHERE id = ?", [(row_id,) for row_id in seen])
-    if any(not row.active for row in said if row.id in seen):  # the order of what was said is that of its ids
+    tx.many("UPDATE messages SET active = 1, compacted = 0 WHERE id = ?", [(row_id,) for row_id in live_ids])
+    if any(not row.active for row in before if row.id in live_ids):  # the order of what was said is that of its ids
         tx.execute("UPDATE messages SET position = NULL WHERE session_id = ? AND active", (session_id,))
     rows.recount(tx, session_id)
 
@@ -247,5 +250,5 @@ def _objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
-def _shown(row: Row) -> JsonObject:
-    return {name: getattr(row, name) for name in _SHOWN}
+def _public_fields(row: Row) -> JsonObject:
+    return {name: getattr(row, name) for name in _PUBLIC_FIELDS}

@@ -21,7 +21,7 @@ from hermes.store.session_rows import (
     next_title,
     owner_of,
     refuse_foreign,
-    shown,
+    session_fields,
     title_holder,
     usage_of,
 )
@@ -55,16 +55,16 @@ class Transfer(Repository):
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> JsonObject | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
         apart. `redact` is applied to every text of it."""
-        found = tx.row(SESSION, (session_id,))
-        if found is None:
+        record = tx.row(SESSION, (session_id,))
+        if record is None:
             return None
-        session = shown(found)
-        held = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
+        session = session_fields(record)
+        messages = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
         out: JsonObject = {"format": FORMAT, "id": session_id}
         out |= {name: session[name] for name in _OF_SESSION}
-        out["messages"] = [_told(row) for row in held if not row.model_only]
-        out["model_messages"] = [_told(row) for row in held if row.model_only]
-        out["usage"] = usage_of(found["usage"])
+        out["messages"] = [_exported_message(row) for row in messages if not row.model_only]
+        out["model_messages"] = [_exported_message(row) for row in messages if row.model_only]
+        out["usage"] = usage_of(record["usage"])
         return _redacted(out, redact) if redact else out
 
     @blocks
@@ -134,10 +134,10 @@ class Transfer(Repository):
         return {"ok": True, "imported": len(imported), "skipped": skipped, "detached": detached, "errors": []}
 
 
-def _told(row: Row) -> JsonObject:
-    told = {name: getattr(row, name) for name in ("id", *_OF_MESSAGE)}
-    told["position"] = row.position if row.active else None
-    return {name: value for name, value in told.items() if value is not None or name == "content"}
+def _exported_message(row: Row) -> JsonObject:
+    fields = {name: getattr(row, name) for name in ("id", *_OF_MESSAGE)}
+    fields["position"] = row.position if row.active else None
+    return {name: value for name, value in fields.items() if value is not None or name == "content"}
 
 
 def _redacted(value: object, redact: Redact) -> Any:
@@ -154,15 +154,15 @@ def _faults(batch: list[JsonMapping]) -> list[JsonObject]:
         return [{"index": IMPORT_SESSIONS_MAX, "message": f"At most {IMPORT_SESSIONS_MAX} sessions are taken at once."}]
     errors: list[JsonObject] = []
     seen: set[str] = set()
-    size = held = 0
+    size = message_count = 0
     for index, item in enumerate(batch):
         try:
             size += len(pack(item))
             _check(item, seen)
-            held += len(_messages(item))
+            message_count += len(_messages(item))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             errors.append({"index": index, "message": str(error.args[0] if error.args else error)})
-    if held > IMPORT_ROWS_AT_ONCE_MAX:
+    if message_count > IMPORT_ROWS_AT_ONCE_MAX:
         message = f"At most {IMPORT_ROWS_AT_ONCE_MAX} messages are taken at once."
         errors.append({"index": len(batch) - 1, "message": message})
     if size > IMPORT_BYTES_MAX:
@@ -195,20 +195,20 @@ def _check(item: object, seen: set[str]) -> None:
     for name in ("messages", "model_messages"):
         if not isinstance(item.get(name, []), list):
             raise ValueError(f"`{name}` is a list.")
-        for at, message in enumerate(item.get(name, [])):
-            _check_message(f"{name}[{at}]", message)
+        for index, message in enumerate(item.get(name, [])):
+            _check_message(f"{name}[{index}]", message)
     if (count := len(_messages(item))) > IMPORT_ROWS_MAX:
         raise ValueError(f"A session of {count} messages; at most {IMPORT_ROWS_MAX} are taken.")
-    used = item.get("usage", [])
-    if not isinstance(used, list) or not all(isinstance(one, Mapping) for one in used):
+    usage = item.get("usage", [])
+    if not isinstance(usage, list) or not all(isinstance(entry, Mapping) for entry in usage):
         raise ValueError("`usage` is a list of objects.")
-    for one in used:
-        if not all(isinstance(one.get(name, ""), str) for name in ("model", "provider", "task")) or not all(
-            isinstance(one.get(name) or 0, _NUMBERS) for name in USAGE_FIELDS[3:]
+    for entry in usage:
+        if not all(isinstance(entry.get(name, ""), str) for name in ("model", "provider", "task")) or not all(
+            isinstance(entry.get(name) or 0, _NUMBERS) for name in USAGE_FIELDS[3:]
         ):
             raise ValueError("`usage` holds names and numbers.")
         for name in USAGE_FIELDS[3:]:
-            _check_number(f"usage.{name}", one.get(name))
+            _check_number(f"usage.{name}", entry.get(name))
 
 
 def _check_number(name: str, value: object) -> None:
@@ -275,43 +275,47 @@ def _insert(tx: Tx, item: JsonMapping, owner: str) -> None:
     tx.execute(sql, list(fields.values()))
     rows.add(tx, _rows_of(item))
     # Counters are those of the document where it has them, and counted where it has not.
-    kept = {name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None}
-    for name, value in kept.items():
+    counters = {
+        name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None
+    }
+    for name, value in counters.items():
         tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, item["id"]))
     rows.recount(tx, item["id"])
 
 
 def _rows_of(item: JsonMapping) -> list[Row]:
     """The rows of a session, those that only the model sees at the end."""
-    said: list[JsonMapping] = item.get("messages", [])
-    made = [_row_of(item["id"], message) for message in said]
+    messages: list[JsonMapping] = item.get("messages", [])
+    loaded = [_row_of(item["id"], message) for message in messages]
     for message in item.get("model_messages", []):
-        made.append(row := _row_of(item["id"], message))
+        loaded.append(row := _row_of(item["id"], message))
         row.synthetic = row.model_only = True
     if "model_messages" not in item:
-        made = _one_row_each(made, [message.get("copy_of") for message in said])
-    placed = sorted((row for row in made if row.active and row.position is not None), key=lambda row: row.position or 0)
-    for row in made:
+        loaded = _one_row_each(loaded, [message.get("copy_of") for message in messages])
+    positioned = sorted(
+        (row for row in loaded if row.active and row.position is not None), key=lambda row: row.position or 0
+    )
+    for row in loaded:
         row.position = None
-    for position, row in enumerate(placed, 1):
+    for position, row in enumerate(positioned, 1):
         row.position = position
-    return made
+    return loaded
 
 
-def _one_row_each(made: list[Row], origins: list[int | None]) -> list[Row]:
+def _one_row_each(loaded: list[Row], origins: list[int | None]) -> list[Row]:
     """The rows of a document of an older version, which repeats messages that a compaction kept, and names the ones that
     they repeat: those are live in the place of their copies."""
-    kept: list[Row] = []
-    for at, (row, origin) in enumerate(zip(made, origins, strict=True)):
-        if origin is None or origin >= at:
+    unique: list[Row] = []
+    for index, (row, origin) in enumerate(zip(loaded, origins, strict=True)):
+        if origin is None or origin >= index:
             # What closes a turn has a run or a reason; a summary has neither.
             row.model_only = row.synthetic and row.run_id is None and row.finish_reason is None
-            row.position = at
-            kept.append(row)
+            row.position = index
+            unique.append(row)
         elif row.active:
-            first = made[origin]
-            first.active, first.compacted, first.position, first.api_content = True, False, at, row.api_content
-    return kept
+            first = loaded[origin]
+            first.active, first.compacted, first.position, first.api_content = True, False, index, row.api_content
+    return unique
 
 
 def _row_of(session_id: str, message: JsonMapping) -> Row:
