@@ -291,7 +291,8 @@ class RunWriter:
         commit.done = self._loop.create_future()
         # An outcome that nobody waits for any more is no error of its own.
         commit.done.add_done_callback(_mark_retrieved)
-        self._enqueue(commit)
+        self._commits.append(commit)
+        self._begin_to_drain()
         await commit.done
 
     def _begin_to_drain(self) -> None:
