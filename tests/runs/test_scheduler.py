@@ -209,3 +209,18 @@ async def test_job_with_session_id_continues_session(plan: Plan) -> None:
     assert [m["content"] for m in plan.server.requests[-1].body["messages"] if m["role"] != "system"] == [
         "Say hi.", "hi", "Say hi.",
     ]  # fmt: skip
+
+
+async def test_defect_does_not_end_scheduler(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def fail() -> None:
+        looked.put_nowait(None)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("hermes.runs.scheduler.JOB_LOOK_S", 0.0)
+    monkeypatch.setattr(plan.scheduler, "look", fail)
+    running = asyncio.create_task(plan.scheduler.run())
+    for _ in range(2):
+        await asyncio.wait_for(looked.get(), 30)
+    running.cancel()

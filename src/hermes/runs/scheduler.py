@@ -37,6 +37,8 @@ class Scheduler:
                     await self.look()
             except (StoreError, Refused) as error:
                 log.warning("jobs could not be looked after: %s", error)
+            except Exception:  # one defect must not end all jobs
+                log.exception("jobs could not be looked after")
             await asyncio.sleep(JOB_LOOK_S)
 
     async def look(self) -> None:
