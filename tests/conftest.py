@@ -1,7 +1,6 @@
 """What holds for every test: a home of its own, and an environment that says nothing."""
 
 import gc
-import itertools
 import os
 import resource
 from pathlib import Path
@@ -11,7 +10,6 @@ from hypothesis import settings
 
 _SPEAKING = ("HERMES_", "API_SERVER_", "OTEL_")
 _KEYS = ("_API_KEY", "HF_TOKEN")
-_numbers = itertools.count()
 
 # The suite gives the same verdict every time, on a slow machine too.
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -35,12 +33,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def home_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test's own HERMES_HOME; it does not exist until something is written there. Most tests need no folder at all,
-    so it is not in `tmp_path`."""
+def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own HERMES_HOME; it does not exist until something is written there."""
     for name in os.environ:
         if name.startswith(_SPEAKING) or name.endswith(_KEYS):
             monkeypatch.delenv(name)
-    folder = tmp_path_factory.getbasetemp() / f"hermes-home-{next(_numbers)}"
+    folder = tmp_path / "hermes-home"
     monkeypatch.setenv("HERMES_HOME", str(folder))
     return folder

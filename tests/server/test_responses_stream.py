@@ -407,16 +407,16 @@ async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:
 
 async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = asyncio.Event()
-    keep = ResponseRecord.keep
+    save = ResponseRecord.save
 
     async def late(self: ResponseRecord, adapter: Any, response: Json, ended: Any = None) -> None:
         task = asyncio.current_task()
         # The follower that works for nobody is a moment behind.
         if response["status"] == "completed" and task is not None and "_alone" in repr(task.get_coro()):
             await held.wait()
-        await keep(self, adapter, response, ended)
+        await save(self, adapter, response, ended)
 
-    monkeypatch.setattr(ResponseRecord, "keep", late)
+    monkeypatch.setattr(ResponseRecord, "save", late)
     api.model.script = [Reply(text="Done.")]
     async with api.post("/v1/responses", {"input": "x", "background": True}) as response:
         made = await response.json()
