@@ -24,6 +24,7 @@ from hermes.runs.commits import LogOutput
 from hermes.runs.log import RunLog
 from hermes.runs.writer import RunWriter
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
+from hermes.store.runs import ClaimedSession
 from hermes.store.stores import Async, Store, open_store
 
 from .conftest import call
@@ -1168,3 +1169,47 @@ def test_run_recorded_with_its_end_keeps_log_and_drops_history(store: Store) -> 
     assert record is not None
     assert record.spec == spec.replace(history=[])
     assert store.runs.page(owner="guest", limit=5)[0][0].spec.owner == "guest"
+
+
+def claim(store: Store, *, ends: bool) -> tuple[str, ClaimedSession | None]:
+    """Put a run on record that makes its session, as every process does that has a chat with this opening."""
+    spec = RunSpec("hi", session_id="api-1", base_id="api-1", kind="chat", history=[])
+    started = Event(
+        spec.run_id,
+        "run.started",
+        0,
+        {"kind": "chat", "session_id": "api-1", "model": "m", "provider": "p"},
+        1,
+        BEGUN_AT,
+    )
+    usage = Event(spec.run_id, "usage", 1, {"input_tokens": 3, "output_tokens": 2, "model": "m"}, 2, BEGUN_AT)
+    ended = Event(spec.run_id, "run.completed", 0, {"usage": {}}, 3, BEGUN_AT)
+    row = Row("api-1", "user", "hi", run_id=spec.run_id, timestamp=BEGUN_AT)
+    record = {"id": "api-1", "source": "api_server", "owner": "default", "base_id": "api-1"}
+    events = [started, usage, ended] if ends else [started, usage]
+    claimed = store.runs.append(
+        spec.run_id, None, events, [row], session=record, creates=spec, claims=("another process", 30.0)
+    )
+    return spec.run_id, claimed
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_claimed_session_is_new_and_leased_while_run_goes_on(store: Store, ends: bool) -> None:
+    for expected in ("api-1", "api-1-2", "api-1-3"):
+        run_id, claimed = claim(store, ends=ends)
+        assert claimed is not None
+        assert claimed.session_id == expected
+        assert (claimed.token is None) is ends
+        assert store.leases.holder(f"session:{expected}") == (None if ends else "another process")
+        session, record = store.sessions.get_session(expected), store.runs.get(run_id)
+        assert session is not None and record is not None
+        assert (session["message_count"], session["api_call_count"], session["input_tokens"]) == (1, 1, 3)
+        assert record.spec.session_id == expected
+        assert store.runs.durable(run_id)[0].data["session_id"] == expected
+        assert texts(store.sessions, expected) == ["hi"]
+
+
+def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store: Store) -> None:
+    assert store.leases.acquire("session:api-1", "another process", 30.0) is not None
+    _, claimed = claim(store, ends=True)
+    assert claimed is not None and claimed.session_id == "api-1-2"
