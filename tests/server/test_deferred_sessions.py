@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
+from hermes.store.base import StoreError
 from hermes.store.connections import Connection
 from support.model_server import Call, Reply, Request
 
@@ -124,4 +126,63 @@ async def test_failed_plain_turn_is_recorded(api: Api) -> None:
         assert response.status >= 400
         session_id = response.headers["X-Hermes-Session-Id"]
     assert (await messages(api, session_id))[0] == "hi"
+    assert lease_names(api) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wait_s", [0.002, 0.006, 0.015])
+async def test_clients_that_leave_early_do_not_share_a_session(api: Api, stream: bool, wait_s: float) -> None:
+    """A client that goes is on record before the turn's own beginning; that too needs a session of its own."""
+    api.model.handler = lambda _: Reply(text="Hello.", delay_s=0.05, continues=False)
+    await ask(api)
+
+    async def leave_early() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), api.post(CHAT, user("hi", stream=stream)) as response:
+                await response.read()
+
+    await asyncio.gather(*(leave_early() for _ in range(8)))
+    while api.app.engine.by_id:
+        await asyncio.sleep(0.01)
+    rows = api.app.store.blocking.engine.read(
+        lambda tx: tx.rows("SELECT session_id, count(DISTINCT run_id) AS runs FROM messages GROUP BY session_id")
+    )
+    assert {row["runs"] for row in rows} == {1}
+    unfinished = api.app.store.blocking.engine.read(lambda tx: tx.rows("SELECT 1 FROM runs WHERE ended_at IS NULL"))
+    assert list(unfinished) == lease_names(api) == []
+
+
+async def test_turn_that_cannot_begin_is_recorded_under_its_own_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, session_id = await ask_with(api, Reply(text="One.", continues=False))
+    forgotten: list[str] = []
+    monkeypatch.setattr(api.app.engine.lifecycle, "on_new_session", forgotten.extend)
+
+    async def fail(*_: Any) -> Any:
+        raise OSError("the disk")
+
+    monkeypatch.setattr("hermes.agent.turn_start.set_system_prompt", fail)
+    async with api.post(CHAT, user("hi")) as response:
+        assert (response.status, response.headers["X-Hermes-Session-Id"]) == (500, f"{session_id}-2")
+    assert forgotten == [f"{session_id}-2"]
+    assert await messages(api, session_id) == ["hi", "One."]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_turn_without_record_names_no_other_session(
+    api: Api, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    _, session_id = await ask_with(api, Reply(text="One.", continues=False))
+    append = api.app.store.runs.append
+    failures = iter([StoreError("The disk is full.")])
+
+    async def fail_once(*args: Any, **options: Any) -> Any:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return await append(*args, **options)
+
+    monkeypatch.setattr(api.app.store.runs, "append", fail_once, raising=False)
+    async with api.post(CHAT, user("hi", stream=stream)) as response:
+        assert response.status == 200
+        assert "One." in await response.text()
+    assert await messages(api, session_id) == ["hi", "One."]
     assert lease_names(api) == []

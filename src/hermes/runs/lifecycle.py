@@ -211,16 +211,24 @@ class Lifecycle:
     def _on_created(self, live: LiveRun, admission: Admission, claimed: ClaimedSession | None) -> None:
         self._engine.mark_created(admission.spec.run_id)
         if claimed is not None:
-            live.spec = live.spec.replace(session_id=claimed.session_id)
-            admission.spec = admission.spec.replace(session_id=claimed.session_id)
-            self._engine.admissions.leases.fulfil(admission.lease, claimed)
-            if admission.on_session_made is not None:
-                admission.on_session_made(claimed.session_id)
+            self._set_session_id(live, admission, claimed.session_id)
             self.on_new_session([claimed.session_id])
+            if not admission.released:
+                self._engine.admissions.leases.fulfil(admission.lease, claimed)
+            elif claimed.token is not None:
+                leases = self._engine.store.leases
+                self._spawn(leases.release(f"session:{claimed.session_id}", claimed.token))
+
+    @staticmethod
+    def _set_session_id(live: LiveRun, admission: Admission, session_id: str) -> None:
+        live.spec = live.spec.replace(session_id=session_id)
+        admission.spec = admission.spec.replace(session_id=session_id)
+        if admission.on_session_made is not None:
+            admission.on_session_made(session_id)
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            result = await self._execute_or_go_unrecorded(live)
+            result = await self._execute_or_go_unrecorded(live, admission)
             self._note_unrecorded_end(live)
             return result
         except asyncio.CancelledError:
@@ -243,7 +251,7 @@ class Lifecycle:
             finally:
                 await self.forget(live)
 
-    async def _execute_or_go_unrecorded(self, live: LiveRun) -> Result:
+    async def _execute_or_go_unrecorded(self, live: LiveRun, admission: Admission) -> Result:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)
@@ -252,7 +260,10 @@ class Lifecycle:
         except StoreError as error:
             if not live.unrecorded or isinstance(error, LeaseLost):
                 raise
+        live.log.drop_start()
         await live.log.close()
+        if admission.lease.unclaimed:  # whatever session has that id by now is another's
+            self._set_session_id(live, admission, f"{live.spec.session_id}-{live.spec.run_id[-8:]}")
         live.spec, live.begun = live.spec.replace(persist=False), None
         live.store = self._engine.store_for(live.spec)
         await self._engine.create(live.spec)

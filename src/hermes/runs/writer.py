@@ -15,7 +15,7 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.commits import Commit, LogOutput, Pending
 from hermes.runs.streams import Stream
 from hermes.store.base import Partial, Row
-from hermes.store.runs import ClaimedSession
+from hermes.store.runs import ClaimedSession, set_session_id
 from hermes.store.stores import AsyncRuns
 
 
@@ -75,8 +75,8 @@ class RunWriter:
         self._held_timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
-        # The id that the session of the run was to have, and the one that it has.
-        self._renamed: tuple[str, str] | None = None
+        # The id of the session that was claimed with the run.
+        self._session_id: str | None = None
         # Why events were not committed for which nobody waited: whoever appends next is told.
         self._lost: Exception | None = None
         self._latest_ts = 0.0
@@ -359,6 +359,8 @@ class RunWriter:
                     if self._retry_start(batch, error):
                         self._awaited += len(batch)
                         return
+                    if self.creates is not None:  # what follows the start of a run is nothing without it
+                        batch, self._commits = [*batch, *self._commits], []
                     for commit in batch:
                         self._fail_commit(commit, error)
                     if all(commit.hold for commit in batch):
@@ -424,10 +426,10 @@ class RunWriter:
                 self.last_seq += 1
                 event.seq, event.ts = self.last_seq, self._clock()
             joined.join(commit)
-        if self._renamed is not None:
-            for row in joined.rows:  # one may have been made before the id of the session was known
-                if row.session_id == self._renamed[0]:
-                    row.session_id = self._renamed[1]
+        if self._session_id is not None:  # what was made before that was known has another
+            set_session_id(self._session_id, joined.events, joined.rows)
+            if joined.session is not None:
+                joined.session = {**joined.session, "id": self._session_id}
         partials: list[Partial] = []
         closes: list[str] = []
         if self._streams:
@@ -460,8 +462,7 @@ class RunWriter:
         if self.creates is not None:
             if claimed is not None:
                 self.token = claimed.token
-                if claimed.session_id != self.creates.session_id:
-                    self._renamed = self.creates.session_id, claimed.session_id
+                self._session_id = claimed.session_id
             self.creates = self.claims = None
             if self.on_created is not None:
                 self.on_created(claimed)
@@ -521,6 +522,13 @@ class RunWriter:
         if now > self._latest_ts:
             self._latest_ts = now
         return self._latest_ts
+
+    def drop_start(self) -> None:
+        """Do not try again to put the start of the run on record."""
+        self._commits = []
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
 
     async def close(self) -> None:
         """Leave nothing behind: timers and tasks of this log end here."""

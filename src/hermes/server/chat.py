@@ -174,6 +174,9 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
         and isinstance(parsed.prompt, str)
         and spec.on_detach == "cancel"
         and options.recording is None
+        # What is known of a session, such as the notices of its MCP servers, is under its id.
+        and not context.app.settings.mcp_servers
+        and not context.is_agent_replaced()
     )
     return turn
 

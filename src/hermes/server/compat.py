@@ -301,7 +301,7 @@ class _Context(ServerContext):
 
     def __init__(self, adapter: APIServerAdapter, extra: JsonMapping, model_name: str) -> None:
         super().__init__(extra, model_name)
-        self.replaced_run = adapter.replaced_run
+        self.replaced_run, self.is_agent_replaced = adapter.replaced_run, adapter.is_agent_replaced
         self._sets_keepalive = extra.get("keepalive_seconds") or os.environ.get("API_SERVER_KEEPALIVE_SECONDS")
 
     @property
@@ -356,9 +356,12 @@ class APIServerAdapter:
     def _cors_headers_for_origin(self, origin: str) -> dict[str, str] | None:
         return self.context.cors_headers(origin)
 
+    def is_agent_replaced(self) -> bool:
+        return not self.__dict__.keys().isdisjoint(_REPLACEABLE) or facade.AIAgent is not _AGENT
+
     def replaced_run(self, turn: Turn, *, streamed: bool) -> CallbackRun | None:
         """The turn, begun by what somebody has put in the place of the agent; None where nobody has."""
-        if self.__dict__.keys().isdisjoint(_REPLACEABLE) and facade.AIAgent is _AGENT:
+        if not self.is_agent_replaced():
             return None
         stream_q, agent_ref = TurnQueue(), [None]
         coroutine = self._run_agent(

@@ -8,7 +8,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +102,7 @@ class ServerContext:
         self.spool_folder: Path | None = None
         # Begins a turn with what stands in the place of the engine, if anything does.
         self.replaced_run: ReplaceRun | None = None
+        self.is_agent_replaced: Callable[[], bool] = lambda: False
         self._secrets = Secrets([options.key] if options.key else [])
         self._app: apps.App | None = None
         self.is_attached = False

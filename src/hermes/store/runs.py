@@ -133,11 +133,13 @@ class Runs(Repository):
         """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
         session, creates, replaces = options.get("session"), options.get("creates"), options.get("replaces")
         claims, usage = options.get("claims"), None
-        if creates is not None and session is not None and claims is not None:
+        if creates is not None and claims is not None:
             state, session_id = RunState(), free_session_id(tx, creates.session_id)
-            creates, session = creates.replace(session_id=session_id), {**session, "id": session_id}
-            _set_session_id(session_id, events, rows)
-            usage = used([event.data for event in events if event.type == "usage"])
+            creates = creates.replace(session_id=session_id)
+            set_session_id(session_id, events, rows)
+            if session is not None:
+                session = {**session, "id": session_id}
+                usage = used([event.data for event in events if event.type == "usage"])
         elif creates is not None:
             state, session_id = RunState(), creates.session_id
             _check_token(run_id, token, current_token(tx, f"session:{session_id}"))
@@ -188,7 +190,7 @@ class Runs(Repository):
         _put(tx, run_id, options.get("partials", ()))
         if claims is None:
             return None
-        new_token = None if state.ended else acquire(tx, f"session:{session_id}", *claims, free=True)
+        new_token = None if state.ended or creates is None else acquire(tx, f"session:{session_id}", *claims, free=True)
         return ClaimedSession(session_id, new_token)
 
     @writes
@@ -537,7 +539,7 @@ def _check_token(run_id: str, token: int | None, current: int | None) -> None:
         raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
-def _set_session_id(session_id: str, events: Sequence[Event], rows: Sequence[Row]) -> None:
+def set_session_id(session_id: str, events: Sequence[Event], rows: Sequence[Row]) -> None:
     for row in rows:
         row.session_id = session_id
     for event in events:
