@@ -102,7 +102,7 @@ class ServerContext:
         self.spool_folder: Path | None = None
         # Begins a turn with what stands in the place of the engine, if anything does.
         self.replaced_run: ReplaceRun | None = None
-        self.is_agent_replaced: Callable[[], bool] = lambda: False
+        self.is_agent_replaced: Callable[[], bool] = bool  # which says no
         self._secrets = Secrets([options.key] if options.key else [])
         self._app: apps.App | None = None
         self.is_attached = False
