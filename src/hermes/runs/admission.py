@@ -209,7 +209,7 @@ class Admissions:
         while True:
             lease: Lease | None = None
             if bind and defer:
-                return self.leases.promise(spec, self._engine.store)
+                return self.leases.unclaimed_lease(spec, self._engine.store)
             if bind:
                 try:
                     lease = await self.leases.bind(spec, self._engine.store)

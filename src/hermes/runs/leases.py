@@ -141,14 +141,14 @@ class SessionLeases:
         self._hold(lease, begun)
         return lease
 
-    def promise(self, spec: RunSpec, store: AsyncStore) -> Lease:
+    def unclaimed_lease(self, spec: RunSpec, store: AsyncStore) -> Lease:
         """A lease on a session that nobody can know of before it is made: nothing of it is in the store until then."""
         turn = asyncio.get_running_loop().create_future()
         begun = OpenedSession(spec.session_id, None, (), None)
         return Lease(spec.session_id, spec.owner, spec.run_id, turn, store, begun=begun, unclaimed=True)
 
-    def fulfil(self, lease: Lease, claimed: ClaimedSession) -> None:
-        """The session of a promised lease was made, under this id; without a token the run has ended with that."""
+    def mark_claimed(self, lease: Lease, claimed: ClaimedSession) -> None:
+        """The session of an unclaimed lease was made, under this id; without a token the run has ended with that."""
         lease.session_id = claimed.session_id
         if claimed.token is not None:
             lease.unclaimed = False

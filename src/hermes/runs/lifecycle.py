@@ -214,7 +214,7 @@ class Lifecycle:
             self._set_session_id(live, admission, claimed.session_id)
             self.on_new_session([claimed.session_id])
             if not admission.released:
-                self._engine.admissions.leases.fulfil(admission.lease, claimed)
+                self._engine.admissions.leases.mark_claimed(admission.lease, claimed)
             elif claimed.token is not None:
                 leases = self._engine.store.leases
                 self._spawn(leases.release(f"session:{claimed.session_id}", claimed.token))

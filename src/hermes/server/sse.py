@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import StreamWriter
 
 from hermes.bus.memory import Sink
@@ -91,14 +92,14 @@ class EventStream:
 
     async def __aenter__(self) -> EventStream:
         if self._held is None:
-            await self._prepare()
-            if self._writer is not None:
-                self._loop.call_soon(_send_head, self._writer)  # if nothing is written at once
+            writer = await self._prepare()
+            if type(writer) is StreamWriter:
+                self._loop.call_soon(_send_head, writer)  # if nothing is written at once
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
         self._among.add(self)
         return self
 
-    async def _prepare(self) -> None:
+    async def _prepare(self) -> AbstractStreamWriter | None:
         """Make the head of the headers as they are now."""
         try:
             writer = await self.response.prepare(self._request)
@@ -106,6 +107,7 @@ class EventStream:
             raise ClientGone from error
         if type(writer) is StreamWriter and writer.chunked:
             self._writer = writer
+        return writer
 
     async def __aexit__(self, *_: object) -> None:
         self._among.discard(self)

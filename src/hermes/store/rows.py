@@ -156,7 +156,7 @@ def digest_of_row(row: Row) -> str:
 
 
 def conversation_rows(tx: Tx, session_id: str, where: str = "") -> list[Row]:
-    """The conversation as it was conversation_rows. What the user said is left out where its hash is known."""
+    """The conversation of a session. The content of user messages is left out where its hash is stored."""
     stored = tx.rows(f"{SELECT} WHERE session_id = ? AND {CONVERSATION} {where} ORDER BY id", (session_id,))
     blob = functools.partial(_blob, tx)
     return list(
