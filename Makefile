@@ -8,29 +8,42 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 HEAVY   := tests/clients/heavy/.venv
+# The page, built from web/.
+PAGE        := src/hermes/server/web/index.html
+PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/.node/*')
 
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test test-clients test-clients-heavy test-long test-crash soak check format lock sbom bench bench-guard house eval-local clean help
+.PHONY: setup run dist test test-clients test-clients-heavy test-web screenshots test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-clients-heavy | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | house | eval-local | setup | clean"
+	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | screenshots | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
 
-setup: $(STAMP)
+setup: $(STAMP) $(PAGE)
 
 # The environment is made anew when the lists of dependencies change; otherwise this is free.
-$(STAMP): pyproject.toml requirements.lock scripts/setup scripts/local-runtime.txt scripts/test-model.txt
+$(STAMP): pyproject.toml requirements.lock scripts/setup src/hermes/local/runtime.txt scripts/test-model.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup
 	@touch $(STAMP)
 
+$(PAGE): $(PAGE_SOURCE) scripts/build-web scripts/node | $(STAMP)
+	@VENV="$(VENV)" sh scripts/build-web
+
 run: setup
 	@$(BIN)/python -m hermes.cli.install_model
+	@echo "Command  from another terminal: $(CURDIR)/$(BIN)/hermes   (or: export PATH=$(CURDIR)/$(BIN):\$$PATH)" >&2
 	@exec $(BIN)/hermes gateway run $(ARGS)
 
+# A wheel with the page in it, and a source distribution, for `pipx install dist/*.whl` or `uv tool install dist/*.whl`.
+dist: setup
+	@test -f $(PAGE) || { echo "The page could not be built, and a wheel without it is not wanted." >&2; exit 1; }
+	@VENV="$(VENV)" sh scripts/build-dist
+
+
 test: setup
-	@$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "not long and not cluster" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-clients: setup $(CLIENTS)/.installed
 	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadscope tests/clients $(ARGS)
@@ -47,11 +60,35 @@ $(HEAVY)/.installed: pyproject.toml scripts/setup-clients-heavy
 	@PYTHON="$(PYTHON)" VENV="$(HEAVY)" sh scripts/setup-clients-heavy
 	@touch $@
 
+# The page in a real browser.
+test-web: setup $(VENV)/.web-tests
+	@sh scripts/node npm run --prefix web --silent check
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/web $(ARGS)
+
+$(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests | setup
+	@VENV="$(VENV)" sh scripts/setup-web-tests
+	@touch $@
+
+# The pictures of docs/images, and how quick and how heavy the page is.
+screenshots: setup $(VENV)/.web-tests
+	@$(BIN)/python scripts/screenshots.py $(ARGS)
+
+bench-web: setup $(VENV)/.web-tests
+	@$(BIN)/python -m bench.page $(ARGS)
+
 test-long: setup
-	@$(BIN)/python -m pytest -m long -n auto $(ARGS)
+	@$(BIN)/python -m pytest -m "long and not cluster" -n auto $(ARGS)
 
 test-crash: setup
 	@HERMES_CRASH_ROUNDS=300 HERMES_SERVER_CRASH_ROUNDS=200 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
+
+# Three replicas on PostgreSQL and NATS under mixed load: 100 random faults, or 1,000 and a stall of a minute; outages of half a
+# minute. A failure prints its seed; HERMES_CLUSTER_SEED repeats it.
+test-cluster: setup
+	@sh scripts/in-own-network $(BIN)/python -m pytest -m "cluster and not long" -n 2 --dist worksteal tests/cluster_faults $(ARGS)
+
+test-cluster-long: setup
+	@HERMES_CLUSTER_FAULTS=1000 sh scripts/in-own-network $(BIN)/python -m pytest -m cluster -n 2 --dist worksteal tests/cluster_faults $(ARGS)
 
 # One server under mixed traffic for ten minutes (`ARGS="--minutes 2"`): nothing grows, and nothing is left over.
 soak: setup
@@ -93,5 +130,5 @@ eval-local: setup
 	@$(BIN)/python -m evals $(ARGS)
 
 clean:
-	@rm -rf $(VENV) $(CLIENTS) $(HEAVY) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.cache
+	@rm -rf $(VENV) $(CLIENTS) $(HEAVY) tests/clients/node/node_modules web/node_modules web/.node src/hermes/server/web .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,12 +9,19 @@ import time
 
 import uvloop
 
-from bench import serving, state, workers, writes
+from bench import cluster, postgres, serving, state, workers, writes
 from bench.results import keep, show
 from bench.servers import OTHER_CORE
 
 FILES_WANTED = 16_384
-PARTS = {"serving": serving.measure, "state": state.measure, "workers": workers.measure, "writes": writes.measure}
+PARTS = {
+    "serving": serving.measure,
+    "state": state.measure,
+    "workers": workers.measure,
+    "writes": writes.measure,
+    "postgres": postgres.measure,
+    "cluster": cluster.measure,
+}
 
 
 def busy_s() -> tuple[float, float]:

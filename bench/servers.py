@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+SRC = Path(__file__).resolve().parents[1] / "src"
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -36,14 +37,18 @@ class Server:
     pid: int
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that all its threads have used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_s(self.pid)
 
     def resident_mb(self) -> float:
         """Its resident memory."""
         found = re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that all threads of a process have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def pinned(*cores: int) -> list[str]:
@@ -52,18 +57,21 @@ def pinned(*cores: int) -> list[str]:
 
 
 def environment(folder: Path | None) -> dict[str, str]:
-    """What a process is to know: nothing of how this one was started."""
+    """What a process is to know: nothing of how this one was started, but for the source that lies beside the bench."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HERMES_", "PYTHON"))}
+    env["PYTHONPATH"] = str(SRC)
     return env | ({"HERMES_HOME": str(folder)} if folder else {})
 
 
 @contextlib.contextmanager
-def started(command: list[str], *cores: int, folder: Path | None = None) -> Iterator[Server]:
+def started(
+    command: list[str], *cores: int, folder: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server, once it listens, and to its end."""
     with (
         open(os.devnull if folder is None else folder / "stderr.txt", "wb") as said,
         subprocess.Popen(
-            [*pinned(*cores), *command], stdout=subprocess.PIPE, stderr=said, env=environment(folder)
+            [*pinned(*cores), *command], stdout=subprocess.PIPE, stderr=said, env={**environment(folder), **(env or {})}
         ) as process,
     ):
         assert process.stdout is not None
@@ -88,7 +96,9 @@ def relay(model: Server) -> contextlib.AbstractContextManager[Server]:
 
 
 @contextlib.contextmanager
-def hermes(model: Server, folder: Path | None = None, workers: int | None = None) -> Iterator[Server]:
+def hermes(
+    model: Server, folder: Path | None = None, workers: int | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Hermes, in a home of its own. With a number of workers it may use every core."""
     with contextlib.ExitStack() as held:
         home = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -99,4 +109,4 @@ def hermes(model: Server, folder: Path | None = None, workers: int | None = None
         command = [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"]
         command += ["--workers", str(workers)] if workers else []
         cores = CORES if workers else [SERVER_CORE]
-        yield held.enter_context(started(command, *cores, folder=home))
+        yield held.enter_context(started(command, *cores, folder=home, env=env))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-LOCKS = (ROOT / "requirements.lock", ROOT / "scripts" / "local-runtime.txt")
+LOCKS = (ROOT / "requirements.lock", ROOT / "src" / "hermes" / "local" / "runtime.txt")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -32,10 +32,10 @@ def document() -> dict[str, Any]:
     packages = locked()
     version = re.search(r'__version__ = "([^"]+)"', (ROOT / "src" / "hermes" / "__init__.py").read_text())
     assert version is not None
-    own = f"pkg:pypi/hermes@{version[1]}"
+    own = f"pkg:pypi/hermes-gateway@{version[1]}"
     components = [_component(name, *found) for name, found in sorted(packages.items())]
     places = {name: f"pkg:pypi/{name}@{found[0]}" for name, found in packages.items()}
-    needs = [{"ref": own, "dependsOn": sorted(places[name] for name in _needs("hermes") & packages.keys())}]
+    needs = [{"ref": own, "dependsOn": sorted(places[name] for name in _needs("hermes-gateway") & packages.keys())}]
     needs += [
         {"ref": place, "dependsOn": sorted(places[other] for other in _needs(name) & packages.keys() - {name})}
         for name, place in sorted(places.items())
@@ -49,7 +49,7 @@ def document() -> dict[str, Any]:
             "component": {
                 "type": "application",
                 "bom-ref": own,
-                "name": "hermes",
+                "name": "hermes-gateway",
                 "version": version[1],
                 "purl": own,
                 "licenses": [{"license": {"id": "MIT"}}],

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.engines import nats_url, own_nats, own_postgres, postgres_database, postgres_url
+
+# Fixtures for all tests.
+__all__ = ["nats_url", "own_nats", "own_postgres", "postgres_database", "postgres_url"]
+
 _SPEAKING = ("HERMES_", "API_SERVER_", "OTEL_")
 _KEYS = ("_API_KEY", "HF_TOKEN")
 

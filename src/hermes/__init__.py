@@ -1,3 +1,3 @@
 """Hermes: a self-hosted AI agent that speaks OpenAI's protocols."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

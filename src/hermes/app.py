@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
-from hermes.bus.peers import Operation, Peers
+from hermes.bus.peers import Operation, Peers, PeerServer
+from hermes.bus.replica import replica_of
 from hermes.core.burst_cache import BurstCache
 from hermes.core.errors import ConfigError
 from hermes.core.home import Home, resolve
@@ -38,6 +39,7 @@ from hermes.runs.scheduler import Scheduler
 from hermes.runs.traces import traces
 from hermes.sandbox.choose import Sandboxes
 from hermes.services.housekeeping import SWEEP_EVERY_S, sweep_if_due
+from hermes.services.usage import WARM_UP, UsageCounter
 from hermes.settings import config
 from hermes.store.base import StoreError
 from hermes.store.engine import Engine
@@ -97,13 +99,16 @@ class App:
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.agent.delta_window_ms / 1000
-        elsewhere = Elsewhere(Peers(home.run_folder))
-        self.run_log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal, elsewhere=elsewhere)
+        self.replica = replica_of(home, settings)
+        bus, peers = (self.replica.bus, self.replica.peers) if self.replica else (MemoryBus(), Peers(home.run_folder))
+        self.run_log = log = RunLog(bus, window_s=window_s, journal=home.journal, elsewhere=Elsewhere(peers))
         limits = EngineLimits(
             turn_queue=settings.sessions.turn_queue, resume_within_s=settings.runs.resume_within_seconds
         )
         self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
         self.engine.lifecycle.on_new_session = self.services.forget
+        self.usage = UsageCounter(self.store.usage_days, self._in_background)
+        self.engine.listeners.append(self.usage.hear)
         self._traces = traces(settings)
         if self._traces is not None:
             self.engine.listeners.append(self._traces.hear)
@@ -126,7 +131,22 @@ class App:
 
     async def answer_peers(self, more: Mapping[str, Operation]) -> None:
         self._loop = asyncio.get_running_loop()
-        await self.engine.answer_peers(self.home.run_folder, {"forget": self._forget_for_peer, **more})
+        make_server = self.replica.peer_server if self.replica else partial(PeerServer, self.home.run_folder)
+        await self.engine.answer_peers(make_server, {"forget": self._forget_for_peer, **more})
+        if self.replica is not None:
+            await self.replica.members.start()
+
+    async def connect_bus(self) -> None:
+        """Connect to the other replicas, if there may be any. Raises HermesError where that cannot be."""
+        if self.replica is not None:
+            await self.replica.connect()
+            self.replica.members.on_gone.append(self._replica_gone)
+            self.engine.permits.shared = self.replica.members
+            await self.engine.become_replica(self.replica.queue, self.replica.max_inflight)
+
+    def _replica_gone(self, holder: str) -> None:
+        self.run_log.bus.cut()
+        self.engine.look_now()
 
     async def _forget_for_peer(self, session_ids: list[str]) -> None:
         self.services.forget(session_ids)
@@ -171,14 +191,18 @@ class App:
         not only this worker of it.
         """
         self.engine.start_background_tasks()
+        self.usage.with_unstored_runs = True
         self.services.mcp.begin(self._settings)
         self._in_background(self._try_sandbox())
-        if not leads:
+        if leads:
+            self._in_background(self._warm_up())
+        elif self.replica is None:  # else the replicas, workers too, agree among themselves
             return
-        self._in_background(self._keep_house(begins=begins))
-        self._in_background(self._warm_up())
+        self._in_background(self._keep_house(begins=begins and leads))
         if self._settings.cron.enabled:
-            scheduler = Scheduler(self.engine, self.store.jobs, lambda: self._settings.cron.max_parallel_jobs)
+            scheduler = Scheduler(
+                self.engine, self.store.jobs, lambda: self._settings.cron.max_parallel_jobs, leads=self._leads
+            )
             self._in_background(scheduler.run())
 
     async def _warm_up(self) -> None:
@@ -189,7 +213,7 @@ class App:
                 or status(self.home, self._settings)["problem"]
             ):
                 return
-            await self.engine.run(RunSpec("hello", session_id="warm_up", persist=False, max_output_tokens=1))
+            await self.engine.run(RunSpec("hello", session_id=WARM_UP, persist=False, max_output_tokens=1))
 
     async def _try_sandbox(self) -> None:
         """Find out where commands run, and clear away what an earlier process has left there."""
@@ -198,14 +222,20 @@ class App:
         except (ConfigError, OSError) as error:
             log.warning("the sandbox: %s", error)
 
+    def _leads(self) -> bool:
+        """Whether this process does what one of several replicas is to do."""
+        leases = self.engine.replica_leases
+        return leases is None or leases.leads
+
     async def _keep_house(self, *, begins: bool) -> None:
         with suppress(StoreError):
-            if begins:  # else other workers may be about to begin what has no run yet
+            if begins and self.replica is None:  # else others may be about to begin what has no run yet
                 await self.store.idempotency.release_unstarted()
             await self.store.leases.release_gone()
         while True:
             try:
-                await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))
+                if self._leads():
+                    await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))
             except StoreError as error:
                 log.warning("the sweep was given up: %s", error)
             await asyncio.sleep(SWEEP_EVERY_S)
@@ -220,7 +250,10 @@ class App:
             for key in [key for key, app in apps.items() if app is self]:
                 del apps[key]
         await self.engine.drain(drain_s)
+        await self.usage.write()
         self.run_log.shut()
+        if self.replica is not None:
+            await self.replica.close()
         for task in tuple(self._background):
             task.cancel()
         if self._background:
@@ -272,7 +305,7 @@ async def current(home: Home | None = None, engine: Engine | None = None) -> App
 
 
 def store_of(home: Home, settings: config.Settings) -> Store:
-    return store_at(address(home, settings), read_threads=settings.storage.read_threads)
+    return store_at(address(home, settings), read_threads=settings.storage.read_threads, home=home)
 
 
 # --- a loop for programs that have none ------------------------------------------------------------------------------

@@ -1,15 +1,32 @@
-"""Live events to readers in this process: each has its own bounded queue."""
+"""Live events to readers in this process: each has its own bounded queue, whichever bus it is."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from hermes.bus.memory import MemoryBus, Subscription
+from hermes.bus.nats_bus import NatsBus
+from hermes.bus.nats_connection import NatsConnection
 from hermes.core.events import Event
 
 QUEUE_EVENTS_MAX, QUEUE_BYTES_MAX = 1024, 1024 * 1024
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def bus(request: pytest.FixtureRequest, shared_nats: str, namespace: str) -> AsyncIterator[MemoryBus]:
+    if request.param == "memory":
+        yield MemoryBus()
+        return
+    connection = NatsConnection(shared_nats, namespace)
+    await connection.connect()
+    found = NatsBus(connection)
+    found.start()
+    yield found
+    await found.stop()
+    await connection.close()
 
 
 def delta(seq: int, text: str = "x") -> Event:
@@ -20,8 +37,7 @@ async def seqs(reader: Subscription) -> list[int]:
     return [event.seq for event in await asyncio.wait_for(reader.take(), 2)]
 
 
-async def test_subscribers_get_events_from_subscription_on() -> None:
-    bus = MemoryBus()
+async def test_subscribers_get_events_from_subscription_on(bus: MemoryBus) -> None:
     bus.publish("run_1", delta(1))
     early, other = bus.subscribe("run_1"), bus.subscribe("run_2")
     bus.publish("run_1", delta(2))
@@ -33,8 +49,7 @@ async def test_subscribers_get_events_from_subscription_on() -> None:
         await asyncio.wait_for(other.take(), 0)
 
 
-async def test_waiting_subscriber_is_woken_by_event() -> None:
-    bus = MemoryBus()
+async def test_waiting_subscriber_is_woken_by_event(bus: MemoryBus) -> None:
     reader = bus.subscribe("run_1")
     waiting = asyncio.ensure_future(seqs(reader))
     await asyncio.sleep(0)
@@ -61,8 +76,7 @@ async def test_cancelled_subscriber_can_wait_again() -> None:
     assert await seqs(reader) == [1]
 
 
-async def test_full_queue_is_emptied_and_marked_overflowed() -> None:
-    bus = MemoryBus()
+async def test_full_queue_is_emptied_and_marked_overflowed(bus: MemoryBus) -> None:
     slow, quick = bus.subscribe("run_1"), bus.subscribe("run_1")
     taken: list[int] = []
     for seq in range(1, QUEUE_EVENTS_MAX + 2):
@@ -97,8 +111,7 @@ async def test_overflowed_queue_takes_nothing_until_reset() -> None:
     assert await seqs(reader) == [5000]
 
 
-def test_has_subscribers_follows_subscriptions() -> None:
-    bus = MemoryBus()
+async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:
     assert not bus.has_subscribers("run_1")
     one, two = bus.subscribe("run_1"), bus.subscribe("run_1")
     bus.unsubscribe("run_1", one)
@@ -109,7 +122,7 @@ def test_has_subscribers_follows_subscriptions() -> None:
     assert not bus.has_subscribers("run_1")
 
 
-async def test_sink_receives_events_while_subscriber_is_idle() -> None:
+async def test_sink_receives_events_while_subscriber_is_idle(bus: MemoryBus) -> None:
     taken: list[int] = []
 
     def sink(event: Event) -> bool:
@@ -117,7 +130,6 @@ async def test_sink_receives_events_while_subscriber_is_idle() -> None:
             taken.append(event.seq)
         return event.seq != 4
 
-    bus = MemoryBus()
     reader = bus.subscribe("run_1", sink)
     bus.publish("run_1", delta(1))
     assert (await seqs(reader), taken) == ([1], [])
@@ -126,3 +138,13 @@ async def test_sink_receives_events_while_subscriber_is_idle() -> None:
     for seq in (2, 3, 4, 5):
         bus.publish("run_1", delta(seq))
     assert ([event.seq for event in await waiting], taken, reader.delivered_seq) == ([4, 5], [2, 3], 3)
+
+
+async def test_sink_receives_nothing_behind_a_gap(bus: MemoryBus) -> None:
+    taken: list[int] = []
+    reader = bus.subscribe("run_1", lambda event: taken.append(event.seq) is None)
+    waiting = asyncio.ensure_future(reader.take())
+    await asyncio.sleep(0)
+    reader.overflow()
+    bus.publish("run_1", delta(1))
+    assert (await waiting, taken, reader.delivered_seq, reader.overflowed) == ([], [], 0, True)

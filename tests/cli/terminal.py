@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import fcntl
 import os
 import pty
@@ -95,15 +96,24 @@ class Screen:
 class Terminal:
     """A program at a pseudo-terminal."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, columns: int = 100, rows: int = 40) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: Path,
+        columns: int = 100,
+        rows: int = 40,
+        stdout: Path | None = None,
+    ) -> None:
         self.screen = Screen(columns, rows)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._fd, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         told = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
-        self.process = HermesProcess(
-            argv, stdin=inner, stdout=inner, stderr=inner, env=told, cwd=cwd, start_new_session=True
-        )
+        with stdout.open("wb") if stdout else contextlib.nullcontext(inner) as output:
+            self.process = HermesProcess(
+                argv, stdin=inner, stdout=output, stderr=inner, env=told, cwd=cwd, start_new_session=True
+            )
         os.close(inner)
 
     def type(self, text: str) -> None:

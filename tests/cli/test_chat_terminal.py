@@ -173,6 +173,7 @@ def test_ctrl_c_interrupts_tool(each_way: Place) -> None:
 
 
 def test_busy_input_mode_interrupt(each_way: Place) -> None:
+    each_way.configure("display: {busy_input_mode: interrupt}\n")
     each_way.script(Reply(text=["First", " answer"], stall_at=450), Reply(text="Second.", continues=False))
     terminal = each_way.terminal()
     terminal.send("one")
@@ -183,8 +184,8 @@ def test_busy_input_mode_interrupt(each_way: Place) -> None:
     assert each_way.asked() == [("user", "one"), ("assistant", "First"), ("user", "no, two")]
 
 
-def test_busy_input_mode_queue(place: Place) -> None:
-    place.configure("display: {busy_input_mode: queue}\napprovals: {mode: off}\n")
+def test_busy_input_mode_queue_is_default(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
     place.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
         Reply(text="First.", continues=False),

@@ -158,12 +158,6 @@ def test_config_unreadable_file_is_exit_78(
     assert capsys.readouterr().err.startswith("config.yaml line 3, column 1: ")
 
 
-def test_config_without_action_is_usage_error(home: Home) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(home, "config")
-    assert caught.value.code == 2
-
-
 @pytest.mark.parametrize(("action", "name"), [("path", "config.yaml"), ("env-path", ".env")])
 def test_config_paths_with_broken_file(home: Home, capsys: pytest.CaptureFixture[str], action: str, name: str) -> None:
     write(home, "a: [")

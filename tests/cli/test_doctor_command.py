@@ -23,9 +23,9 @@ from hermes.cli.main import COMMANDS, parser_with
 from hermes.core.home import Home, write_private
 from hermes.core.spec import RunSpec
 from hermes.services.health import Check, Finding
-from hermes.store import maintenance
-from hermes.store.connections import Tx
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite import maintenance
+from hermes.store.sqlite.connections import Tx
 from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving

@@ -12,7 +12,8 @@ import pytest
 from hermes.store.sessions import SessionDB
 from support.model_server import Call, Reply
 
-from .conftest import Place, lines_of
+from .conftest import HERMES, Place, lines_of
+from .terminal import Terminal
 
 RM = Call("terminal", {"command": "rm -rf build"})
 
@@ -161,3 +162,37 @@ def test_oneshot_does_not_resume_session_of_other_owner(place: Place, words: tup
     assert done.returncode != 0 and "There is no session" in done.stderr and place.model.requests == []
     assert db.export_session("annas") == before
     db.close()
+
+
+def test_oneshot_streams_on_terminal(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "echo begun; until [ -e go ]; do sleep 0.01; done"})]),
+        Reply(text=["It is **so**", ".\nAnd more"], stall_at=650, continues=False),
+    )
+    terminal = Terminal([*HERMES, "-z", "is it?"], place.env, place.folder)
+    try:
+        terminal.until("thinking")
+        terminal.until("    begun")
+        (place.folder / "go").touch()
+        screen = terminal.until("It is so")
+        assert "✓ terminal" in screen and "thinking" not in screen
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+    finally:
+        terminal.close()
+    assert str(terminal).endswith("■ Stopped.") and str(terminal).count("It is so") == 1
+
+
+def test_oneshot_piped_answer_is_plain_and_tools_are_on_stderr(place: Place) -> None:
+    (place.folder / "notes.txt").write_text("milk")
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "notes.txt"})]), Reply(text="It is **so**.", continues=False)
+    )
+    terminal = Terminal([*HERMES, "-z", "is it?"], place.env, place.folder, stdout=place.folder / "out")
+    try:
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert (place.folder / "out").read_text() == "It is **so**.\n"
+    assert "✓ read_file" in str(terminal) and "so" not in str(terminal)

@@ -306,8 +306,8 @@ def test_storage_url_setting_is_used(place: Place) -> None:
 
 
 def test_unknown_storage_url_is_rejected(place: Place) -> None:
-    done = place.run("-z", "hi", HERMES_DATABASE_URL="postgresql://u:hunter2@h/db")
-    assert done.returncode == 78 and "hunter2" not in done.stderr and "postgresql" in done.stderr
+    done = place.run("-z", "hi", HERMES_DATABASE_URL="mysql://u:hunter2@h/db")
+    assert done.returncode == 78 and "hunter2" not in done.stderr and "mysql" in done.stderr
 
 
 def test_api_key_is_not_in_errors(place: Place) -> None:
@@ -316,3 +316,32 @@ def test_api_key_is_not_in_errors(place: Place) -> None:
     place.script(Reply(status=400, error="no such thing", quote_key=True))
     done = place.run("-z", "hi")
     assert done.returncode == 1 and "refused the request" in done.stderr and "abc-secret-key-123" not in done.stderr
+
+
+def test_question_without_a_command(place: Place) -> None:
+    place.script(Reply(text="It is noon."), Reply(text="Noon.", continues=False))
+    done = place.run("what time is it")
+    assert (done.returncode, done.stdout) == (0, "It is noon.\n")
+    assert place.asked() == [("user", "what time is it")]
+    done = place.run("-m", "other", "time?", "--json")
+    assert json.loads(done.stdout)["final_response"] == "Noon."
+    assert place.model.requests[-1].model == "other"
+
+
+def test_single_unknown_word_is_no_question(place: Place) -> None:
+    done = place.run("sesions")
+    assert done.returncode == 2 and "sessions" in done.stderr
+    assert place.model.requests == []
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "cron"], ["help", "cron", "create"]], ids=" ".join)
+def test_help_is_a_word_too(words: list[str], place: Place) -> None:
+    assert place.run(*words) == place.run(*words[1:], "--help")
+
+
+def test_group_without_an_action_lists_or_prints_help(place: Place) -> None:
+    listed = place.run("sessions")
+    assert (listed.returncode, listed.stderr) == (0, "There are no sessions.\n")
+    for group in ("config", "gateway"):
+        done = place.run(group)
+        assert done.returncode == 0 and done.stdout.startswith("usage: ")

@@ -26,10 +26,10 @@ from hermes.cli.main import parser_with
 from hermes.core import formatting
 from hermes.core.errors import HermesError
 from hermes.core.home import Home, write_private
-from hermes.services import sessions
 from hermes.store.leases import Leases, this_process
-from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite import maintenance
+from hermes.store.sqlite.schema import MIGRATIONS
 
 SECRET = "sk-very-secret-0123456789"
 DAY = 86_400.0
@@ -722,7 +722,7 @@ def test_sessions_stats_without_dbstat() -> None:
         def rows(self, sql: str) -> list[Any]:
             return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
 
-    assert sessions._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
+    assert maintenance._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
 
 
 def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -855,9 +855,9 @@ def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess
     )
 
 
-def test_sessions_without_action_is_usage_error(home: Home) -> None:
-    done = command(home)
-    assert (done.returncode, done.stdout) == (2, "") and "Try: hermes sessions --help" in done.stderr
+def test_sessions_without_action_lists_them(home: Home) -> None:
+    done, listed = command(home), command(home, "list")
+    assert done.returncode == 0 and (done.stdout, done.stderr) == (listed.stdout, listed.stderr)
 
 
 @pytest.mark.parametrize("action", actions_of("sessions"))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hermes.core import processes
 from hermes.core.processes import is_alive, is_gone, process_start, this_process
 
 HOST = os.uname().nodename
@@ -131,3 +132,19 @@ def test_unknown_text_or_other_host_is_not_gone(text: str) -> None:
 def test_name_with_unused_pid_is_gone() -> None:
     assert is_gone(holder(99999999, 1.0))
     assert is_gone(holder(99999999, None))
+
+
+def test_container_with_same_host_name_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pids mean other processes: nothing is concluded from them."""
+    dead = f"{os.uname().nodename}:999999:1.00"
+    assert processes._namespace() or processes.is_gone(dead)
+    monkeypatch.setattr(processes, "_namespace", lambda: "@0123456789ab")
+    processes._holder.cache_clear()
+    try:
+        own = processes.this_process()
+        assert processes.host_of(own) == f"{os.uname().nodename}@0123456789ab"
+        assert not processes.is_gone(own) and not processes.is_gone(dead)
+        assert processes.is_gone(f"{processes.host_of(own)}:999999:1.00")
+        assert not processes.is_gone(f"{os.uname().nodename}@ffffffffffff:999999:1.00")
+    finally:
+        processes._holder.cache_clear()

@@ -21,6 +21,7 @@ from hermes.agent import compress, content, leaked_calls, media_tags
 from hermes.agent.assembler import Assembler
 from hermes.agent.inline import InlineMarkup
 from hermes.agent.media import MediaTagFilter
+from hermes.bus import frames, nats_bus
 from hermes.cli.markdown_lines import MarkdownLines
 from hermes.core import failures, message_marks, text
 from hermes.core.errors import HermesError
@@ -535,6 +536,24 @@ case(
     lambda found: [digests.digest_of(m) for m in found],
     size=60,
     large=10_000,
+)
+
+
+def exchanged(events: list[Event]) -> None:
+    """Published by one replica and read by another."""
+    for data in nats_bus.encode_batches(0, events):
+        _, encoded = nats_bus.decode_batch(data)
+        assert isinstance(encoded, list)
+        frames.decode_events("r", encoded)
+
+
+case("events between replicas", "bus.nats_bus bus.frames", lambda n: [
+    Event("r", "text.delta", 1, {"text": "word "}, seq) for seq in range(1, n + 1)], exchanged)  # fmt: skip
+case(
+    "a question to another replica",
+    "bus.frames",
+    lambda n: ["word \ud800"] * n,
+    lambda found: frames.decode(frames.encode(found)),
 )
 texts("a text to be kept", "store.codec", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
       large=300_000)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.store import connections
+from hermes.store.sqlite import connections
 from server.conftest import Api, Start, start  # noqa: F401
 from support.model_server import Reply
 

@@ -16,7 +16,7 @@ from hermes.agent.step import ModelStep
 from hermes.core.spec import Control
 from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
-from hermes.store.base import OpenedSession, StoreError
+from hermes.store.base import OpenedSession, StoreBusy, StoreError, StoreUnreachable
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.framework.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
@@ -365,3 +365,21 @@ async def test_lease_tokens_increase_between_holders() -> None:
         await leases.release("session:s", token)
         assert not await leases.renew("session:s", token, 30.0)
     assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("error", [StoreUnreachable, StoreBusy], ids=lambda error: error.__name__)
+async def test_submitted_run_waits_for_store_that_is_away(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
+) -> None:
+    hurry(monkeypatch, "STORE_POLL_S")
+    server.script = [Reply(text="Done.")]
+    failures, original = [error("away")] * 3, AsyncStore.begin
+
+    async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
+        if failures:
+            raise failures.pop()
+        return await original(store, *args, **fields)
+
+    monkeypatch.setattr(AsyncStore, "begin", lambda *args, **fields: asyncio.ensure_future(begin(*args, **fields)))
+    run_id = await house.engine.submit(house.spec(server, persist=True, session_id=SESSION, on_detach="continue"))
+    assert (await read(house, run_id))[-1]["type"] == "run.completed" and not failures

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,22 @@ class Writing:
 async def writing(tmp_path: Path) -> AsyncIterator[Writing]:
     made = await Writing(tmp_path / "journal").begin()
     yield made
-    await made.log.close(made.spec.run_id)
+    await made.log.close(made.writer)
     made.log.shut()
+
+
+async def test_reader_is_used_by_many_threads(writing: Writing, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    reader, texts = JournalReader(writing.folder), list[str]()
+    for number in range(100):
+        for piece in range(50):
+            writing.writer.text("m1", f"{number}.{piece} ")
+            texts.append(f"{number}.{piece} ")
+        await asyncio.sleep(0)  # then the deltas of this tick are in the file
+        reading = (asyncio.to_thread(reader.tails, writing.spec.run_id) for _ in range(8))
+        for [tail] in await asyncio.gather(*reading):
+            assert "".join(text for _, _, text in tail.deltas) == "".join(texts)
 
 
 async def test_delta_is_journalled_before_delivery(writing: Writing) -> None:
@@ -103,7 +118,7 @@ async def test_deltas_of_one_tick_are_one_write(writing: Writing, monkeypatch: p
         other.text("m2", "b ")
     await asyncio.sleep(0.01)
     assert len(writes) == 1
-    await writing.log.close("run_other")
+    await writing.log.close(other)
 
 
 async def test_journal_files_are_private_and_removed_when_unneeded(
@@ -246,7 +261,7 @@ async def test_answer_write_amplification_is_at_most_three(tmp_path: Path, monke
             await asyncio.sleep(0)
     await made.complete("m1")
     written = sum(journaled) + log.stat().st_size - before
-    await made.log.close(made.spec.run_id)
+    await made.log.close(made.writer)
     made.log.shut()
     made.store.close()
     assert written < 3 * 60_000 * 4

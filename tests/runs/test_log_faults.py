@@ -32,15 +32,24 @@ async def idle() -> None:
 class Held:
     """Calls of the store that wait, where `which` wants it, until the test lets them go."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, name: str, which: Callable[..., bool] = lambda *_: True) -> None:
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        name: str,
+        which: Callable[..., bool] = lambda *_: True,
+        *,
+        result: bool = False,
+    ) -> None:
+        """With `result`, the call is made, and its result waits."""
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         original = getattr(AsyncRuns, name)
 
         async def held(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
+            answer = await original(runs, *args, **fields) if result else None
             if which(*args):
                 self.reached.set()
                 await self.go.wait()
-            return await original(runs, *args, **fields)
+            return answer if result else await original(runs, *args, **fields)
 
         patch.setattr(AsyncRuns, name, held)
 
@@ -85,14 +94,14 @@ class Writing:
 
     async def end(self) -> None:
         await self.writer.emit("run.completed", message_id="m1", row=None, finish_reason="stop", steps=1, usage={})
-        await self.log.close(self.spec.run_id)
+        await self.log.close(self.writer)
 
 
 @pytest.fixture
 async def writing() -> AsyncIterator[Writing]:
     made = await Writing().begin()
     yield made
-    await made.log.close(made.spec.run_id)
+    await made.log.close(made.writer)
 
 
 # ---- a store that takes its time
@@ -118,6 +127,41 @@ async def test_reader_joining_during_store_write_misses_nothing(
     await writing.end()
     assert await late == await early
     check_laws(await late)
+
+
+async def test_log_closed_while_reader_reads_store_is_read_to_end(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Held(monkeypatch, "append")
+    ending = asyncio.create_task(writing.end())
+    await append.wait()
+    closing = asyncio.create_task(writing.log.close(writing.writer))
+    await idle()
+    read = Held(monkeypatch, "read", result=True)
+    reader = writing.reader()
+    await read.wait()
+    append.go.set()
+    await asyncio.gather(ending, closing)
+    read.go.set()
+    assert [event["type"] for event in await reader] == ["run.started", "run.completed"]
+
+
+async def test_log_opened_again_while_reader_reads_store_is_read_to_end(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Held(monkeypatch, "read", result=True)
+    reader = writing.reader()
+    await read.wait()
+    closed = writing.writer
+    await writing.log.close(closed)
+    writing.writer = writing.log.open(
+        writing.spec.run_id, writing.runs, secrets=Secrets(), last_seq=closed.last_seq, state=closed.state
+    )
+    read.go.set()
+    await idle()
+    await writing.notice()
+    await writing.end()
+    assert [event["type"] for event in await reader] == ["run.started", "notice", "run.completed"]
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["explicit save", "periodic save"])

@@ -12,7 +12,7 @@ import pytest
 
 from hermes.agent import media, media_tags
 from hermes.guards import commands, findings, snippets
-from hermes.store import search
+from hermes.store import search, words
 from hermes.tools import output_buffer
 from hermes.tools.framework import approvals, arguments
 from support.regex_attacks import attacks
@@ -43,7 +43,7 @@ PATTERNS = {
     "escapes of a terminal": output_buffer._ESCAPES,
     "a query": search._TOKEN,
     "terms of a query": search._TERM,
-    "words of a message": search._WORD,
+    "words of a message": words.WORD,
 }
 
 

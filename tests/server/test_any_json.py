@@ -80,6 +80,14 @@ ROUTES: list[tuple[str, str, Json]] = [
     ("POST", "/api/jobs/{job}/pause", {}),
     ("POST", "/api/jobs/{job}/resume", {}),
     ("POST", "/api/jobs/{job}/run", {}),
+    ("POST", "/api/auth/login", {"key": "x"}),
+    ("POST", "/api/auth/logout", {"everywhere": True}),
+    ("PATCH", "/api/memory/user", {"operations": [{"action": "add", "content": "x", "old_text": "y"}]}),
+    ("POST", "/v1/skills", {"name": "tea", "content": "---\nname: tea\ndescription: x\n---\n", "category": "a"}),
+    ("PATCH", "/v1/skills/tea", {"content": "x", "file": "references/a.md"}),
+    ("PATCH", "/api/settings/agent.reasoning_effort", {"value": "low"}),
+    ("POST", "/api/model", {"provider": "nobody", "model": "x", "api_key": "k", "test_only": True, "anyway": False}),
+    ("POST", "/api/model/models", {"provider": "nobody", "api_key": "k"}),
 ]  # fmt: skip
 
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0, 1, -1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.store.base import StoreError
-from hermes.store.connections import Connection
+from hermes.store.sqlite.connections import Connection
 from support.model_server import Call, Reply, Request
 
 from .clients import Json, told, user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -60,6 +61,15 @@ FEATURES = [
     "session_fork",
     "session_compact",
     "session_fork_at_message",
+    "session_branches",
+    "sign_in",
+    "memory_api",
+    "skill_texts",
+    "settings_api",
+    "keys_api",
+    "mcp_api",
+    "usage_api",
+    "model_setup",
     "session_export",
     "session_import",
     "session_files",
@@ -232,8 +242,18 @@ async def test_hanging_store_times_out_as_degraded(api: Api, monkeypatch: pytest
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
     monkeypatch.setattr(api.context, "session_db", Slow())
-    check = await readiness._checked(api.context, readiness._state_db(api.context))
+    check = await readiness._checked(api.context, "state_db")
     assert check.status == "degraded" and "0.01 seconds" in str(check.error)
+
+
+async def test_engine_without_answer_is_named(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
+    monkeypatch.setitem(readiness.CHECKS, "response_store", hang)
+    check = await readiness._checked(api.context, "response_store")
+    assert check.error == "SQLite gave no answer within 0.01 seconds."
 
 
 async def test_broken_config_file_is_degraded(api: Api, home_folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,12 +14,19 @@ import jsonschema_rs
 import pytest
 
 import hermes
-from hermes.server import documents, openapi
+from hermes.server import documents, openapi, web_page
 from hermes.server.routes import ROUTES
 from support.model_server import Reply
 
 from .clients import SECURITY, Json, check_headers, refused, told, user
 from .conftest import Api, Start
+
+
+@pytest.fixture(autouse=True)
+def no_built_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is at `/` without the page; `test_web_page.py` is about the page."""
+    monkeypatch.setattr(web_page, "FOLDER", tmp_path / "web")
+
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -133,7 +141,8 @@ async def test_openapi_lists_possible_answers(api: Api) -> None:
         route = next(route for route in ROUTES if route.name == operation["operationId"])
         statuses = {int(status) for status in operation["responses"]}
         assert {route.status, *route.faults, 400, 403, 408, 431, 500} <= statuses
-        assert (401 in statuses) is (route.scope is not None) is bool(operation["security"])
+        assert (route.scope is not None) is bool(operation["security"])
+        assert (401 in statuses) is (route.scope is not None or 401 in route.faults)
         assert ({413, 415} <= statuses) is (route.body is not None) is ("requestBody" in operation)
         assert not statuses & {502, 504} - set(route.faults)
         streams = "text/event-stream" in operation["responses"][str(route.status)].get("content", {})

@@ -95,6 +95,17 @@ async def test_every_profile_has_its_page(home: Home, path: str) -> None:
         assert (await ask(url, "GET", path))[:2] == (200, None)
 
 
+async def test_page_of_a_profile_is_found_without_its_slash(home: Home) -> None:
+    configure(home, {}, {})
+    async with serving(home) as (url, _), aiohttp.ClientSession() as client:
+        async with client.get(f"{url}/p/a", allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (308, "a/")
+            assert answer.headers["X-Frame-Options"] == "DENY"
+        async with client.get(f"{url}/p/a") as answer:
+            assert (answer.status, answer.url.path) == (200, "/p/a/")
+        assert (await ask(url, "GET", "/p/b"))[:2] == (404, "profile_not_found")
+
+
 @pytest.mark.parametrize(("prefix", "wrong"), [("", PROFILE_KEY), ("/p/a", ROOT_KEY)])
 async def test_key_opens_own_profile_only(home: Home, prefix: str, wrong: str) -> None:
     configure(home, {"key": ROOT_KEY}, {"key": PROFILE_KEY})

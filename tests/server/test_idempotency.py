@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from typing import Any
 
 import pytest
 
 from hermes.core.spec import RunSpec
+from hermes.store.base import StoreError
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, eventually, refused, told, user
@@ -191,17 +193,36 @@ async def test_idempotent_turn_ended_by_restart_is_reported(
     assert (await asked(api, "/v1/chat/completions", body))[1] == text
 
 
-async def _fingerprint(api: Api, body: Json) -> str:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/runs", "/api/jobs"])
+async def test_claim_without_run_is_taken_over_under_its_number(start: Start, path: str) -> None:
+    """Whoever made the claim may be slow, and not gone: what it begins later has the same number, and is refused."""
+    api = await start(handler=lambda _: Reply(text="Hi.", continues=False))
+    body, status = ASKED[path]
+    fingerprint, run_id = await _fingerprint(api, body, path), f"run_{'7' * 32}"
+    await api.app.store.idempotency.claim(f"default POST {path}", "key-1", fingerprint, 60.0, run_id)
+    first = await asked(api, path, body)
+    assert first[0] == status and "Idempotency-Replayed" not in first[2], first
+    if path == "/api/jobs":
+        assert json.loads(first[1])["job"]["id"] == "7" * 12
+    else:
+        assert first[2]["X-Hermes-Run-Id"] == run_id
+        with pytest.raises((StoreError, sqlite3.IntegrityError), match="UNIQUE"):
+            await api.app.store.runs.create(RunSpec("hi", run_id=run_id, session_id="s"))
+    again = await asked(api, path, body)
+    assert again[:2] == first[:2] and again[2]["Idempotency-Replayed"] == "true"
+
+
+async def _fingerprint(api: Api, body: Json, path: str = "/v1/chat/completions") -> str:
     """That of a request, as the server keeps it."""
     api.model.script = [Reply(text="x")]
-    await asked(api, "/v1/chat/completions", body, "probe")
+    await asked(api, path, body, "probe")
 
     def kept() -> str:
         engine = api.app.store.blocking.engine
         assert engine is not None
         from hermes.store.idempotency import Idempotency
 
-        return str(Idempotency(engine).claim("default POST /v1/chat/completions", "probe", "").state)
+        return str(Idempotency(engine).claim(f"default POST {path}", "probe", "").state)
 
     assert kept() == "conflict"
     import hashlib

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -222,6 +223,19 @@ async def _runs_once(api: Api, held: HeldModel) -> None:
     other = await made(api)
     async with api.get(f"{JOBS}/{other['id']}/runs") as response:
         assert (await told(response))["data"] == []
+
+
+async def test_job_that_is_run_six_times_at_once_starts_once(start: Start) -> None:
+    async with HeldModel(Reply(text="Done.")) as model:
+        api = await start(settings=model.settings)
+        job = await made(api)
+
+        async def run() -> int:
+            async with api.post(f"{JOBS}/{job['id']}/run") as response:
+                return response.status
+
+        assert sorted(await asyncio.gather(*(run() for _ in range(6)))) == [202, 409, 409, 409, 409, 409]
+        model.let_all()
 
 
 async def test_job_run_now_is_idempotent(start: Start) -> None:

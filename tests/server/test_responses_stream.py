@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
+from hermes.core.spec import RunSpec
+from hermes.runs.engine import Refused
 from hermes.server.response_record import ResponseRecord
 from support.model_server import Call, Reply, Request
 from support.wire import body_bytes
@@ -305,6 +307,26 @@ async def test_background_response_is_polled(start: Start) -> None:
         done = await finished(api, made["id"])
     assert done["status"] == "completed"
     assert done["output"][0]["content"][0]["text"] == "Done."
+
+
+async def test_response_stays_when_another_replica_has_begun_its_run(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas are asked under one key: the run of one is refused, the response is that of the other."""
+    async with HeldModel(Reply(text="Done.")) as model:
+        api = await start(settings=model.settings)
+        engine, run_ids = api.app.engine, list[str]()
+        submit = engine.submit
+
+        async def refuse_after_submit(spec: RunSpec, **options: Any) -> str:
+            run_ids.append(await submit(spec, **options))
+            raise Refused("session_db_unavailable", "There is a run of this number.")
+
+        monkeypatch.setattr(engine, "submit", refuse_after_submit)
+        async with api.post(PATH, {"input": "hi", "background": True}) as response:
+            await refused(response, 503, "session_db_unavailable")
+        assert (await fetch(api, run_ids[0].replace("run_", "resp_")))["status"] in ("queued", "in_progress")
+        model.let_all()
 
 
 async def test_background_response_cancel_and_delete(start: Start) -> None:

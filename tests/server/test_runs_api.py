@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
+from hermes.store.base import StoreUnreachable
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
@@ -21,7 +24,7 @@ from .conftest import Api, Start
 RUNS = "/v1/runs"
 FIELDS = {
     "object", "run_id", "kind", "status", "created_at", "started_at", "updated_at", "finished_at", "session_id",
-    "response_id", "model", "last_event", "last_seq", "output", "completed", "partial", "interrupted", "error",
+    "response_id", "model", "last_event", "last_seq", "input", "output", "completed", "partial", "interrupted", "error",
     "error_code", "pending_approvals", "pending_question", "usage", "metadata",
 }  # fmt: skip
 LIVE_ONLY = {"tool.output"}
@@ -102,7 +105,8 @@ async def test_run_submit_and_result(api: Api) -> None:
         "created_at": taken["created_at"],
     }  # fmt: skip
     run = await ended(api, run_id)
-    assert set(run) == FIELDS
+    assert set(run) == FIELDS and run["input"] == "save it"
+    assert [one["input"] for one in (await got(api, RUNS))["data"]] == ["save it"]
     shown = {name: run[name] for name in ("status", "output", "completed", "partial", "interrupted", "error_code")}
     assert shown == {
         "status": "completed", "output": "Saved.", "completed": True, "partial": False, "interrupted": False,
@@ -251,10 +255,15 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
     seen = await live[0]
     assert seen == await live[1] == await events(api, run_id, **shown)
     assert names(seen) == [
-        "run.queued", "run.started", "reasoning.delta", "message.delta", "reasoning.available", "message.completed",
-        "usage.updated", "tool.started", "tool.completed", "message.delta", "message.completed", "usage.updated",
-        "run.completed",
+        "run.queued", "run.started", "model.started", "reasoning.delta", "message.delta", "reasoning.available",
+        "message.completed", "usage.updated", "tool.started", "tool.completed", "model.started", "message.delta",
+        "message.completed", "usage.updated", "run.completed",
     ]  # fmt: skip
+    asked = [item.data for item in seen if item.data["event"] == "model.started"]
+    assert [(one["iteration"], one["attempt"], one["model"]) for one in asked] == [
+        (1, 1, "test-model"),
+        (2, 1, "test-model"),
+    ]
     for item in seen:
         assert item.event is None and item.id == str(item.data["seq"])
         assert list(item.data)[:4] == ["event", "run_id", "seq", "timestamp"]
@@ -273,6 +282,7 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
             texts[item.data["message_id"]] = known + item.data["delta"]
     said = [item.data for item in seen if item.data["event"] == "message.completed"]
     assert {message["message_id"]: message["content"] for message in said} == texts
+    assert list(texts) == [one["message_id"] for one in asked]
     assert [message["phase"] for message in said] == ["commentary", "final_answer"]
     begun, done = one(seen, "tool.started"), one(seen, "tool.completed")
     assert (begun["tool"], begun["tool_call_id"], begun["arguments"], begun["iteration"]) == ("todo", "call_1", TODO, 1)
@@ -564,3 +574,21 @@ async def test_run_clarify_is_answered_once(api: Api) -> None:
     assert (await ended(api, run_id))["output"] == "Red."
     async with api.post(path, {"answer": "blue"}) as response:
         await refused(response, 409, "clarify_not_pending")
+
+
+async def test_stream_whose_store_fails_is_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head is out: there is no place for another answer, and no end that could be taken for the run's."""
+    api = await start(Reply(text="Hi."))
+    run = await ran(api)
+    batches = api.app.engine.batches
+
+    async def cut_off(*args: Any) -> AsyncIterator[list[Event]]:
+        async for batch in batches(*args):
+            yield batch[:1]
+            raise StoreUnreachable("PostgreSQL is out of reach.")
+
+    monkeypatch.setattr(api.app.engine, "batches", cut_off)
+    async with asyncio.timeout(20), api.get(f"{RUNS}/{run['run_id']}/events") as response:
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hermes.core.limits import SLOW_READERS_MAX
-from hermes.store import engine as engine_module
 from hermes.store import search as search_module
+from hermes.store.sqlite import engine as engine_module
 
 from .clients import refused, told
 from .conftest import Api, Start

@@ -100,6 +100,23 @@ async def serving(start: Start, folder: Path, **more: Any) -> Api:
     return await start(*[Reply(text="Done.")] * 9, settings={"terminal": {"workspaces": [str(folder)]}}, **more)
 
 
+async def test_turns_use_the_effort_of_their_session(start: Start) -> None:
+    api = await start(*[Reply(text="Done.")] * 9, model_routes={"thinker": {"model": "gpt-5"}})
+    assert (await made(api, id="s", model="thinker", reasoning_effort="low"))["reasoning_effort"] == "low"
+    await _chat(api, "s")
+    assert api.model.requests[-1].body["reasoning_effort"] == "low"
+    await _run(api, "s", reasoning_effort="high")  # what the request names wins
+    assert api.model.requests[-1].body["reasoning_effort"] == "high"
+    assert (await changed(api, "s", reasoning_effort=None))["reasoning_effort"] is None
+    await _run(api, "s")
+    assert "reasoning_effort" not in api.model.requests[-1].body
+    async with api.patch(f"{SESSIONS}/s", {"reasoning_effort": "loud"}) as response:
+        await refused(response, 400, "invalid_value", "reasoning_effort")
+    db_of(api).update_session("s", reasoning_effort="loud")  # as an import may have brought it
+    await _run(api, "s")
+    assert "reasoning_effort" not in api.model.requests[-1].body
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_turns_on_every_route_use_session_settings(start: Start, tmp_path: Path, way: str) -> None:
     api = await serving(start, tmp_path)
@@ -313,3 +330,12 @@ async def test_compaction_requires_write_scope_and_counts_as_turn(start: Start) 
         await told(response)
     async with api.post(f"{SESSIONS}/s/compact", **more) as response:
         await refused(response, 429, "rate_limit_exceeded")
+
+
+async def test_workspaces_are_the_folders_that_a_session_can_name(start: Start, tmp_path: Path) -> None:
+    api = await start(settings={"terminal": {"workspaces": [str(tmp_path), str(tmp_path / "missing")]}})
+    assert (await got(api, "/api/workspaces"))["data"] == [{"path": str(tmp_path.resolve())}]
+    (tmp_path / "garden").mkdir()
+    await made(api, workdir=str(tmp_path / "garden"))
+    plain = await start()
+    assert (await got(plain, "/api/workspaces"))["data"] == []

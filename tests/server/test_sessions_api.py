@@ -23,7 +23,7 @@ FIELDS = {
     "tool_call_count", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens",
     "estimated_cost_usd", "actual_cost_usd", "api_call_count", "parent_session_id", "forked_at_message_id",
     "has_system_prompt", "has_model_config", "archived", "last_active", "preview", "active_run_id",
-    "pinned", "workdir", "toolsets", "max_iterations",
+    "pinned", "workdir", "toolsets", "max_iterations", "reasoning_effort",
 }  # fmt: skip
 MESSAGE = {
     "id", "session_id", "role", "content", "tool_call_id", "tool_calls", "tool_name", "timestamp", "token_count",
@@ -119,6 +119,7 @@ async def test_missing_or_foreign_session_is_404(api: Api) -> None:
         for method, path, body in (
             ("get", "", None), ("patch", "", {"title": "x"}), ("delete", "", None), ("get", "/messages", None),
             ("get", "/export", None), ("get", "/files", None), ("get", "/files/file_1", None), ("post", "/fork", {}),
+            ("get", "/branches", None),
             ("post", "/chat", {"message": "x"}), ("post", "/chat/stream", {"message": "x"}),
         ):  # fmt: skip
             more = {} if body is None else {"json": body}
@@ -437,6 +438,30 @@ async def test_session_fork(api: Api) -> None:
         async with api.post(f"{SESSIONS}/s/fork", body) as response:
             await refused(response, status, code)
     assert (await got(api, SESSIONS))["total"] == 2
+
+
+async def test_session_fork_before_a_message_and_its_branches(api: Api) -> None:
+    await made(api, id="s", reasoning_effort="low", toolsets=["todo"])
+    ids = [db_of(api).append_message("s", role, text) for role, text in (("user", "a"), ("assistant", "b"))]
+    async with api.post(f"{SESSIONS}/s/fork", {"id": "f", "before_message_id": ids[1]}) as response:
+        fork = (await told(response, 201))["session"]
+    assert (fork["message_count"], fork["reasoning_effort"], fork["toolsets"]) == (1, "low", ["todo"])
+    async with api.post(f"{SESSIONS}/f/fork", {"id": "g", "before_message_id": ids[0]}) as response:
+        await refused(response, 404, "message_not_found", "before_message_id")  # it is of another session
+    async with api.post(f"{SESSIONS}/s/fork", {"id": "g", "before_message_id": ids[0]}) as response:
+        assert (await told(response, 201))["session"]["message_count"] == 0
+    for session_id in ("s", "f", "g"):
+        found = (await got(api, f"{SESSIONS}/{session_id}/branches"))["data"]
+        assert [(one["id"], one["parent_session_id"], one["shared_messages"]) for one in found] == [
+            ("s", None, 0), ("f", "s", 1), ("g", "s", 0),
+        ]  # fmt: skip
+        assert all(set(one) == FIELDS | {"shared_messages"} for one in found)
+    for body, code, param in (
+        ({"at_message_id": ids[0], "before_message_id": ids[0]}, "invalid_value", "before_message_id"),
+        ({"before_message_id": "x"}, "invalid_type", "before_message_id"),
+    ):
+        async with api.post(f"{SESSIONS}/s/fork", body) as response:
+            await refused(response, 400, code, param)
 
 
 async def test_session_fork_copies_finished_turns_only(start: Start) -> None:

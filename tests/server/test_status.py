@@ -19,7 +19,7 @@ from hermes.core.errors import HermesError
 from hermes.core.home import Home, is_served
 from hermes.core.processes import process_start
 from hermes.server import status
-from hermes.server.status import HomeServed, hold, read_runtime_status, write_runtime_status
+from hermes.server.status import HomeServed, hold, make_own_state, read_runtime_status, write_runtime_status
 
 SERVE = """
 import sys
@@ -363,3 +363,44 @@ def test_runtime_status_of_missing_profile_is_none(home: Home, monkeypatch: pyte
 def test_reading_runtime_status_creates_nothing(home: Home) -> None:
     read_runtime_status(home)
     assert not home.path.exists()
+
+
+def test_servers_that_share_a_home_have_a_state_each_and_keep_a_sole_one_out(home: Home) -> None:
+    with hold(home, shared=True):
+        make_own_state(home)
+        write_runtime_status(home, gateway_state="running", port=1)
+        assert is_served(home)
+        with pytest.raises(HomeServed):
+            hold(home)
+        code = (
+            "import sys; from pathlib import Path; from hermes.core.home import Home; from hermes.server import status\n"
+            f"home = Home(Path({str(home.path)!r}))\n"
+            "with status.hold(home, shared=True):\n"
+            "    status.make_own_state(home)\n"
+            "    status.write_runtime_status(home, gateway_state='running', port=2)\n"
+            "    print(status.read_runtime_status(home)['port'], flush=True)\n"
+            "    sys.stdin.read()\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "2\n"
+            assert (read_runtime_status(home) or {})["port"] == 1
+            assert len(list(home.server_states.iterdir())) == 2
+            other.kill()
+        assert not home.state_file.exists()
+    assert not is_served(home)
+    with hold(home, shared=True):
+        make_own_state(home)  # what was left by the one that was killed goes
+        assert len(list(home.server_states.iterdir())) == 1
+    with hold(home), pytest.raises(HomeServed):
+        hold(home, shared=True)
+
+
+def test_state_of_a_server_that_shares_its_home_is_seen_by_others(home: Home) -> None:
+    with hold(home, shared=True):
+        make_own_state(home)
+        write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=7)
+        code = f"from pathlib import Path; from hermes.core.home import Home; from hermes.server import status; print(status.local_url(Home(Path({str(home.path)!r}))))"
+        assert subprocess.check_output([sys.executable, "-c", code], text=True) == "http://127.0.0.1:7\n"

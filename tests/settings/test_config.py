@@ -84,7 +84,7 @@ def test_every_default_is_valid(key: Any, home: Home) -> None:
         ("api_server.port", 8642),
         ("api_server.max_body_bytes", 32_000_000),
         ("api_server.responses.max_stored", 1000),
-        ("api_server.approval_timeout_seconds", 60),
+        ("api_server.approval_timeout_seconds", 300),
         ("api_server.drain_seconds", 30),
     ],
 )
@@ -307,7 +307,7 @@ def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
         ("agent: {max_turns: true}", "agent.max_turns", 90, "not True"),
         ("agent: {max_turns: [1]}", "agent.max_turns", 90, "not a list"),
         ("compression: {threshold: .nan}", "compression.threshold", 0.75, "a number from 0.05 to 0.99"),
-        ("approvals: {timeout: -1}", "approvals.timeout", 60, "a number of at least 0, not -1"),
+        ("approvals: {timeout: -1}", "approvals.timeout", 300, "a number of at least 0, not -1"),
         ("approvals: {mode: sometimes}", "approvals.mode", "manual", "one of manual, smart, off"),
         ("terminal: {network: maybe}", "terminal.network", False, "true or false, not 'maybe'"),
         ("terminal: {cwd: 5}", "terminal.cwd", ".", "text, in quotes"),

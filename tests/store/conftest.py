@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from hermes.store.dialect import translate
+from hermes.store.postgres.engine import PostgresEngine
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store, open_store
+from support.engines import execute, new_database
 
 # Ids that nobody may bring along.
 BAD_IDS = [
@@ -36,8 +41,46 @@ BAD_IDS = [
 ]
 
 
-@pytest.fixture(params=["file", "memory"])
+def _for_psycopg(statement: str) -> bytes:
+    return re.sub(rb"\$\d+", b"%s", translate(statement).replace(b"%", b"%%"))
+
+
+# Emptying a schema is much cheaper than making one.
+_TABLES = (
+    "prompts, sessions, messages, blobs, message_blobs, session_files, pending_calls, compactions, state_meta, runs, "
+    "run_log, run_partials, run_controls, leases, idempotency, jobs, sign_ins, usage_days, responses, response_items, conversations, "
+    "conversation_objects, conversation_items, suspended"
+)
+
+
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_url: str) -> Iterator[str]:
+    """The address of a database with the tables in it, for one test after the other."""
+    with new_database(postgres_url) as url:
+        open_store(url).close()
+        yield url
+
+
+def empty(url: str) -> None:
+    execute(url, "SET search_path = hermes", f"TRUNCATE {_TABLES} RESTART IDENTITY CASCADE")
+
+
+@pytest.fixture
+def postgres_store(postgres_schema: str) -> Iterator[Store]:
+    empty(postgres_schema)
+    made = open_store(postgres_schema)
+    yield made
+    made.close()
+
+
+BACKENDS = ["file", "memory", "postgres"]
+
+
+@pytest.fixture(params=BACKENDS)
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionDB]:
+    if request.param == "postgres":
+        yield request.getfixturevalue("postgres_store").sessions
+        return
     made = SessionDB(":memory:" if request.param == "memory" else tmp_path / "state.db")
     yield made
     made.close()
@@ -50,12 +93,41 @@ def file_db(tmp_path: Path) -> Iterator[SessionDB]:
     made.close()
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "postgres"])
+def durable_db(request: pytest.FixtureRequest) -> SessionDB:
+    """One that `raw` can look at."""
+    if request.param == "file":
+        db: SessionDB = request.getfixturevalue("file_db")
+        return db
+    store: Store = request.getfixturevalue("postgres_store")
+    return store.sessions
+
+
+@pytest.fixture(params=BACKENDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """The store with its leases and runs."""
+    if request.param == "postgres":
+        yield request.getfixturevalue("postgres_store")
+        return
     made = open_store("sqlite://" if request.param == "memory" else f"sqlite://{tmp_path / 'state.db'}")
     yield made
     made.close()
+
+
+@pytest.fixture(params=["file", "postgres"])
+def durable_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database that outlives whoever opens it."""
+    if request.param == "file":
+        return f"sqlite://{tmp_path / 'state.db'}"
+    url: str = request.getfixturevalue("postgres_schema")
+    empty(url)
+    return url
+
+
+def query(where: str | Store, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """What lies in a database on either backend."""
+    with closing(open_store(where)) if isinstance(where, str) else nullcontext(where) as store:
+        return store.engine.read(lambda tx: [tuple(row) for row in tx.rows(sql, values)])
 
 
 def talk(db: SessionDB, session_id: str, *texts: Any, source: str = "cli", **fields: Any) -> list[int]:
@@ -77,7 +149,11 @@ def listed(db: SessionDB, **filters: Any) -> list[str]:
 
 
 def raw(db: SessionDB, statement: str, *values: Any) -> list[Any]:
-    """What lies in the file, seen past the store."""
+    """What lies in the database, seen past the store."""
+    if isinstance(db.engine, PostgresEngine):
+        with psycopg.connect(db.engine.url, options="-c search_path=hermes", autocommit=True) as server:
+            cursor = server.execute(_for_psycopg(statement), values)
+            return cursor.fetchall() if cursor.description else []
     assert db.path is not None
     with closing(sqlite3.connect(db.path, isolation_level=None)) as connection:
         return connection.execute(statement, values).fetchall()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes.core import limits
-from hermes.store.connections import patiently
+from hermes.store.sqlite.connections import patiently
 
 from .tools import PATIENCE_S
 

@@ -19,7 +19,7 @@ from hermes.core.limits import (
     SEARCHED_CHARS_MAX,
 )
 from hermes.store.responses import RESPONSES
-from hermes.store.schema import STATE
+from hermes.store.sqlite.schema import STATE
 from hermes.store.stores import open_store
 
 from .conftest import talk

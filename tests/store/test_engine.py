@@ -21,10 +21,10 @@ import pytest
 from hermes.core import limits
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
-from hermes.store import connections
-from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite import connections
+from hermes.store.sqlite import engine as engine_module
 from hermes.store.stores import Async, open_store, store_at
 
 from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
@@ -934,9 +934,7 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
     db.close()
 
 
-@pytest.mark.parametrize(
-    "url", ["postgresql://host/db?user=u&password=hunter2", "postgres:u:hunter2", "mysql://u:hunter2@h"]
-)
+@pytest.mark.parametrize("url", ["postgres:u:hunter2", "mysql://u:hunter2@h"])
 def test_store_url_error_does_not_leak_password(url: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         store_at(url)

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hermes.store import connections
 from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
-from hermes.store.maintenance import repair
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite import connections
+from hermes.store.sqlite.maintenance import repair
 from hermes.store.stores import open_store
 
 from .tools import contents, look, mode, raw, run, texts, umask, url

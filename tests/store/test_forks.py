@@ -264,3 +264,38 @@ def test_search_finds_source_and_fork(db: SessionDB) -> None:
     talk(db, "s", "apple")
     fork = db.fork_session("s")
     assert {row["session_id"] for row in db.search_messages("apple")} == {"s", fork}
+
+
+def test_fork_before_a_message(db: SessionDB) -> None:
+    ids = talk(db, "s", "one", "two", "three", "four")
+    assert contents(db, db.fork_session("s", before_message_id=ids[2])) == ["one", "two"]
+    first = db.fork_session("s", before_message_id=ids[0])
+    assert contents(db, first) == []
+    row = db.get_session(first)
+    assert row is not None
+    assert (row["parent_session_id"], row["forked_at_message_id"], row["message_count"]) == ("s", None, 0)
+    with pytest.raises(KeyError, match="no message"):
+        db.fork_session("s", before_message_id=9_999)
+
+
+def test_fork_before_an_answer_of_a_tool_leaves_its_call_out(db: SessionDB) -> None:
+    talk(db, "s", "What time is it?")
+    db.append_message("s", "assistant", "", tool_calls=[call("c1"), call("c2")])
+    answers = [db.append_message("s", "tool", "noon", tool_call_id=c, tool_name="clock") for c in ("c1", "c2")]
+    assert contents(db, db.fork_session("s", before_message_id=answers[1])) == ["What time is it?"]
+
+
+def test_branches_are_the_whole_family(db: SessionDB) -> None:
+    ids = talk(db, "s", "one", "two", "three", "four")
+    talk(db, "other", "one")
+    db.fork_session("s", "a", before_message_id=ids[2])
+    db.fork_session("s", "b", before_message_id=ids[0])
+    db.append_message("a", "user", "three, otherwise")
+    db.fork_session("a", "c")
+    db.create_session("helper", "subagent", parent_session_id="s", kind="delegate")
+    for session_id in ("s", "a", "b", "c"):
+        found = [(row["id"], row["parent_session_id"], shared) for row, shared in db.branches(session_id)]
+        assert found == [("s", None, 0), ("a", "s", 2), ("b", "s", 0), ("c", "a", 3)]
+    assert [(row["id"], shared) for row, shared in db.branches("other")] == [("other", 0)]
+    db.delete_session("s")
+    assert [row["id"] for row, _ in db.branches("c")] == ["a", "c"]

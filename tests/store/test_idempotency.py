@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from hermes.store.stores import open_store
 from .tools import Turn, at_once, look, raw, url
 
 SCOPE = "default POST /v1/runs"
-
-
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    where = url(tmp_path / "state.db") if request.param == "file" else "sqlite://"
-    with contextlib.closing(open_store(where)) as store:
-        yield store
 
 
 def test_idempotency_key_is_new_once_then_running(store: Any) -> None:
@@ -93,13 +85,12 @@ def test_idempotency_key_accepts_any_visible_ascii(store: Any, key: str) -> None
     assert store.idempotency.claim(SCOPE, key, "f").state == "new"
 
 
-def test_claims_survive_restart(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with contextlib.closing(open_store(url(path))) as store:
+def test_claims_survive_restart(durable_url: str) -> None:
+    with contextlib.closing(open_store(durable_url)) as store:
         store.idempotency.claim(SCOPE, "a", "f", run_id="run_1")
         store.idempotency.claim(SCOPE, "b", "f", run_id="run_2")
         store.idempotency.finish(SCOPE, "b", 200, b"answer")
-    with contextlib.closing(open_store(url(path))) as store:
+    with contextlib.closing(open_store(durable_url)) as store:
         assert store.idempotency.claim(SCOPE, "a", "f").run_id == "run_1"
         assert bytes(store.idempotency.claim(SCOPE, "b", "f").body) == b"answer"
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hermes.store.stores import Store, open_store
 
-from .tools import Json, at_once, url
+from .tools import Json, at_once
 
 JOB: Json = {
     "name": "Morning news",
@@ -42,11 +40,9 @@ JOB: Json = {
 }
 
 
-@pytest.fixture(params=["file", "memory"])
-def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    where = url(tmp_path / "state.db") if request.param == "file" else "sqlite://"
-    with contextlib.closing(open_store(where)) as store:
-        yield store.jobs
+@pytest.fixture
+def jobs(store: Store) -> Any:
+    return store.jobs
 
 
 def ids(found: list[Json]) -> list[str]:
@@ -115,10 +111,10 @@ def test_list_filters_by_owner_and_enabled(jobs: Any) -> None:
     assert jobs.list(owner="c") == []
 
 
-def test_jobs_survive_restart(tmp_path: Path) -> None:
-    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+def test_jobs_survive_restart(durable_url: str) -> None:
+    with contextlib.closing(open_store(durable_url)) as store:
         made = store.jobs.create(JOB)
-    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+    with contextlib.closing(open_store(durable_url)) as store:
         assert store.jobs.list() == [made]
 
 

@@ -145,11 +145,11 @@ def test_pagination_has_no_gap_or_repetition(db: SessionDB, order: str, size: in
     assert pages(db, size, order=order, source="cli") == listed(db, limit=100, order=order, source="cli")
 
 
-def test_pagination_with_equal_timestamps(file_db: SessionDB) -> None:
+def test_pagination_with_equal_timestamps(durable_db: SessionDB) -> None:
     for n in range(9):
-        talk(file_db, f"s{n}", "hi")
-    raw(file_db, "update sessions set last_active = 1000, started_at = 1000")
-    found = pages(file_db, 2)
+        talk(durable_db, f"s{n}", "hi")
+    raw(durable_db, "update sessions set last_active = 1000, started_at = 1000")
+    found = pages(durable_db, 2)
     assert (sorted(found), len(found)) == ([f"s{n}" for n in range(9)], 9)
 
 

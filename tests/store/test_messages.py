@@ -233,9 +233,9 @@ def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None
 
 
 @pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
-def test_data_url_over_4096_characters_is_stored_as_blob(file_db: SessionDB, size: int, kept: int) -> None:
-    talk(file_db, "s", picture(data_url(size)))
-    assert (blobs(file_db), contents(file_db, "s")) == (kept, [picture(data_url(size))])
+def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, kept: int) -> None:
+    talk(durable_db, "s", picture(data_url(size)))
+    assert (blobs(durable_db), contents(durable_db, "s")) == (kept, [picture(data_url(size))])
 
 
 @pytest.mark.parametrize(
@@ -276,23 +276,23 @@ def test_blobs_are_restored_in_every_field(db: SessionDB) -> None:
     ]
 
 
-def test_blob_is_deleted_with_its_last_row(file_db: SessionDB) -> None:
+def test_blob_is_deleted_with_its_last_row(durable_db: SessionDB) -> None:
     url = data_url(50_000)
     for id in ("a", "b"):
-        talk(file_db, id, picture(url), "ok", picture(url))
-    file_db.delete_session("a")
-    between = (blobs(file_db), contents(file_db, "b"))
-    file_db.delete_session("b")
+        talk(durable_db, id, picture(url), "ok", picture(url))
+    durable_db.delete_session("a")
+    between = (blobs(durable_db), contents(durable_db, "b"))
+    durable_db.delete_session("b")
     assert between == (1, [picture(url), "ok", picture(url)])
-    assert blobs(file_db) == 0
+    assert blobs(durable_db) == 0
 
 
-def test_blob_of_hidden_row_is_kept(file_db: SessionDB) -> None:
+def test_blob_of_hidden_row_is_kept(durable_db: SessionDB) -> None:
     url = data_url(50_000)
-    ids = talk(file_db, "s", "hi", "hello", picture(url), "nice")
-    file_db.rewind_to_message("s", ids[2])
-    file_db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
-    assert contents(file_db, "s", include_inactive=True)[2] == picture(url)
+    ids = talk(durable_db, "s", "hi", "hello", picture(url), "nice")
+    durable_db.rewind_to_message("s", ids[2])
+    durable_db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
+    assert contents(durable_db, "s", include_inactive=True)[2] == picture(url)
 
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -307,18 +307,18 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_orphaned_blobs(file_db: SessionDB, place: str) -> None:
-    file_db.create_session("s", "cli")
+def test_no_orphaned_blobs(durable_db: SessionDB, place: str) -> None:
+    durable_db.create_session("s", "cli")
     for _ in range(2):
-        file_db.append_message("s", "assistant", **PLACES[place])
-    fork = file_db.fork_session("s")
-    file_db.delete_session("s")
-    told = file_db.get_messages_as_conversation(fork)
-    file_db.archive_and_compact(fork, told)
-    assert file_db.get_messages_as_conversation(fork) == told
+        durable_db.append_message("s", "assistant", **PLACES[place])
+    fork = durable_db.fork_session("s")
+    durable_db.delete_session("s")
+    told = durable_db.get_messages_as_conversation(fork)
+    durable_db.archive_and_compact(fork, told)
+    assert durable_db.get_messages_as_conversation(fork) == told
     assert data_url(20_000) in json.dumps(told)
-    file_db.delete_session(fork)
-    assert blobs(file_db) == 0
+    durable_db.delete_session(fork)
+    assert blobs(durable_db) == 0
 
 
 def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None:

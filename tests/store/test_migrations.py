@@ -12,8 +12,8 @@ import pytest
 
 from hermes.store.base import StoreError
 from hermes.store.leases import Leases
-from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite.schema import MIGRATIONS
 from hermes.store.stores import open_store
 
 from .tools import (
@@ -164,7 +164,7 @@ def test_kill_during_migration_step_keeps_previous_version(path: Path, part: int
     # The process ends itself, as by a power failure, when it has carried out so much of the step.
     body = f"""
         import os, signal, sqlite3, sys
-        from hermes.store import connections
+        from hermes.store.sqlite import connections
         from hermes.store.sessions import SessionDB
 
         class Mortal(connections.Connection):

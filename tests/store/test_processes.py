@@ -18,8 +18,9 @@ import pytest
 from hermes.store.base import LeaseLost, StoreError, StoreReadOnly
 from hermes.store.leases import this_process
 from hermes.store.sessions import SessionDB
-from hermes.store.stores import open_store
+from hermes.store.stores import is_server, open_store, path_of
 
+from .conftest import query
 from .tools import contents, finish, kill, look, start, texts, url
 
 THREADS = 8
@@ -56,8 +57,8 @@ HAMMER = """
     import json, sys, threading
     from hermes.store.stores import open_store
 
-    name, path, threads, turns, spread = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    store = open_store("sqlite://" + path)
+    name, url, threads, turns, spread = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+    store = open_store(url)
     written, failures = [], []
 
     def work(number):
@@ -83,37 +84,43 @@ HAMMER = """
 
 
 @pytest.mark.parametrize("spread", [1, 3, 0], ids=["one session", "a few sessions", "many sessions"])
-def test_two_processes_with_eight_threads_lose_no_writes(path: Path, spread: int) -> None:
+def test_two_processes_with_eight_threads_lose_no_writes(durable_url: str, spread: int) -> None:
     turns = 40
-    results = together(HAMMER, path, THREADS, turns, spread)
+    results = together(HAMMER, durable_url, THREADS, turns, spread)
     assert [failures for _, failures in results] == [[], []]
     written = [tuple(entry) for entries, _ in results for entry in entries]
     assert len(written) == 2 * THREADS * turns
 
-    stored = {row: (session, text) for row, session, text in look(path, "SELECT id, session_id, content FROM messages")}
+    stored = {
+        row: (session, text)
+        for row, session, text in query(durable_url, "SELECT id, session_id, content FROM messages")
+    }
     assert stored == {row: (session, text) for _, session, row, text in written}
     for entries, _ in results:
         for number in range(THREADS):
             rows = [row for thread, _, row, _ in entries if thread == number]
             assert all(a < b for a, b in pairwise(rows)), "a later message has a smaller id"
     counted = "SELECT message_count - (SELECT count(*) FROM messages WHERE session_id = sessions.id) FROM sessions"
-    assert {difference for (difference,) in look(path, counted)} == {0}
-    assert look(path, "PRAGMA integrity_check") == [("ok",)]
-    assert look(path, "PRAGMA user_version") != [(0,)]
+    assert {difference for (difference,) in query(durable_url, counted)} == {0}
+    if not is_server(durable_url):
+        path = path_of(durable_url)
+        assert path is not None
+        assert look(path, "PRAGMA integrity_check") == [("ok",)]
+        assert look(path, "PRAGMA user_version") != [(0,)]
 
 
 OPENER = """
     import json, sys, threading
-    from hermes.store.sessions import SessionDB
+    from hermes.store.stores import open_store
 
-    name, path = sys.argv[1:]
+    name, url = sys.argv[1:]
     failures = []
 
     def work(number):
         try:
-            db = SessionDB(path)
-            db.create_session(f"{name}{number}", "cli")
-            db.close()
+            store = open_store(url)
+            store.sessions.create_session(f"{name}{number}", "cli")
+            store.close()
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}")
 
@@ -126,9 +133,11 @@ OPENER = """
 """
 
 
-def test_concurrent_database_creation(path: Path) -> None:
-    assert together(OPENER, path) == [[], []]
-    assert look(path, "SELECT count(*) FROM sessions") == [(16,)]
+@pytest.mark.parametrize("backend", ["file", "postgres"])
+def test_concurrent_database_creation(request: pytest.FixtureRequest, path: Path, backend: str) -> None:
+    where = url(path) if backend == "file" else request.getfixturevalue("postgres_database")
+    assert together(OPENER, where) == [[], []]
+    assert query(where, "SELECT count(*) FROM sessions") == [(16,)]
 
 
 def test_killed_writer_does_not_block_others(store: Any, path: Path) -> None:
@@ -157,8 +166,8 @@ TAKERS = """
     from hermes.store.stores import open_store
     from hermes.store.leases import this_process
 
-    name, path, witness, threads, wanted, sessions = *sys.argv[1:4], *map(int, sys.argv[4:])
-    store = open_store("sqlite://" + path)
+    name, url, witness, threads, wanted, sessions = *sys.argv[1:4], *map(int, sys.argv[4:])
+    store = open_store(url)
     taken, failures = [], []
 
     def work(number):
@@ -204,19 +213,19 @@ TAKERS = """
 
 
 @pytest.mark.parametrize("sessions", [1, 4], ids=["one session", "many sessions"])
-def test_lease_has_one_holder_across_processes_and_threads(path: Path, tmp_path: Path, sessions: int) -> None:
-    with contextlib.closing(open_store(url(path))) as store:
+def test_lease_has_one_holder_across_processes_and_threads(durable_url: str, tmp_path: Path, sessions: int) -> None:
+    with contextlib.closing(open_store(durable_url)) as store:
         for number in range(sessions):
             store.sessions.create_session(f"s{number}", "cli")
     wanted = 4
-    results = together(TAKERS, path, tmp_path / "witness", THREADS, wanted, sessions)
+    results = together(TAKERS, durable_url, tmp_path / "witness", THREADS, wanted, sessions)
     assert [failures for _, failures in results] == [[], []]
     taken = [tuple(entry) for entries, _ in results for entry in entries]
     assert len(taken) == 2 * THREADS * wanted
     assert len(set(taken)) == len(taken), "a token was given twice"
-    with contextlib.closing(SessionDB(path, read_only=True)) as db:
+    with contextlib.closing(open_store(durable_url)) as store:
         for number in range(sessions):
-            said = texts(db, f"s{number}")
+            said = texts(store.sessions, f"s{number}")
             tokens = sorted(token for session, token in taken if session == f"s{number}")
             assert said == [f"{word} {token}" for token in tokens for word in ("in", "out")]
 

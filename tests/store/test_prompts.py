@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from hermes.core.home import Home
@@ -15,8 +17,8 @@ from hermes.core.spec import RunSpec
 from hermes.services.housekeeping import sweep_if_due
 from hermes.settings import config
 from hermes.store import prompts
-from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite.schema import MIGRATIONS
 from hermes.store.stores import Store, open_store
 
 from .tools import Turn, look, raw, side, url
@@ -51,6 +53,19 @@ def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     fork = store.sessions.get_session(store.sessions.fork_session("s1"))
     assert fork is not None and fork["system_prompt"] == PROMPT
     assert kept(store) == [PROMPT]
+
+
+def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: Store, postgres_schema: str) -> None:
+    postgres_store.sessions.create_session("s1", "api_server", system_prompt=PROMPT)
+    with psycopg.connect(postgres_schema) as connection:
+        connection.execute("SELECT 1 FROM hermes.prompts FOR UPDATE")
+        with ThreadPoolExecutor() as pool:
+            made = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
+            try:
+                made.result(timeout=5)
+            finally:
+                connection.rollback()
+    assert kept(postgres_store) == [PROMPT]
 
 
 def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> None:

@@ -18,7 +18,9 @@ from hermes.store.leases import Leases
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
 from hermes.store.sessions import SessionDB
+from hermes.store.sign_ins import SignIns
 from hermes.store.stores import Store, open_store
+from hermes.store.usage_days import UsageDays
 
 from .conftest import talk
 from .tools import Turn, look, raw, url
@@ -29,6 +31,8 @@ PARTS: dict[str, Any] = {
     "leases": Leases,
     "idempotency": Idempotency,
     "jobs": Jobs,
+    "sign_ins": SignIns,
+    "usage_days": UsageDays,
     "responses": ResponseStore,
 }
 # They grow with everything that is said.
@@ -143,6 +147,7 @@ QUICK: dict[str, list[Read]] = {
     "jobs.get": [lambda s: s.jobs.get("j")],
     "jobs.list": [lambda s: s.jobs.list(), lambda s: s.jobs.list(owner="default", include_disabled=False)],
     "jobs.due": [lambda s: s.jobs.due(1.0)],
+    "sign_ins.get": [lambda s: s.sign_ins.get("t")],
     "responses.known": [lambda s: s.responses.known(["resp_1", "resp_2"])],
     "responses.get_conversation": [lambda s: s.responses.get_conversation("c", "default")],
     "responses.get_conversation_object": [lambda s: s.responses.get_conversation_object("c", "default")],
@@ -151,6 +156,8 @@ QUICK: dict[str, list[Read]] = {
     "responses.suspended": [lambda s: s.responses.suspended("c", "default")],
 }
 SLOW: dict[str, list[Read]] = {
+    "sessions.branches": [lambda s: s.sessions.branches("s1")],
+    "usage_days.sums": [lambda s: s.usage_days.sums(0, ["day"])],
     "sessions.search_page": [lambda s: s.sessions.search_page("hi")],
     "sessions.search_messages": [lambda s: s.sessions.search_messages("hi")],
     "sessions.count_matches": [lambda s: s.sessions.count_matches("hi")],
@@ -165,6 +172,11 @@ SLOW: dict[str, list[Read]] = {
     ],
     "sessions.resolve_session_id": [lambda s: s.sessions.resolve_session_id("s")],
     "sessions.export_session": [lambda s: s.sessions.export_session("s1")],
+    "runs.unfinished_counts": [lambda s: s.runs.unfinished_counts()],
+    "runs.any_queued": [lambda s: s.runs.any_queued()],
+    "runs.queued": [lambda s: s.runs.queued(1e12)],
+    "runs.left_behind": [lambda s: s.runs.left_behind()],
+    "leases.holders": [lambda s: s.leases.holders()],
     "sessions._ids": [lambda s: s.sessions._ids(None, None)],
     "sessions.stateless_sessions": [lambda s: s.sessions.stateless_sessions(1e12)],
     "sessions._unused": [lambda s: s.sessions._unused(1e12)],

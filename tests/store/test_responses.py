@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hermes.store.responses import ResponseStore
-from hermes.store.stores import Async, open_store
+from hermes.store.stores import Async, Store, open_store
 
-from .tools import Json, at_once, contents, look, mode, raw, run, side, umask, url
+from .conftest import BACKENDS
+from .tools import Json, at_once, contents, look, mode, raw, run, side, umask
 
 
 @pytest.fixture
@@ -24,14 +25,25 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "home" / "response_store.db"
 
 
-@pytest.fixture(params=["file", "memory"])
-def place(request: pytest.FixtureRequest, path: Path) -> str | None:
-    return str(path) if request.param == "file" else None
+Open = Callable[[int], ResponseStore]
+
+
+@pytest.fixture(params=BACKENDS)
+def open_any(request: pytest.FixtureRequest, path: Path) -> Open:
+    """Opens a store of so many responses."""
+    if request.param == "postgres":
+        store: Store = request.getfixturevalue("postgres_store")
+        return lambda max_size: store.make_responses(max_size, 30.0)
+    place = str(path) if request.param == "file" else None
+    return lambda max_size: ResponseStore(max_size=max_size, db_path=place)
+
+
+durable = pytest.mark.parametrize("open_any", ["file", "postgres"], indirect=True)
 
 
 @pytest.fixture
-def store(place: str | None) -> Iterator[ResponseStore]:
-    with contextlib.closing(ResponseStore(max_size=3, db_path=place)) as store:
+def store(open_any: Open) -> Iterator[ResponseStore]:
+    with contextlib.closing(open_any(3)) as store:
         yield store
 
 
@@ -79,6 +91,14 @@ def test_delete_reports_whether_response_existed(store: ResponseStore) -> None:
     assert store.delete("resp_1") is False
     assert store.get("resp_1") is None
     assert len(store) == 0
+
+
+def test_put_of_new_or_known_record_only(store: ResponseStore) -> None:
+    store.put("resp_1", {"response": {"status": "completed"}}, "known")
+    assert store.get("resp_1") is None
+    store.put("resp_1", {"response": {"status": "completed"}}, "new")
+    store.put("resp_1", {"response": {"status": "queued"}}, "new")
+    assert store.get("resp_1") == {"response": {"status": "completed"}}
 
 
 def test_put_overwrites(store: ResponseStore) -> None:
@@ -228,21 +248,23 @@ def test_all_terminal_statuses_can_be_evicted(store: ResponseStore, status: str)
     assert len(store) == 3
 
 
-def test_lru_order_survives_restart(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=3, db_path=str(path))) as store:
+@durable
+def test_lru_order_survives_restart(open_any: Open) -> None:
+    with contextlib.closing(open_any(3)) as store:
         for name in "abc":
             store.put(name, record(name))
         store.get("a")
-    with contextlib.closing(ResponseStore(max_size=3, db_path=str(path))) as store:
+    with contextlib.closing(open_any(3)) as store:
         store.put("d", record("d"))
         assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
 
 
-def test_smaller_max_size_applies_from_next_put(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
+@durable
+def test_smaller_max_size_applies_from_next_put(open_any: Open) -> None:
+    with contextlib.closing(open_any(10)) as store:
         for name in "abcdef":
             store.put(name, record(name))
-    with contextlib.closing(ResponseStore(max_size=2, db_path=str(path))) as store:
+    with contextlib.closing(open_any(2)) as store:
         store.put("g", record("g"))
         assert len(store) == 2
         assert store.get("f") and store.get("g")
@@ -342,8 +364,8 @@ def test_conversation_name_does_not_resolve_to_other_owner(store: ResponseStore)
 # ---- what a history costs
 
 
-def items(path: Path) -> int:
-    return int(look(path, "SELECT count(*) FROM response_items")[0][0])
+def items(store: ResponseStore) -> int:
+    return int(store._engine.read(lambda tx: tx.value("SELECT count(*) FROM response_items")))
 
 
 def chain(store: ResponseStore, turns: int) -> list[Json]:
@@ -353,10 +375,11 @@ def chain(store: ResponseStore, turns: int) -> list[Json]:
     return history
 
 
-def test_response_chain_stores_one_item_per_turn(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=1000, db_path=str(path))) as store:
+@durable
+def test_response_chain_stores_one_item_per_turn(open_any: Open) -> None:
+    with contextlib.closing(open_any(1000)) as store:
         history = chain(store, 200)
-        assert items(path) == 200
+        assert items(store) == 200
         assert store.get("r150") == record(conversation_history=history[:151])
 
 
@@ -371,44 +394,48 @@ def test_long_response_chain_file_size(path: Path) -> None:
     assert path.stat().st_size < 1_500_000
 
 
-def test_items_are_deleted_with_last_referencing_response(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=1000, db_path=str(path))) as store:
+@durable
+def test_items_are_deleted_with_last_referencing_response(open_any: Open) -> None:
+    with contextlib.closing(open_any(1000)) as store:
         history = chain(store, 10)
         store.delete("r9")
-        assert items(path) == 9
+        assert items(store) == 9
         for turn in range(8):
             store.delete(f"r{turn}")
-        assert items(path) == 9
+        assert items(store) == 9
         assert store.get("r8") == record(conversation_history=history[:9])
         store.delete("r8")
-        assert items(path) == 0
+        assert items(store) == 0
 
 
-def test_items_are_deleted_with_evicted_response(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=2, db_path=str(path))) as store:
+@durable
+def test_items_are_deleted_with_evicted_response(open_any: Open) -> None:
+    with contextlib.closing(open_any(2)) as store:
         for turn in range(10):
             store.put(f"r{turn}", record(conversation_history=[item(2 * turn), item(2 * turn + 1)]))
-        assert items(path) == 4
+        assert items(store) == 4
 
 
-def test_overwriting_response_releases_old_items(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
+@durable
+def test_overwriting_response_releases_old_items(open_any: Open) -> None:
+    with contextlib.closing(open_any(10)) as store:
         store.put("r", record(conversation_history=[item(0), item(1)]))
         store.put("r", record(conversation_history=[item(1), item(2)]))
-        assert items(path) == 2
+        assert items(store) == 2
         store.put("r", record(conversation_history=[item(1), item(2)]))
         assert store.get("r") == record(conversation_history=[item(1), item(2)])
         store.put("r", record())
-        assert items(path) == 0
+        assert items(store) == 0
 
 
-def test_repeated_history_item_is_stored_once(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
+@durable
+def test_repeated_history_item_is_stored_once(open_any: Open) -> None:
+    with contextlib.closing(open_any(10)) as store:
         store.put("r", record(conversation_history=[item(0)] * 3))
-        assert items(path) == 1
+        assert items(store) == 1
         assert store.get("r") == record(conversation_history=[item(0)] * 3)
         store.delete("r")
-        assert items(path) == 0
+        assert items(store) == 0
 
 
 # ---- rows that cannot be read
@@ -470,11 +497,12 @@ def test_response_store_without_path_creates_no_file(tmp_path: Path, monkeypatch
     assert contents(tmp_path) == {}
 
 
-def test_responses_and_names_survive_restart(path: Path) -> None:
-    with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
+@durable
+def test_responses_and_names_survive_restart(open_any: Open) -> None:
+    with contextlib.closing(open_any(10)) as store:
         store.put("resp_1", record(conversation_history=[item(0)]))
         store.set_conversation("c", "resp_1")
-    with contextlib.closing(ResponseStore(max_size=10, db_path=str(path))) as store:
+    with contextlib.closing(open_any(10)) as store:
         assert store.get("resp_1") == record(conversation_history=[item(0)])
         assert store.get_conversation("c") == "resp_1"
 
@@ -495,8 +523,8 @@ def test_put_is_committed_on_return(path: Path) -> None:
         assert store.get_conversation("c") == "resp_1"
 
 
-def test_response_store_is_thread_safe(place: str | None) -> None:
-    with contextlib.closing(ResponseStore(max_size=1000, db_path=place)) as store:
+def test_response_store_is_thread_safe(open_any: Open) -> None:
+    with contextlib.closing(open_any(1000)) as store:
 
         def work(number: int) -> list[bool]:
             same = []
@@ -519,8 +547,8 @@ async def test_response_store_async(store: ResponseStore) -> None:
     assert await async_class.delete("resp_1") is True
 
 
-def test_store_bundle_includes_responses(tmp_path: Path) -> None:
-    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+def test_store_bundle_includes_responses(durable_url: str) -> None:
+    with contextlib.closing(open_store(durable_url)) as store:
         store.responses.put("resp_1", record())
         assert store.responses.get("resp_1") == record()
 

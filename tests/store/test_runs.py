@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hermes.bus.memory import MemoryBus
 from hermes.core.events import Cuts, Event, RunState, fold
 from hermes.core.limits import SWEEP_BATCH_ROWS
+from hermes.core.processes import host_of, this_process
 from hermes.core.spec import Control, RouteChoice, RunSpec
 from hermes.runs.commits import LogOutput
 from hermes.runs.log import RunLog
@@ -194,6 +195,21 @@ def test_new_run_is_queued(store: Store) -> None:
     assert (record.resumes, record.log_expired) == (0, False)
     assert before <= record.created_at == record.updated_at <= time.time()
     assert store.runs.get("unknown") is None
+
+
+def test_runs_that_replicas_of_other_hosts_hold_are_not_left_behind(store: Store) -> None:
+    host = f"{host_of(this_process())}:1:1.00"
+    leases = {
+        "free": None,
+        "here": (host, 60),
+        "elsewhere": ("elsewhere:1:1.00", 60),
+        "late": ("elsewhere:1:1.00", -60),
+    }
+    for name, lease in leases.items():
+        store.runs.create(RunSpec("x", name, run_id=f"run_{name}"))
+        if lease is not None:
+            assert store.leases.acquire(f"session:{name}", *lease) is not None
+    assert store.runs.left_behind() == [("run_free", None), ("run_here", host), ("run_late", None)]
 
 
 # ---- rows and what goes with them
@@ -967,6 +983,15 @@ def test_discarded_run_leaves_nothing(store: Store) -> None:
     assert texts(store.sessions, "s") == ["What is the time?"]
 
 
+def test_run_of_another_process_is_not_discarded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn(store, "run_1", run_id="run_1")
+    turn.begin()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("hermes.store.runs.this_process", lambda: "other:1:1.00")
+        store.runs.discard("run_1")
+    assert store.runs.get("run_1") is not None and texts(store.sessions, "run_1") == ["What is the time?"]
+
+
 def test_discarded_run_keeps_its_session(turn: Turn) -> None:
     turn.store.runs.discard(turn.run_id)
     assert texts(turn.store.sessions, "s") == ["What is the time?"]
@@ -1213,3 +1238,19 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
     assert store.leases.acquire("session:api-1", "another process", 30.0) is not None
     _, claimed = claim(store, ends=True)
     assert claimed is not None and claimed.session_id == "api-1-2"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("short 'x' 😀", "short 'x' 😀"),
+        ("é" * 600, "é" * 500),
+        ([{"type": "text", "text": "Look: " + "x" * 600}, {"type": "image_url"}], "Look: " + "x" * 494),
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], ""),
+        ("", ""),
+    ],
+)
+def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, said: Any, shown: str) -> None:
+    store.runs.create(RunSpec(said, "s"))
+    [record], _, total = store.runs.page(owner=None, limit=5)
+    assert (record.spec.user_message, total) == (shown, 1)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hermes.store.base import StoreDamaged
-from hermes.store.maintenance import repair
-from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite.maintenance import repair
+from hermes.store.sqlite.schema import MIGRATIONS
 from hermes.store.stores import open_store
 
 from .tools import Turn, look, raw, url

@@ -112,13 +112,13 @@ def test_odd_text_as_id_finds_nothing(db: SessionDB, id: str) -> None:
     assert contents(db, "s") == ["hi"]
 
 
-def test_parent_cycle_is_tolerated(file_db: SessionDB) -> None:
+def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
     for id in "abc":
-        file_db.create_session(id, "cli", kind="delegate")
+        durable_db.create_session(id, "cli", kind="delegate")
     for id, parent in ("ab", "bc", "ca"):
-        raw(file_db, "update sessions set parent_session_id = ? where id = ?", parent, id)
-    assert file_db.delete_session("b") is True
-    assert listed(file_db, include_children=True) == []
+        raw(durable_db, "update sessions set parent_session_id = ? where id = ?", parent, id)
+    assert durable_db.delete_session("b") is True
+    assert listed(durable_db, include_children=True) == []
 
 
 # ---- finding
@@ -286,14 +286,14 @@ def test_delete_session_removes_files_and_usage(db: SessionDB) -> None:
     assert (db.list_files("s"), db.get_session("s")["input_tokens"], db.export_session("s")["usage"]) == ([], 0, [])
 
 
-def test_delete_session_leaves_no_rows(file_db: SessionDB) -> None:
-    talk(file_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}])
-    file_db.add_usage("s", {"input_tokens": 7}, "m", "p")
-    file_db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
-    file_db.put_pending_calls("s", "run_1", ["call_1"])
-    file_db.delete_session("s")
+def test_delete_session_leaves_no_rows(durable_db: SessionDB) -> None:
+    talk(durable_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}])
+    durable_db.add_usage("s", {"input_tokens": 7}, "m", "p")
+    durable_db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
+    durable_db.put_pending_calls("s", "run_1", ["call_1"])
+    durable_db.delete_session("s")
     tables = ("sessions", "messages", "blobs", "session_model_usage", "session_files", "pending_calls")
-    assert {t: raw(file_db, f"select count(*) from {t}")[0][0] for t in tables} == dict.fromkeys(tables, 0)
+    assert {t: raw(durable_db, f"select count(*) from {t}")[0][0] for t in tables} == dict.fromkeys(tables, 0)
 
 
 def test_delete_session_removes_home_files_only(home_folder: Path, tmp_path: Path) -> None:
@@ -415,15 +415,20 @@ def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pru
     assert sorted(listed(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
 
 
-def test_prune_uses_last_activity(file_db: SessionDB) -> None:
+def test_prune_uses_last_activity(durable_db: SessionDB) -> None:
     for id, days in {"young": 1, "middle": 40, "old": 100}.items():
-        ended(file_db, id)
-        raw(file_db, "update sessions set started_at = 0, last_active = ? where id = ?", time.time() - days * 86400, id)
-    talk(file_db, "open", "hi")
-    raw(file_db, "update sessions set last_active = 0 where id = 'open'")
-    by_default = file_db.prune_sessions(dry_run=True)
-    assert (by_default, sorted(file_db.prune_sessions(older_than_days=30))) == (["old"], ["middle", "old"])
-    assert sorted(listed(file_db)) == ["open", "young"]
+        ended(durable_db, id)
+        raw(
+            durable_db,
+            "update sessions set started_at = 0, last_active = ? where id = ?",
+            time.time() - days * 86400,
+            id,
+        )
+    talk(durable_db, "open", "hi")
+    raw(durable_db, "update sessions set last_active = 0 where id = 'open'")
+    by_default = durable_db.prune_sessions(dry_run=True)
+    assert (by_default, sorted(durable_db.prune_sessions(older_than_days=30))) == (["old"], ["middle", "old"])
+    assert sorted(listed(durable_db)) == ["open", "young"]
 
 
 # ---- titles

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from hermes.core.limits import FREE_PAGES_KEPT_MIN
-from hermes.store import engine, opening, schema, space
-from hermes.store.connections import Tx
 from hermes.store.responses import ResponseStore
 from hermes.store.sessions import SessionDB
+from hermes.store.sqlite import engine, opening, schema, space
+from hermes.store.sqlite.connections import Tx
 
 from .tools import PATIENCE_S, look, side
 

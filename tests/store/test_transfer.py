@@ -407,7 +407,8 @@ def test_export_redacts_known_secrets(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_backup_is_private_and_complete(db: SessionDB, tmp_path: Path, umask: int) -> None:
+def test_backup_is_private_and_complete(file_db: SessionDB, tmp_path: Path, umask: int) -> None:
+    db = file_db
     rich(db)
     before = os.umask(umask)
     db.backup(tmp_path / "copy.db")
@@ -419,7 +420,8 @@ def test_backup_is_private_and_complete(db: SessionDB, tmp_path: Path, umask: in
     restored.close()
 
 
-def test_backup_during_writes_is_consistent(db: SessionDB, tmp_path: Path) -> None:
+def test_backup_during_writes_is_consistent(file_db: SessionDB, tmp_path: Path) -> None:
+    db = file_db
     talk(db, "s", *["words " * 50] * 200)
     done = threading.Event()
     written: list[int] = []

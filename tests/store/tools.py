@@ -19,8 +19,8 @@ from typing import Any
 from hermes.core.events import Cuts, Event
 from hermes.core.spec import RunSpec
 from hermes.store.base import Partial, Row
-from hermes.store.connections import add_functions
-from hermes.store.schema import MIGRATIONS
+from hermes.store.sqlite.connections import add_functions
+from hermes.store.sqlite.schema import MIGRATIONS
 
 Json = dict[str, Any]
 
@@ -150,7 +150,7 @@ LATEST = len(MIGRATIONS)
 
 # A further step than there is: a table, a column, and a change of every row.
 NEXT = """
-from hermes.store import schema
+from hermes.store.sqlite import schema
 
 def add_step(*more):
     step = (

@@ -23,6 +23,10 @@ MAY_START = {"cli/gateway_command.py": {"execv"}}
 MAY_START["cli/editor.py"] = {"subprocess"}
 # Processes of the server itself.
 MAY_START["server/workers.py"] = {"create_subprocess_exec"}
+# The servers of a cluster on one machine.
+MAY_START["cluster/engines.py"] = {"subprocess", "posix_spawn"}
+MAY_START["cluster/supervisor.py"] = {"create_subprocess_exec"}
+MAY_START["cli/cluster_command.py"] = {"subprocess"}
 
 CONNECTING = {
     "aiohttp",
@@ -44,21 +48,28 @@ GUARDED = {"paths", "_guard", "self", "engine", "store", "_log", "log", "Image",
 # Who else opens files, how many times, and why that content is neither chosen by a model nor sent to one.
 _OWN, _SYSTEM, _USER = "a file of our own making", "what the kernel says", "what the user gives to a command"
 MAY_OPEN = {
+    "cli/update_command.py": (1, "the version of the program on disk"),
+    "core/installation.py": (1, "how the program was installed"),
     "guards/paths.py": (10, "the path guard itself"),
     "settings/files.py": (1, "settings and .env"),
     "core/home.py": (7, "the home folder: private files, locks"),
     "settings/profiles.py": (4, "copies of a profile"),
     "sandbox/probe_cache.py": (2, _OWN),
     "logs.py": (1, _OWN),
-    "core/processes.py": (1, _SYSTEM),
+    "core/processes.py": (2, _SYSTEM),
     "server/peers.py": (1, _SYSTEM),
     "agent/content.py": (1, "an upload of the session, held against the same one that comes again"),
-    "store/connections.py": (1, _SYSTEM),
-    "store/maintenance.py": (3, "a copy of the database, and the size of its pages"),
+    "store/sqlite/connections.py": (1, _SYSTEM),
+    "store/sqlite/maintenance.py": (3, "a copy of the database, and the size of its pages"),
     "server/documents.py": (1, "a page of the package"),
+    "server/web_page.py": (2, "files of the package"),
     "server/request_options.py": (1, "a table of the package"),
     "server/metrics.py": (1, _SYSTEM),
     "server/status.py": (2, _OWN),
+    "cluster/engines.py": (3, _OWN),
+    "cluster/state.py": (1, _OWN),
+    "cluster/supervisor.py": (1, _OWN),
+    "cli/cluster_command.py": (1, _OWN),
     "server/session_routes.py": (1, "an export that was just written"),
     "server/response_items.py": (2, "the seal opens text, no file"),
     "providers/local.py": (1, "a table of the package"),

@@ -19,6 +19,7 @@ from agent.house import KEY, House, nothing_left, product_tasks, tool
 from hermes.guards.secrets import Secrets
 from hermes.providers.base import Credential
 from hermes.tools import memory
+from support.gateway import until
 from support.model_server import Call, ModelServer, Reply
 
 ROOT = Path(hermes.__file__).parent
@@ -170,11 +171,10 @@ async def test_live_run_uses_one_task(house: House, server: ModelServer) -> None
     for spec in specs:
         await house.engine.start(spec)
     await server.until(lambda: server.open_streams == 20)
-    await asyncio.sleep(0.1)
-    tasks = product_tasks()
     # One for each run, and one that renews the leases of all.
-    assert len(tasks) <= 21, tasks
-    assert len(asyncio.all_tasks()) - before <= 21 + 2 * 20  # the server's own: a connection and an answer each
+    await until(lambda: len(product_tasks()) <= 21)
+    # The server's own: a connection and an answer each.
+    await until(lambda: len(asyncio.all_tasks()) - before <= 21 + 2 * 20)
     await house.engine.drain(0)
     await nothing_left(server)
 

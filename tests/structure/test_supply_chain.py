@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
-LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "otel")
+LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "otel", "postgres", "nats")
 
 
 def entries(path: Path) -> list[tuple[Requirement, list[str]]]:
@@ -72,7 +72,7 @@ def test_sbom_lists_every_locked_package_with_hashes(bom: str) -> None:
         (component["name"], component["version"]): sorted(found["content"] for found in component["hashes"])
         for component in document["components"]
     }
-    both = [*LOCKED, *entries(ROOT / "scripts" / "local-runtime.txt")]
+    both = [*LOCKED, *entries(ROOT / "src" / "hermes" / "local" / "runtime.txt")]
     assert listed == {
         (canonicalize_name(found.name), next(iter(found.specifier)).version): sorted(hashes) for found, hashes in both
     }

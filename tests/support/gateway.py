@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,14 @@ CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 class Gateway:
     """The server of one home, which may be ended and started again."""
 
-    def __init__(self, folder: Path, *, within: tuple[str, ...] = (), **settings: Any) -> None:
-        """`within` is a command that starts the server, whose own it is given."""
-        self.folder, self.url, self._within = folder, "", within
+    # Where it listens; 0: at an address of its own each time.
+    port = 0
+
+    def __init__(
+        self, folder: Path, *, within: tuple[str, ...] = (), environ: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        """`within` is a command that starts the server, whose own it is given; `environ` is added to the environment."""
+        self.folder, self.url, self._within, self._environ = folder, "", within, dict(environ or {})
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
         (folder / "config.yaml").write_text(yaml.safe_dump(told))
@@ -41,8 +46,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
-        command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
-        env = {**os.environ, "HERMES_HOME": str(self.folder)}
+        command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", str(self.port))
+        env = {**os.environ, "HERMES_HOME": str(self.folder), **self._environ}
         with (self.folder / "stderr.txt").open("ab") as said, patch.object(subprocess, "Popen", HermesProcess):
             self.process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env

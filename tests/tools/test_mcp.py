@@ -371,7 +371,7 @@ async def test_missing_mcp_sdk_suggests_install(
     house = house_with(make_house, s=over_pipes("rough"))
     ran = await turn(house, server)
     [notice] = ran.of("notice")
-    assert notice["code"] == "mcp_unavailable" and "pip install 'hermes[mcp]'" in notice["message"]
+    assert notice["code"] == "mcp_unavailable" and "hermes install mcp" in notice["message"]
     assert house.app.services.mcp.states()[0]["state"] == "down"
 
 

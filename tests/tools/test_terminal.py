@@ -13,6 +13,7 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import KEY, Json, nothing_left
 from hermes.core.errors import ConfigError
+from hermes.core.formatting import without_colours
 from hermes.guards.secrets import Secrets
 from hermes.sandbox import choose
 from hermes.tools import output_buffer
@@ -143,6 +144,40 @@ def test_terminal_text_is_same_for_any_chunking(size: int) -> None:
     readable = OutputDecoder(Secrets(["sk-planted-000000000"]))
     pieces = [readable.feed(data[at : at + size]) for at in range(0, len(data), size)]
     assert "".join(pieces) + readable.feed(b"", end=True) == "äblink\nc\rd "
+
+
+SECRET = "sk-planted-000000000"
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"\x1b[1;31mred\x1b[0m\r\n", "\x1b[1;31mred\x1b[0m\n"),
+        (b"\x1b[38:2::1:2:3mtrue\x1b[m", "\x1b[38:2::1:2:3mtrue\x1b[m"),
+        (b"\x1b[31mred\x1b[2J\x1b]0;title\x07\x1b[5Agone\xc2\x9b1mx\x1b\x1b[0m", "\x1b[31mredgonex\x1b[0m"),
+        (b"\x1b[31mred \x1b[", "red "),
+        (b"plain", "plain"),
+        (f"\x1b[31m{SECRET}\x1b[0m".encode(), "[redacted]"),
+        (f"{SECRET[:9]}\x1b[31m{SECRET[9:]}".encode(), "[redacted]"),
+        (f"{SECRET[:9]}\x1b[31m".encode(), ""),
+        (b"\x1b[31mghp_0123456789abcdef\x1b[0mghijklmnopqrstuvwxyz", "ghp_0123456789abcdefghijklmnopqrstuvwxyz"),
+    ],
+)
+def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, shown: str) -> None:
+    readable = OutputDecoder(Secrets([SECRET]))
+    text = readable.feed(data)
+    assert readable.coloured == shown
+    assert "\x1b" not in text and without_colours(shown) == text
+
+
+@each_backend
+async def test_colours_are_shown_and_not_told_to_the_model(
+    make_house: MakeHouse, server: ModelServer, backend: str
+) -> None:
+    desk = allowed(make_house, server, backend)
+    ran = await desk.ran(Call("terminal", {"command": r"printf '\033[32mgreen\033[0m\033[2J\n'"}))
+    assert "".join(event["text"] for event in ran.of("tool.output")) == "\x1b[32mgreen\x1b[0m\n"
+    assert ran.tool_results()[0]["output"] == "green\n"
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_vision_without_pillow_names_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert vision.fit_image(data) == ("image/png", data)
     with pytest.raises(vision.ToolError) as large:
         vision.fit_image(data + b"\0")
-    assert large.value.answer["code"] == "too_large" and "hermes[images]" in large.value.answer["hint"]
+    assert large.value.answer["code"] == "too_large" and "hermes install images" in large.value.answer["hint"]
     with pytest.raises(vision.ToolError) as other:
         vision.fit_image(picture(form="BMP"))
     assert other.value.answer["code"] == "image_unreadable"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING
 
+from hermes.core.errors import ServiceError
 from hermes.core.home import write_private
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
@@ -36,6 +37,24 @@ def windows(body: object) -> dict[str, int]:
             if window is not None:
                 sizes[model["id"]] = window
     return sizes
+
+
+async def list_models(http: HttpClient, route: Route) -> JsonObject:
+    """What a provider tells of its models now; a `ServiceError` where it does not."""
+    wire = provider_for(route.api_mode).listing(route, next(iter(route.credentials), None))
+    timeouts = Timeouts(MODEL_LIST_FETCH_S_MAX, MODEL_LIST_FETCH_S_MAX)
+    try:
+        async with http.send(wire.method, wire.url, wire.headers, b"", timeouts) as answer:
+            if answer.status != 200:
+                message = f"{route.provider} does not tell its models: it answers {answer.status}."
+                raise ServiceError(message, "provider_unavailable")
+            body = json.loads(await answer.body(MODEL_LIST_BYTES_MAX))
+            models = [str(model["id"]) for model in body["data"]]
+    except (TransportError, ValueError, TypeError, KeyError) as error:
+        why = str(error) if isinstance(error, TransportError) else "that is no list of models"
+        message = f"{route.provider} cannot be asked for its models: {why}."
+        raise ServiceError(message, "provider_unavailable") from None
+    return {"fetched_at": time.time(), "windows": windows(body), "models": models}
 
 
 class ModelLists:

@@ -25,6 +25,7 @@ from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
+from hermes.settings.schema import EFFORTS
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
 from hermes.tools.framework.registry import redaction
@@ -149,6 +150,8 @@ def _with_session_defaults(spec: RunSpec, session: JsonMapping, settings: Settin
         changes["workdir"] = session["workdir"]
     if spec.max_iterations is None and session["max_iterations"] is not None:
         changes["max_iterations"] = min(session["max_iterations"], settings.agent.max_turns)
+    if spec.reasoning is None and (effort := session.get("reasoning_effort")) in EFFORTS:
+        changes["reasoning"] = {"enabled": effort != "none", "effort": effort}
     if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
         usual = _configured_toolsets(settings, spec.source) if spec.toolsets is None else spec.toolsets
         changes["toolsets"] = usual & frozenset(session["toolsets"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from hermes.core.events import Event
 from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
@@ -28,18 +29,33 @@ class Subscription:
         self._other_waiter: asyncio.Future[None] | None = None
         self.overflowed = self.closed = False
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def put(self, event: Event) -> None:
         """Hand over one event; never waits."""
-        if self.sink is not None and self._waiter is not None and not self._events and self.sink(event):
+        if (
+            self.sink is not None
+            and self._waiter is not None
+            and not self._events
+            and not self.overflowed  # something before it is missing
+            and self.sink(event)
+        ):
             self.delivered_seq = event.seq
             return
         self._bytes += event.size
         if len(self._events) >= QUEUE_EVENTS_MAX or self._bytes > QUEUE_BYTES_MAX:
-            self._events = []
-            self._bytes = 0
-            self.overflowed = True
-        elif not self.overflowed:
+            self.overflow()
+            return
+        if not self.overflowed:
             self._events.append(event)
+        self.wake()
+
+    def overflow(self) -> None:
+        """Empty the queue: the reader must catch up from the store."""
+        self._events, self._bytes = [], 0
+        self.overflowed = True
         self.wake()
 
     def wake(self) -> None:
@@ -71,8 +87,20 @@ class Subscription:
         return events
 
 
+class Follower(Protocol):
+    """A reader's place in a run that another process carries on."""
+
+    def reset(self) -> None:
+        """The reader is about to catch up from the store; what has come, and comes meanwhile, waits for it."""
+
+    def joins(self, cursor: int) -> bool:
+        """Whether what waits, or comes next, follows the event with this number without a gap."""
+
+
 class MemoryBus:
     kind = "memory"
+    # Whether runs of other processes are followed by this bus.
+    follows = False
 
     def __init__(self) -> None:
         self._readers: dict[str, list[Subscription]] = {}
@@ -104,5 +132,33 @@ class MemoryBus:
             reader.closed = True
             reader.wake()
 
+    def release(self, run_id: str) -> None:
+        """Nothing more will be published of a run here, but by another process."""
+
     def has_subscribers(self, run_id: str) -> bool:
         return run_id in self._readers
+
+    @property
+    def local(self) -> MemoryBus:
+        """The bus for runs that no other process may follow."""
+        return self
+
+    # --- runs of other processes, for a bus that follows them ---
+
+    @property
+    def connected(self) -> bool:
+        return True
+
+    async def watch(self, run_id: str, subscription: Subscription) -> Follower:
+        """Feed a subscription with what other processes publish of a run, until it is given back to `unwatch`."""
+        raise NotImplementedError
+
+    def unwatch(self, run_id: str, follower: Follower) -> None:
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Have all readers of other processes' runs look at the store."""
+
+    async def recent(self, run_id: str, after: int, since: float = 0.0) -> list[Event]:
+        """What was published of a run lately, by any process: events behind a number, not older than a time."""
+        return []

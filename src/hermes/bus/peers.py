@@ -1,7 +1,6 @@
 """Between processes of one home: each serving process answers the others at a Unix socket of its own.
 
-A request and its answers travel on one connection, as frames: a length, then msgpack (or JSON, for text that is no
-UTF-8). A connection that ends before its answer does tells that the process is gone.
+A request and its answers travel on one connection, as frames: a length, then the value (`bus/frames.py`). A connection that ends before its answer does tells that the process is gone.
 """
 
 from __future__ import annotations
@@ -9,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import os
+import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
-
+from hermes.bus import frames
 from hermes.core.home import FILE_MODE, make_private_folder
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import PEER_ANSWER_S_MAX, PEER_BACKLOG, PEER_FRAME_BYTES_MAX, PEER_IDLE_S
@@ -27,7 +25,7 @@ from hermes.core.unix_sockets import is_same_user, reachable
 
 log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "peer-", ".sock"
-_MSGPACK, _JSON = b"m", b"j"
+_NAME = re.compile(r"peer-[0-9a-f]{24}\.sock")
 _END, _VALUE, _FAILED = 0, 1, 2
 Operation = Callable[..., Awaitable[Any]]
 Stream = Callable[..., AsyncGenerator[Any, None]]
@@ -42,11 +40,13 @@ def name_of(holder: str) -> str:
     return f"{_PREFIX}{hashlib.sha256(holder.encode()).hexdigest()[:24]}{_SUFFIX}"
 
 
+def is_name(name: str) -> bool:
+    """Whether a text can be what `name_of` gives."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _frame(value: object) -> bytes:
-    try:
-        data = _MSGPACK + msgspec.msgpack.encode(value)
-    except (UnicodeEncodeError, OverflowError, TypeError):
-        data = _JSON + json.dumps(msgspec.to_builtins(value, enc_hook=str)).encode()
+    data = frames.encode(value)
     return len(data).to_bytes(4, "big") + data
 
 
@@ -54,8 +54,15 @@ async def _read(reader: asyncio.StreamReader) -> Any:
     size = int.from_bytes(await reader.readexactly(4), "big")
     if not 0 < size <= PEER_FRAME_BYTES_MAX:
         raise PeerGone("a frame has no possible size")
-    data = await reader.readexactly(size)
-    return msgspec.msgpack.decode(data[1:]) if data[:1] == _MSGPACK else json.loads(data[1:])
+    return frames.decode(await reader.readexactly(size))
+
+
+class AnyPeerServer(Protocol):
+    """What answers other processes."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class PeerServer:

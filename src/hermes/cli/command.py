@@ -49,7 +49,8 @@ class Command:
 
 def command(words: str, *arguments: Argument, help: str = "", default: bool = False) -> Callable[[Work], Work]:
     """Declare `hermes WORDS`: a command, or a command and an action. The help of a command without actions is in
-    `main.COMMANDS`. The arguments of the `default` action may stand without its name."""
+    `main.COMMANDS`. The arguments of the `default` action, which is `list` if none is declared, may stand without its
+    name; a command with neither prints its help."""
 
     def declare(work: Work) -> Work:
         _COMMANDS[words] = Command(work, arguments, help, default)
@@ -72,10 +73,12 @@ def add_command(parser: argparse.ArgumentParser, name: str) -> None:
         _fill(parser, _COMMANDS[name])
     if not (actions := actions_of(name)):
         return
-    default = next((one for one in actions.values() if one.default), None)
-    subparsers = parser.add_subparsers(dest="action", required=default is None, metavar="ACTION")
+    default = next((one for one in actions.values() if one.default), actions.get("list"))
+    subparsers = parser.add_subparsers(dest="action", metavar="ACTION")
     if default is not None:
         _fill(parser, default)
+    else:
+        parser.set_defaults(work=lambda args, home: parser.print_help())
     for action, declared in actions.items():
         description = f"{declared.help[:1].upper()}{declared.help[1:]}."
         # What was given before the action's name stands unless it is given again.

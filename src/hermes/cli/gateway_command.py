@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+from hermes.cli import service as _service  # noqa: F401  (declares `install` and `uninstall`)
 from hermes.cli.command import Argument, command, flag
 from hermes.cli.output import note, tell
 from hermes.core.errors import HermesError
@@ -38,7 +39,7 @@ class NotStopped(HermesError):
     pass
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
     return int(text)
@@ -56,7 +57,7 @@ def _workers(text: str) -> int:
 @command(
     "gateway run",
     Argument("--host", metavar="H", help="listen on this address instead of api_server.host"),
-    Argument("--port", metavar="N", type=_port, help="listen on this port; 0 takes a free one"),
+    Argument("--port", metavar="N", type=port, help="listen on this port; 0 takes a free one"),
     flag("--replace", help="stop the server of this home first, if there is one"),
     flag("--allow-local-exec", help="run commands without a sandbox although others can get in"),
     Argument("--workers", metavar="N", type=_workers, help="serve with N processes instead of api_server.workers"),

@@ -1,20 +1,47 @@
-"""`python -m hermes.cli.install_model` installs the embedded model where no other is configured."""
+"""Installing the embedded model: `hermes model install`, and `python -m hermes.cli.install_model` before `make run`."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes import local
+from hermes.cli.output import note
 from hermes.local.install import BYTES, TITLE, NotInstalled, install
+
+if TYPE_CHECKING:
+    from hermes.core.home import Home
 
 _BAR_CHARS = 30
 
 
-def bar(done: int, of: int) -> None:
-    filled = _BAR_CHARS * done // of
-    line = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done} of {of} parts, {done * BYTES / of / 1e9:.2f} GB"
-    on_terminal = sys.stderr.isatty()
-    print(line, end="\r" if on_terminal and done < of else "\n", file=sys.stderr, flush=True)
+def progress_bar() -> Callable[[int, int], None]:
+    """One line that grows on a terminal; elsewhere its beginning and its end."""
+    began = time.monotonic()
+
+    def show(done: int, of: int) -> None:
+        filled = _BAR_CHARS * done // of
+        line = f"Model  [{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done * BYTES / of / 1e9:.2f} of {BYTES / 1e9:.2f} GB"
+        line += f" in {time.monotonic() - began:.0f} s" if done == of else ""
+        if sys.stderr.isatty():
+            print(f"\r{line}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+        elif done in (0, of):
+            note(line)
+
+    return show
+
+
+def install_embedded(home: Home) -> Path:
+    """The model's file, installed with its runtime where they are missing. Raises NotInstalled."""
+    from hermes.cli.install_command import install_runtime
+
+    if local.runtime_version() is None:
+        note("Installing the runtime of the embedded model (llama.cpp).")
+        install_runtime()
+    return install(home, progress_bar())
 
 
 def main() -> int:
@@ -34,15 +61,14 @@ def main() -> int:
     off = settings.variable("HERMES_LOCAL_MODEL") == local.OFF
     if route.api_mode != "local" or off or local.runtime_version() is None or local.model_file(home, settings):
         return 0
-    print(
-        f"No model is configured. Installing {TITLE}, {BYTES / 1e9:.1f} GB, into {home.models}.\n"
-        f"HERMES_LOCAL_MODEL={local.OFF} leaves it out; `hermes setup` connects another.",
-        file=sys.stderr,
+    note(
+        f"Model  none is configured: installing {TITLE}, {BYTES / 1e9:.1f} GB, into {home.models}.",
+        f"       HERMES_LOCAL_MODEL={local.OFF} leaves it out; `hermes setup` connects another.",
     )
     try:
-        install(home, bar)
+        install(home, progress_bar())
     except NotInstalled as error:
-        print(f"hermes: {error}\nThe server starts without a model.", file=sys.stderr)
+        note(f"hermes: {error}", "The server starts without a model.")
     return 0
 
 

@@ -17,14 +17,17 @@ from hermes.core.errors import HermesError
 COMMANDS = {
     "chat": "talk to the agent in this terminal (the default)",
     "approvals": "what may be done without asking",
+    "cluster": "try several servers on this machine, with PostgreSQL and NATS",
     "completion": "what a shell needs to complete commands",
     "config": "look at and change settings",
     "cron": "have work done later or regularly",
     "doctor": "look for what is wrong, and say what helps",
-    "gateway": "run the server, look at it, stop it",
+    "gateway": "run the server, look at it, stop it, start it with the system",
+    "install": "add an optional part of Hermes",
     "logs": "what Hermes has written about its work",
     "mcp": "servers whose tools are used",
     "memory": "what is remembered in every session",
+    "migrate": "move everything that is stored to another database",
     "model": "look at the model that is used, and choose another",
     "profile": "make, choose and remove profiles",
     "runs": "look at turns, follow, stop and steer them",
@@ -33,6 +36,8 @@ COMMANDS = {
     "skills": "ways of working kept for later",
     "status": "how things stand, in a few lines",
     "tools": "which tools are offered, and what a command may do",
+    "uninstall": "remove Hermes; what it has stored stays unless you say otherwise",
+    "update": "install the newest version of Hermes",
     "version": "what is installed here, and what it works with",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -174,10 +179,26 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     # What follows `--args` belongs to another program.
     end = argv.index("--args") if "--args" in argv else len(argv)
     everywhere, own = common.parse_known_args(argv[:end])
+    own = _spelled_out(own)
     wanted = next((word for word in own if word in COMMANDS), "")
     args = parser_with({wanted}).parse_args(own + argv[end:])
     vars(args).update(vars(everywhere))
     return args
+
+
+def _spelled_out(argv: list[str]) -> list[str]:
+    """`hermes help …` and `hermes "a question"` as what they stand for."""
+    options = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
+    _add(options, (*_ONESHOT, *_TALK))
+    words = [word for word in options.parse_known_args(argv)[1] if not word.startswith("-")]
+    first = words[0] if words else ""
+    if first == "help":
+        return [*words[1:], "--help"]
+    # A single word is more likely a command that was mistyped.
+    if not first or first in COMMANDS or not (" " in first.strip() or first.endswith("?")):
+        return argv
+    at = argv.index(first)
+    return [*argv[:at], "chat", "--query", *argv[at:]]
 
 
 def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
@@ -186,7 +207,8 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
         prog="hermes",
         usage="hermes [OPTION…] [COMMAND …]",
         description="A self-hosted AI agent that speaks OpenAI's protocols.",
-        epilog="`hermes COMMAND --help` tells of a command; without one, `hermes` is `hermes chat`.",
+        epilog="`hermes COMMAND --help` tells of a command; without one, `hermes` is `hermes chat`. "
+        '`hermes "a question"` answers it and leaves.',
     )
     parser.add_argument(
         "-V", "--version", action="store_true", help="print version, home, profile, Python, store, sandbox, llama.cpp"

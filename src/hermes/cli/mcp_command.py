@@ -34,7 +34,7 @@ def _name(args: Args, home: Home) -> str:
     return resolve_name(args.name, _servers(home), "MCP server", "hermes mcp list")
 
 
-@command("mcp list", help="the servers that are configured", default=True)
+@command("mcp list", help="the servers that are configured")
 def _list(args: Args, home: Home) -> None:
     redact, rows = secrets(home).redact, list[JsonObject]()
     for name, server in _servers(home).items():

@@ -6,37 +6,27 @@ import argparse
 import asyncio
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.command import YES, Args, Argument, command, flag
 from hermes.cli.output import NotFound, UsageError, confirmed, print_redacted, settings_of, silence_logs
 from hermes.cli.table import print_table
-from hermes.core.errors import HermesError
+from hermes.core.errors import HermesError, ServiceError
 from hermes.core.formatting import one_line
 from hermes.core.home import Home, write_private
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.settings import config
 
 if TYPE_CHECKING:
-    from hermes.app import App
     from hermes.core.spec import RouteChoice
     from hermes.services.models import Route
     from hermes.settings.config import Settings
 
 EXIT_NO_MODEL = 3
 TRIAL_S_MAX = 120.0
-_QUESTION = "Say hello in one short sentence."
-_TRIAL_TOKENS_MAX = 1_000
 _MAGIC = b"GGUF"
-_ABILITIES = ("images", "tools", "reasoning", "cache", "parallel_calls")
 # With this nothing is tried twice.
 ONCE = {"agent.api_max_retries": 0}
-# What belongs to the address of one provider, and not to that of another.
-_OF_ADDRESS = dict.fromkeys(
-    f"model.{name}" for name in ("base_url", "api_key", "api_mode", "context_length", "max_tokens", "path")
-)
 
 
 class NoModel(HermesError):
@@ -45,7 +35,7 @@ class NoModel(HermesError):
 
 @command(
     "model",
-    Argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, or `use PATH`"),
+    Argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, `install`, or `use PATH`"),
     Argument("path", metavar="PATH", nargs="?", help="with `use`: a GGUF file of your own"),
     Argument("--provider", metavar="ID", default=argparse.SUPPRESS, help="the provider that has the model"),
     Argument("--base-url", metavar="URL", help="the address where it is asked"),
@@ -57,7 +47,7 @@ def model(args: Args, home: Home) -> int:
     silence_logs(args)
     if (args.path is None) is (args.name == "use"):
         raise UsageError("A file belongs to `use`, and to nothing else.", hint="hermes model use PATH")
-    return {None: _show, "list": _list, "use": _use}.get(args.name, _set)(args, home)
+    return {None: _show, "list": _list, "install": _install, "use": _use}.get(args.name, _set)(args, home)
 
 
 # ---- looking
@@ -71,21 +61,9 @@ def _choice(args: Args, model: str | None = None) -> RouteChoice:
 
 
 def _described(home: Home, settings: Settings, route: Route) -> JsonObject:
-    """A route with its window and abilities; whether there is a key, but not which."""
-    from hermes.services.models import capabilities_of, problem_of
+    from hermes.services.model_setup import described
 
-    able, windows = capabilities_of(route), _cached_lists(home).get(route.base_url, {}).get("windows", {})
-    return {
-        "provider": route.provider,
-        "model": route.model,
-        "base_url": route.base_url,
-        "api_mode": route.api_mode,
-        "window": route.window_tokens or windows.get(route.model) or able.window,
-        "max_output": route.max_output_tokens or able.max_output,
-        "abilities": [name for name in _ABILITIES if getattr(able, name)],
-        "key": bool(route.credentials),
-        "problem": problem_of(settings, route, home) or None,
-    }
+    return described(home, settings, route, _cached_lists(home).get(route.base_url, {}).get("windows", {}))
 
 
 def _show(args: Args, home: Home) -> int:
@@ -135,28 +113,16 @@ def _list(args: Args, home: Home) -> int:
 
 async def fetched(home: Home, settings: Settings, route: Route) -> JsonObject:
     """What a provider tells of its models, as it is kept."""
-    from hermes.agent.model_lists import windows
+    from hermes.agent.model_lists import list_models
     from hermes.app import App
-    from hermes.core.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
-    from hermes.http_client.exchange import Timeouts, TransportError
-    from hermes.services.models import provider_for
 
     app = App(home, settings)
-    wire = provider_for(route.api_mode).listing(route, next(iter(route.credentials), None))
     try:
-        async with app.services.http.send(
-            wire.method, wire.url, wire.headers, b"", Timeouts(SECONDS, SECONDS)
-        ) as answer:
-            if answer.status != 200:
-                raise NoModel(f"{route.provider} does not tell its models: it answers {answer.status}.")
-            body = json.loads(await answer.body())
-            models = [str(model["id"]) for model in body["data"]]
-    except (TransportError, ValueError, TypeError, KeyError) as error:
-        message = app.secrets.redact(str(error)) if isinstance(error, TransportError) else "that is no list of models"
-        raise NoModel(f"{route.provider} cannot be asked for its models: {message}.") from None
+        return await list_models(app.services.http, route)
+    except ServiceError as error:
+        raise NoModel(app.secrets.redact(error.message)) from None
     finally:
         await app.close()
-    return {"fetched_at": time.time(), "windows": windows(body), "models": models}
 
 
 # ---- trying
@@ -169,28 +135,14 @@ def tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float = 
 
 async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float) -> JsonObject:
     from hermes.app import App
+    from hermes.services.model_setup import try_model
 
     app, began = App(home, settings), time.monotonic()
     try:
-        trial = await _answer(app, replace(choice, fallbacks=()), seconds)
+        trial = await try_model(app.engine, app.settings, app.home, choice, seconds)
         return {**trial, "seconds": round(time.monotonic() - began, 2)}
     finally:
         await app.close()
-
-
-async def _answer(app: App, choice: RouteChoice, seconds: float) -> JsonObject:
-    from hermes.core.spec import RunSpec
-    from hermes.services import models
-
-    route = models.primary(app.settings, choice)
-    trial = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
-    if problem := models.problem_of(app.settings, route, app.home):
-        return trial | {"error": problem}
-    alone: JsonObject = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
-    alone |= {"max_output_tokens": _TRIAL_TOKENS_MAX, "deadline_seconds": seconds, "max_iterations": 1}
-    spec = RunSpec(_QUESTION, "trial", kind="cli", source="cli", route=choice, on_detach="cancel", **alone)
-    result = await app.engine.run(spec)
-    return trial | {"answer": result["final_response"], "error": result["error"] if result["failed"] else None}
 
 
 def trial_summary(trial: JsonObject) -> str:
@@ -205,6 +157,7 @@ def trial_summary(trial: JsonObject) -> str:
 
 def _set(args: Args, home: Home) -> int:
     from hermes.cli.session_maintenance import find, opened
+    from hermes.services.model_setup import OF_ADDRESS
 
     settings, provider = settings_of(args, home, ONCE), getattr(args, "provider", None)
     trial = tried(home, settings, _choice(args, args.name))
@@ -216,7 +169,7 @@ def _set(args: Args, home: Home) -> int:
             db.update_session(session["id"], model=args.name)
         return _print_change(args, home, trial, f"{args.name} is used in {session['id']} from now on.")
     moved = args.base_url is not None or provider not in (None, settings.model.provider)
-    changes: JsonObject = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
+    changes: JsonObject = {**(OF_ADDRESS if moved else {}), "model.default": args.name}
     changes |= {"model.provider": provider} if provider else {}
     write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))
     return _print_change(args, home, trial, f"{args.name} is used from now on.")
@@ -230,6 +183,18 @@ def _use(args: Args, home: Home) -> int:
         return EXIT_NO_MODEL
     write(home, local_model(file))
     return _print_change(args, home, trial, f"{file} is used from now on.")
+
+
+def _install(args: Args, home: Home) -> int:
+    """The embedded model and its runtime; the settings stay as they are."""
+    from hermes.cli.install_model import install_embedded
+
+    file, settings = install_embedded(home), settings_of(args, home)
+    lines = [f"{file} is installed."]
+    if (current := settings.model.default or settings.model.provider) not in ("", None, "local"):
+        lines.append(f"{current} is still the model that is used. Try: hermes model use {file}")
+    print_redacted(args, home, {"file": str(file)}, lines)
+    return 0
 
 
 def _is_confirmed(args: Args, trial: JsonObject) -> bool:
@@ -253,13 +218,12 @@ def model_file(text: str) -> Path:
 
 
 def local_model(file: Path) -> JsonObject:
-    return {**_OF_ADDRESS, "model.default": None, "model.provider": "local", "model.path": str(file)}
+    from hermes.services.model_setup import EMBEDDED, OF_ADDRESS
+
+    return {**OF_ADDRESS, "model.default": None, "model.provider": EMBEDDED, "model.path": str(file)}
 
 
 def write(home: Home, changes: JsonMapping) -> None:
-    """Write settings; what has no value goes, and goes first."""
-    for key in sorted(changes, key=lambda key: changes[key] is not None):
-        if changes[key] is None:
-            config.unset_value(home, key)
-        else:
-            config.set_value(home, key, changes[key])
+    from hermes.services import model_setup
+
+    model_setup.write(home, changes)

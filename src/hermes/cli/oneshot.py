@@ -1,20 +1,22 @@
-"""`hermes -z PROMPT`: one question, its answer on stdout, and nothing else there."""
+"""`hermes -z PROMPT`: one question, its answer on stdout, and nothing else there; a terminal sees it as it comes."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from hermes.app import new_loop
 from hermes.cli import attach
-from hermes.cli.conversation import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
+from hermes.cli.conversation import EXIT_INTERRUPTED, Conversation, Show, conversation, exit_code, note
 from hermes.cli.output import UsageError
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
@@ -22,6 +24,7 @@ from hermes.core.home import Home
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.result import Result
 
+_ANSWER = ("message.delta", "run.failed")
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
@@ -47,18 +50,52 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
         raise UsageError("There is no question.", hint='hermes -z "What is this?"')
     content = attach.message(text, args.image or (), piped, named=False)
     async with conversation(args, home, answerable=False) as talk:
-        with stopping(talk):
-            show = _print_event if args.events else _say_nothing if args.quiet else tell_notice
-            result = await talk.ask(content, show, log=args.events)
+        async with _view(args, talk) as show:
+            with stopping(talk):
+                result = await talk.ask(content, show, log=args.events)
         usage.result, usage.steps = result, result["api_calls"]
         code = exit_code(result, refused=talk.refused)
     if args.json and not args.events:
         print(as_json(result))
-    elif result["final_response"] and not args.events:
+    elif result["final_response"] and not args.events and not _is_streamed(args):
         print(result["final_response"])
-    if result["error"]:
+    if result["error"] and not _is_streamed(args):
         note(result["error"])
     return code
+
+
+def _is_streamed(args: argparse.Namespace) -> bool:
+    """Whether the answer stands on the terminal as it comes."""
+    return _draws(sys.stdout) and not (args.quiet or args.json or args.events)
+
+
+def _draws(stream: Any) -> bool:
+    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+
+
+@asynccontextmanager
+async def _view(args: argparse.Namespace, talk: Conversation) -> AsyncIterator[Show]:
+    """What takes the events of the turn: a terminal shows the answer, or where that is piped, the tools at work."""
+    streamed = _is_streamed(args)
+    if args.events or args.quiet or not (streamed or _draws(sys.stderr)):
+        yield _print_event if args.events else _say_nothing if args.quiet else tell_notice
+        return
+    from hermes.cli.live_lines import LiveLines
+    from hermes.cli.screen import Screen
+
+    lines = LiveLines(sys.stdout if streamed else sys.stderr)
+    screen = Screen(lambda: lines.size.columns, reasoning=streamed and talk.settings.display.show_reasoning, quiet=True)
+    screen.emit, lines.live = lines.write, screen.live
+
+    def show(event: JsonObject) -> None:
+        if streamed or event["event"] not in _ANSWER:
+            screen.show(event)
+            lines.draw()
+
+    screen.begin()
+    async with lines.drawing():
+        yield show
+        screen.gone()
 
 
 def _print_event(event: JsonObject) -> None:

@@ -15,7 +15,7 @@ from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
 from hermes.cli.table import print_table
 from hermes.core.events import Event, Status
-from hermes.core.formatting import local, one_line, with_iso
+from hermes.core.formatting import local, one_line, with_iso, without_colours
 from hermes.core.home import Home
 from hermes.core.json_types import JsonObject
 from hermes.core.spec import Control, ControlKind
@@ -154,7 +154,7 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
         if args.json:
             print(between + as_json(redact_tree(event.as_dict(), hidden)), end="", flush=True)
         elif event.type in _TEXTS:
-            text = hidden(event.data["text"])
+            text = without_colours(hidden(event.data["text"]))
             print(text.replace("\n", "\n" + _TEXTS[event.type]), end="", flush=True)
             within = not text.endswith("\n")
         elif event.type not in ("reasoning.delta", "tool.drafted"):

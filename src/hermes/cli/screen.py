@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from hermes.cli.markdown_lines import MarkdownLines
-from hermes.core.formatting import one_line, printable
+from hermes.core.formatting import one_line, printable, without_colours
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import TOOL_LINES_SHOWN
 from hermes.core.result import Result
@@ -334,7 +334,10 @@ class Screen:
         asked = {question.event["tool_call_id"] for question in self.questions}
         for tool in (tool for call_id, tool in self._tools.items() if call_id not in asked):
             parts.append(self._tool_line(spin, "cyan", tool, f"{now - tool.began:.1f} s"))
-            shown = [Text(f"    {line}", "dim") for line in printable(tool.output).splitlines()[-TOOL_LINES_SHOWN:]]
+            shown = [
+                Text(f"    {line}", "dim")
+                for line in printable(without_colours(tool.output)).splitlines()[-TOOL_LINES_SHOWN:]
+            ]
             for line in shown:
                 line.truncate(max(20, self._width()) - 1, overflow="ellipsis")
             parts += shown

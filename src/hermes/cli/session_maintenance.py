@@ -26,9 +26,9 @@ _WAYS = {"index": "The search index was made anew.", "salvage": "What could be r
 @contextlib.contextmanager
 def opened(home: Home, to: str = "look") -> Iterator[SessionDB]:
     """The database, to `look` at (an empty one where there is none), to `change`, or to `make` if need be."""
-    from hermes.services.sessions import database_file, open_database
+    from hermes.services.sessions import database_exists, open_database
 
-    if to == "change" and not database_file(home).exists():
+    if to == "change" and not database_exists(home):
         raise NotFound("There are no sessions yet.", where=str(home.path), hint="hermes chat")
     with open_database(home, write=to == "change", create=to == "make") as db:
         yield db
@@ -66,10 +66,11 @@ def _unknown(text: str) -> NotFound:
 
 def stats(args: argparse.Namespace, home: Home) -> None:
     from hermes.services import sessions
+    from hermes.store.stores import place_of
 
-    path = sessions.database_file(home)
-    document: JsonObject = {"path": str(path), "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
-    if path.exists():
+    place = place_of(sessions.database_url(home))
+    document: JsonObject = {"path": place, "bytes": 0, "parts": {}} | dict.fromkeys(sessions.COUNTED, 0)
+    if sessions.database_exists(home):
         with opened(home) as db:
             document |= sessions.measure(db)
     lines = [f"{name}: {document[name]}" for name in sessions.COUNTED]
@@ -78,7 +79,7 @@ def stats(args: argparse.Namespace, home: Home) -> None:
     if not document["bytes"]:
         note("There are no sessions yet.")
     elif not document["parts"]:
-        note("This SQLite cannot tell the size of each part.")
+        note("This database cannot tell the size of each part.")
 
 
 def optimize(args: argparse.Namespace, home: Home) -> None:
@@ -107,10 +108,14 @@ def backup(args: argparse.Namespace, home: Home) -> None:
 
 def repair(args: argparse.Namespace, home: Home) -> int:
     from hermes.services.sessions import database_file
-    from hermes.store import maintenance
     from hermes.store.base import StoreBusy, StoreDamaged
+    from hermes.store.sqlite import maintenance
 
     path = database_file(home)
+    if path is None:
+        raise UsageError(
+            "A database server is repaired with its own tools.", hint="hermes doctor tells whether it answers"
+        )
     if path.exists() and is_served(home):
         raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")
     faults, notices = _faults(home, deep=args.deep)

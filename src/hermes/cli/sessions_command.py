@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hermes.cli import session_format, session_maintenance, sessions_transfer
+from hermes.cli import migrate_command, session_format, session_maintenance, sessions_transfer
 from hermes.cli.command import YES, Args, Argument, age, command, flag, folder, number
 from hermes.cli.output import UsageError, confirmed, mask, note, print_redacted, service_errors, tell
 from hermes.cli.session_format import print_sessions
@@ -273,3 +273,4 @@ command(
     flag("--deep", help="check everything, however long it takes"),
     help="check the database, and save what can be saved of a damaged one",
 )(session_maintenance.repair)
+command("sessions migrate", *migrate_command.ARGUMENTS, help="the same as hermes migrate")(migrate_command.run)

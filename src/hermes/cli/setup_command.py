@@ -132,10 +132,11 @@ def _flags(setup: _Setup) -> list[str]:
 
 def _chosen(setup: _Setup) -> list[str]:
     from hermes import local
+    from hermes.services.model_setup import has_key
     from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
     status = local.status(setup.home, setup.settings)
-    keys = {name: _has_key(setup, name) for name, provider in KNOWN_PROVIDERS.items() if provider.key_env}
+    keys = {name: has_key(setup.settings, name) for name, provider in KNOWN_PROVIDERS.items() if provider.key_env}
     vendors = [name for name in keys if keys[name] or KNOWN_PROVIDERS[name].api_mode != DEFAULT_API_MODE]
     note(
         "Models that can be asked:",
@@ -151,6 +152,7 @@ def _chosen(setup: _Setup) -> list[str]:
 
 
 def _route(setup: _Setup, route: str, model: str = "") -> JsonObject:
+    from hermes.services.model_setup import has_key
     from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     changes: JsonObject = {**models.local_model(Path()), "model.path": None}
@@ -165,22 +167,15 @@ def _route(setup: _Setup, route: str, model: str = "") -> JsonObject:
     changes["model.base_url"] = route if is_url else None
     if variable:
         changes["model.api_key"] = f"${{{variable}}}"
-    elif not is_url and not _has_key(setup, route):
+    elif not is_url and not has_key(setup.settings, route):
         changes["model.api_key"] = setup.ask(f"Key for {route}, kept in .env", "", getpass.getpass) or None
     return {**changes, "model.default": model or _likely_model(setup, changes)}
 
 
-def _has_key(setup: _Setup, provider: str) -> bool:
-    from hermes.settings.known_providers import KNOWN_PROVIDERS
-
-    known, entry = KNOWN_PROVIDERS.get(provider), setup.settings.providers.get(provider)
-    return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or (entry and entry.api_key))
-
-
 def _likely_model(setup: _Setup, changes: JsonObject) -> str:
-    """Of the models that the provider lists, the one with the largest window that is known; else the first."""
     from hermes.core.spec import RouteChoice
-    from hermes.services.models import UNKNOWN, facts_for, primary, problem_of
+    from hermes.services.model_setup import likely_model
+    from hermes.services.models import primary, problem_of
 
     with setup.drafted({**changes, "model.default": "any"}) as settings:
         route = primary(settings, RouteChoice())
@@ -189,7 +184,7 @@ def _likely_model(setup: _Setup, changes: JsonObject) -> str:
         names = asyncio.run(models.fetched(setup.home, settings, route))["models"]
     if not names:
         raise NoModel(f"{route.provider} lists no models.", hint="the same with a model's name")
-    return str(max(names, key=lambda name: (facts_for(name) is not UNKNOWN, facts_for(name).window)))
+    return likely_model(names)
 
 
 # ---- the rest

@@ -59,7 +59,7 @@ def _named(args: Args, skills: Skills) -> Skill:
 # ---- looking
 
 
-@command("skills list", help="the skills there are", default=True)
+@command("skills list", help="the skills there are")
 def _list(args: Args, home: Home) -> None:
     skills = _skills(home).all()
     rows = [(skill.name, skill.category or "-", skill.description) for skill in skills]

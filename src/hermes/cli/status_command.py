@@ -39,12 +39,12 @@ def _route(args: Args, home: Home) -> str:
 
 def _store(home: Home) -> JsonObject:
     from hermes.services.runs import unfinished_runs
-    from hermes.services.sessions import database_file, open_database
+    from hermes.services.sessions import database_exists, database_url, open_database
     from hermes.store.jobs import Jobs
+    from hermes.store.stores import place_of
 
-    file = database_file(home)
     with open_database(home) as db:
         running = len(unfinished_runs(db)[0])
         due = len(Jobs(db.engine).due(time.time()))
-    count = sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}-wal")) if path.exists())
-    return {"runs": running, "jobs_due": due, "store": str(file), "store_bytes": count}
+        count = db.total_bytes() if database_exists(home) else 0
+    return {"runs": running, "jobs_due": due, "store": place_of(database_url(home)), "store_bytes": count}

@@ -39,7 +39,7 @@ def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
     return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
 
 
-@command("tools list", _PLATFORM, help="toolsets, and whether they are offered", default=True)
+@command("tools list", _PLATFORM, help="toolsets, and whether they are offered")
 def _list(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
     on, rows = _chosen(settings, args.platform), list[JsonObject]()

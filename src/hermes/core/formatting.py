@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 _FLEXIBLE_CHARS_MIN = 12
+# What sets the colours and the weight of letters in a terminal.
+COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -52,6 +54,11 @@ def span(seconds: float) -> str:
             break
         seconds /= {"second": 60, "minute": 60, "hour": 24}[unit]
     return counted(round(seconds), unit)
+
+
+def without_colours(text: str) -> str:
+    """The output of a command without what sets colours."""
+    return COLOURS.sub("", text)
 
 
 def printable(text: str) -> str:

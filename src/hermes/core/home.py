@@ -20,7 +20,7 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # What tools write there has the modes its makers gave it; the folders themselves are private, so nobody reaches it.
-_FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles"})
+_FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles", "cluster"})
 
 
 class ProfileError(HermesError):
@@ -40,6 +40,7 @@ class _At:
 
     def __init__(self, *parts: str) -> None:
         self._parts = parts
+        self.name = parts[0]
 
     def __get__(self, home: Home | None, owner: type[Home] | None = None) -> Path:
         if home is None:
@@ -75,10 +76,20 @@ class Home:
     pid_file = _At("gateway.pid")
     lock_file = _At("gateway.lock")
     state_file = _At("gateway_state.json")
+    cluster = _At("cluster")
+    server_states = _At("cluster", "servers")
 
     @property
     def root(self) -> Path:
         return self.path if self.profile == DEFAULT_PROFILE else self.path.parent.parent
+
+
+def own_entries(root: Path) -> list[Path]:
+    """What Hermes has written into a root folder, all profiles included; nothing of anybody else."""
+    names = {at.name for at in vars(Home).values() if isinstance(at, _At)} | {"profiles", "active_profile"}
+    # Logs of a database, and earlier versions of settings.
+    begun = tuple(f"{name}{sign}" for name in names for sign in ("-", "."))
+    return sorted(path for path in root.iterdir() if path.name in names or path.name.startswith(begun))
 
 
 class ModeChange(NamedTuple):

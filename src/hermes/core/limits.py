@@ -44,6 +44,8 @@ PAGE_EVENTS_MAX = 512
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
 LEASE_POLL_S = 0.25
+# How often leases are looked at that could not be renewed, where other hosts can take them over.
+LEASE_CHECK_S = 1.0
 CLOSE_S_MAX = 5.0
 COMING_S_MAX = 1.0
 TRACES_SENT_S_MAX = 2.0
@@ -55,6 +57,34 @@ PEER_IDLE_S = 10.0
 PEER_BACKLOG = 1024
 PEER_FRAME_BYTES_MAX = 256 * 1024 * 1024
 PEER_RUNS_KNOWN_MAX = 1_000
+
+# NATS: how long a start may wait for it, how often and how long a lost connection is tried, and how long it may be silent;
+# one message, and what may wait to be sent; the stream of live events.
+NATS_CONNECT_S_MAX = 3.0
+NATS_RECONNECT_S = 0.5
+NATS_PING_S = 5.0
+NATS_API_S_MAX = 5.0
+NATS_SYNC_S_MAX = 1.0
+NATS_EVENT_BYTES_MAX = 256 * 1024
+NATS_PART_BYTES = 512 * 1024
+NATS_OUTGOING_EVENTS_MAX = 50_000
+NATS_SEND_EVERY_S = 0.01
+NATS_EVENTS_KEPT_S = 3600.0
+NATS_EVENTS_BYTES_MAX = 256 * 1024 * 1024
+NATS_FETCHED_MAX = 500
+NATS_PARTS_KEPT_S = 30.0
+# Replicas: how often each gives a sign of life, after which time without one it counts as gone, and how often changed counts
+# are told at most.
+REPLICA_BEAT_S = 2.0
+REPLICA_GONE_S = 6.5
+REPLICA_COUNTS_S = 0.01
+REPLICA_LOOK_S = 0.5
+# The queue of runs: how long a delivery lasts without being extended, how often it is, when a run that nobody was offered is
+# put again, and when one comes again whose session was busy.
+QUEUE_ACK_S = 30.0
+QUEUE_EXTEND_S = 10.0
+QUEUE_LOST_S = 5.0
+QUEUE_BUSY_S = 0.5
 
 # Workers of a server: how many there may be, how long the first wait before one that died is started again is and how
 # long it may become, and after which time one counts as steady.
@@ -138,6 +168,30 @@ BATCH_JOBS_MAX = 256
 ROWS_COUNTED_S = 60.0
 FREE_BYTES_MIN = 256 * 1024
 WAL_KEPT_BYTES_MAX = 64 * 1024 * 1024
+# PostgreSQL: connections of an event loop and of threads; how long one is waited for, stays idle, works on a statement,
+# is waited for to answer, and stays idle in a transaction; how often a transaction that others were in the way of is run
+# again, and the pauses before that. Whoever waits in a thread, such as a request, gives up a server that is away earlier
+# than a run does.
+PG_POOL_MIN, PG_POOL_MAX, PG_THREAD_POOL_MAX = 4, 20, 8
+PG_CONNECT_S_MAX = 5
+PG_IDLE_S_MAX = 300
+PG_STATEMENT_S_MAX = 30
+PG_ANSWER_S_MAX = 35.0
+PG_IDLE_TRANSACTION_S_MAX = 10
+PG_CHECK_S_MAX = 1.5
+PG_AWAY_S_MAX = 8.0
+PG_CONFLICTS_MAX = 20
+# Statements that a connection keeps prepared, and how often one is used before it is.
+PG_PREPARED_MAX, PG_PREPARED_USES_MIN = 300, 3
+# How often the only server of a database looks whether it still is, and how long another one waits for its end.
+PG_SERVER_LOCK_EVERY_S = 2.0
+PG_SERVER_LOCK_WAIT_S = 2.0
+PG_RETRY_WAIT_S_MIN, PG_RETRY_WAIT_S_MAX = 0.002, 0.5
+# Moving a store: rows and bytes of a batch, and how long connections that were just closed may still be seen.
+MIGRATE_BATCH_ROWS, MIGRATE_BATCH_BYTES = 1000, 4 * 1024 * 1024
+MIGRATE_USERS_S_MAX, MIGRATE_USERS_POLL_S = 3.0, 0.05
+# "All rows", where a statement wants a number.
+SQL_ROWS_MAX = 2**62
 # After so many changed rows the log of changes is folded into the file by a thread of its own; at so many pages by
 # whoever writes.
 WAL_ROWS = 8_000
@@ -199,6 +253,8 @@ PROMPT_USE_NOTED_S = 3600.0
 QUICK_CHECK_S_MAX = 5.0
 RESUME_SEQ_STEP = 4096
 RESUME_SCAN_S = 30.0
+# The same where other hosts may have left runs: within 40 seconds they are to go on.
+REPLICA_SCAN_S = 5.0
 RESUMES_MAX = 3
 STORE_POLL_S = 0.5
 CONTROL_POLL_S = 1.0
@@ -441,3 +497,24 @@ SAME_MOMENT_S = 0.05
 LATELY_MAX = 256
 # Sets of tools that are remembered, each for the settings it was made with.
 OFFERED_TOOLS_MAX = 64
+
+# Signing in with a browser: how long that counts, how many an owner has at once, and how often an address may be wrong.
+KEY_CHARS_MAX = 1_000
+SIGN_IN_KEPT_S = 14 * 86_400.0
+SIGN_INS_PER_OWNER_MAX = 100
+WRONG_KEYS_PER_MINUTE_MAX = 10
+WRONG_KEY_ADDRESSES_MAX = 1_000
+
+# Of what a run was asked, what is shown with it
+RUN_INPUT_SHOWN_CHARS = 500
+
+# A model that is tried over the API
+MODEL_TRIAL_S_MAX = 90.0
+
+# Forks of one session that are listed together
+BRANCHES_MAX = 200
+
+# What was used on which day: how long that is kept, and how often what was counted is written.
+USAGE_KEPT_DAYS = 400
+USAGE_WRITTEN_S = 5.0
+USAGE_ROWS_MAX = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -9,6 +10,8 @@ from functools import lru_cache
 
 # Exited, and only kept until its parent has asked for the result.
 _ENDED = (b"Z", b"X", b"x")
+# The pids of the machine itself: the kernel gives this number to no container.
+_FIRST_PIDS = "pid:[4026531836]"
 _HOLDER = re.compile(r"(.+):([1-9][0-9]{0,9}):([0-9]+(?:\.[0-9]+)?)?")
 
 
@@ -39,7 +42,8 @@ def booted_at() -> float:
 
 
 def this_process() -> str:
-    """What this process signs as a holder: `host:pid:start`, the start empty where it is not known."""
+    """What this process signs as a holder: `host:pid:start`, the start empty where it is not known. In a container, whose
+    pids are its own, the host is `name@namespace`."""
     return _holder(os.getpid())
 
 
@@ -59,8 +63,26 @@ def is_gone(holder: str) -> bool:
     return not is_alive(int(match[2]), float(match[3]) if match[3] else None)
 
 
+def host_of(holder: str) -> str:
+    return holder.rsplit(":", 2)[0]
+
+
 def _host() -> str:
-    return os.uname().nodename
+    return f"{os.uname().nodename}{_namespace()}"
+
+
+@lru_cache(maxsize=1)
+def _namespace() -> str:
+    """What tells containers apart that have the same host name: their pids mean different processes."""
+    try:
+        pids = os.readlink("/proc/self/ns/pid")
+        if pids == _FIRST_PIDS:
+            return ""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read()
+    except OSError:
+        return ""
+    return f"@{hashlib.sha256(f'{boot}{pids}'.encode()).hexdigest()[:12]}"
 
 
 def _exists(pid: int) -> bool:

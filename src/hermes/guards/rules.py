@@ -79,15 +79,16 @@ creds      kubectl get secret|secrets|secret/*|secrets/*
 creds      git credential fill|approve
 creds      npm|yarn|pnpm token
 creds      ssh-keygen -p|-y
-agent      hermes @update|upgrade|uninstall|setup|--yolo|--fix
+agent      hermes @update|upgrade|install|uninstall|setup|--yolo|--fix
 agent      hermes gateway stop|restart|key|run|install|uninstall
 agent      hermes config set|unset|edit|migrate
 agent      hermes tools|approvals|skills|mcp|auth enable|disable|remove|edit|new|add|login|logout
 agent      hermes memory|cron|profile edit|reset|create|remove|pause|resume|use|rename|delete
 agent      hermes sessions delete|prune|import|repair|migrate|optimize
+agent      hermes migrate
 agent      hermes runs stop|steer|approve|deny|answer
 agent      hermes model * !@list|--help
-agent      pip|pip3|pipx|uv|brew @install|uninstall|upgrade|reinstall|remove @hermes|hermes-agent|hermes[=<>~[]*
+agent      pip|pip3|pipx|uv|brew @install|uninstall|upgrade|reinstall|remove @hermes|hermes-agent|hermes-gateway|hermes[=<>~[]*|hermes-gateway[=<>~[]*
 agent      pkill|killall @*hermes*
 agent      systemctl|service|launchctl|supervisorctl|docker|podman @stop|restart|kill|disable|mask|rm|unload @*hermes*
 agent      systemctl|launchctl set-environment|import-environment|setenv|unset-environment @*HERMES*

@@ -39,7 +39,7 @@ def status(home: Home, settings: Settings) -> dict[str, str | None]:
     runtime, file = runtime_version(), model_file(home, settings)
     problem = None
     if runtime is None:
-        problem = "The runtime of the local model is not installed; `pip install 'hermes[local]'` installs it."
+        problem = "The runtime of the local model is not installed; `hermes install local` installs it."
     elif file is None:
         problem = "There is no local model; `hermes setup` installs one or connects another."
     elif not file.is_file():

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
 
 log = logging.getLogger(__name__)
+# By owner: runs without an end, and how many of them wait in the queue.
+StoredCounts = Mapping[str, tuple[int, int]]
+_NO_COUNTS: StoredCounts = {}
 
 Refusal = Literal[
     "rate_limit_exceeded",
@@ -153,13 +156,14 @@ class Admissions:
             self.permits.change(spec.owner, -1)
             raise
 
-    def take_permit(self, spec: RunSpec, *, charged: bool) -> None:
-        self.check_open(spec)
+    def take_permit(self, spec: RunSpec, *, charged: bool, stored: StoredCounts = _NO_COUNTS) -> None:
+        """`stored`: what the store knows of runs without an end, where some of them have no permit yet."""
+        self.check_open(spec, stored)
         if not charged:
             self._engine.limits.charge(spec)
         self.permits.change(spec.owner, 1)
 
-    def check_open(self, spec: RunSpec | None = None) -> None:
+    def check_open(self, spec: RunSpec | None = None, stored: StoredCounts = _NO_COUNTS) -> None:
         """Raise `Refused` where no runs are admitted any more or, given a spec, too many are at work."""
         if self._engine.draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
@@ -167,9 +171,11 @@ class Admissions:
             return
         limits = self._engine.limits
         owner_max, runs_max = limits.owner_max(spec.owner), limits.runs_max
-        if runs_max and self.permits.everywhere >= runs_max:
+        runs, queued = stored.get(spec.owner, (0, 0))
+        all_runs, all_queued = (sum(counts) for counts in zip((0, 0), *stored.values(), strict=True))
+        if runs_max and max(self.permits.everywhere + all_queued, all_runs) >= runs_max:
             raise Refused("rate_limit_exceeded", f"{runs_max} turns are running already.")
-        if owner_max and self.permits.of(spec.owner) >= owner_max:
+        if owner_max and max(self.permits.of(spec.owner) + queued, runs) >= owner_max:
             raise Refused("rate_limit_exceeded", f"{owner_max} turns of {spec.owner!r} are running already.")
 
     async def admit_with_permit(

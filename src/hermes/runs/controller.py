@@ -8,15 +8,16 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
+from hermes.bus.frames import EncodedEvent, encode_events
 from hermes.bus.peers import Operation, Stream
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import CLOSE_S_MAX, CONTROL_POLL_S
 from hermes.core.spec import Applied, Control
 from hermes.runs.commits import Commit
 from hermes.runs.live_run import LiveRun
-from hermes.runs.remote_runs import EncodedEvent, encode_events, encode_record, encode_row
+from hermes.runs.remote_runs import encode_record, encode_row
 from hermes.runs.writer import LogEnded
-from hermes.store.base import LeaseLost, Row, StoreError
+from hermes.store.base import LeaseLost, Row, RunRecord, StoreError
 
 if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
@@ -44,6 +45,7 @@ class Controller:
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
         applied: list[Applied] = []
         try:
+            await self._engine.lifecycle.check_unstarted(live)
             await live.log.commit(Commit((event,), then=lambda: applied.append(_apply(live, control))))
         except (LogEnded, LeaseLost):
             return "not_active"
@@ -65,20 +67,40 @@ class Controller:
             carrier = await stored.carrier(run_id)
             if (applied := await self._engine.elsewhere.control(run_id, carrier or "", control)) != "unknown":
                 return applied
+            if await self._take_queued(record, control):
+                return await self.control(run_id, control)
         # Nobody has taken it: whoever carries the run on, or takes it up, finds it in the store.
         if not record.state.ended and not await stored.add_control(run_id, control):
             record = await self._engine.get(run_id)  # it was left there before, or the run has ended meanwhile
-        return "not_active" if record is None or record.state.ended else "applied"
+        if record is None or record.state.ended:
+            return "not_active"
+        # It may have changed hands meanwhile, and whoever has it now have looked too early.
+        carrier = await stored.carrier(run_id)
+        applied = await self._engine.elsewhere.control(run_id, carrier or "", control) if carrier else "unknown"
+        return "applied" if applied == "unknown" else applied
+
+    async def _take_queued(self, record: RunRecord, control: Control) -> bool:
+        """Take a run out of the queue to stop it, so that it need not wait for a replica that is free."""
+        run_id, stops = record.spec.run_id, control.control in ("interrupt", "cancel")
+        if not stops or self._engine.work_queue is None or record.holder:
+            return False
+        if not await self._engine.store.runs.adopt(run_id, ""):
+            return False
+        return await self._engine.recovery.requeue(record) is not None
+
+    async def take(self, run_ids: Sequence[str]) -> None:
+        """Apply the controls that other processes have left for these runs."""
+        stored = self._engine.store.runs
+        for run_id in await stored.controlled(run_ids) if run_ids else ():
+            for control in await stored.take_controls(run_id):
+                await self.control(run_id, control)
 
     async def poll(self) -> None:
-        stored = self._engine.store.runs
         while not self._engine.draining:
             await asyncio.sleep(CONTROL_POLL_S)
             run_ids = [run_id for run_id, live in self._engine.by_id.items() if live.spec.persist]
             try:
-                for run_id in await stored.controlled(run_ids) if run_ids else ():
-                    for control in await stored.take_controls(run_id):
-                        await self.control(run_id, control)
+                await self.take(run_ids)
             except StoreError as error:
                 log.warning("controls of other processes could not be looked for: %s", error)
 

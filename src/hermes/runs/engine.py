@@ -7,11 +7,10 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hermes.bus.memory import Sink
-from hermes.bus.peers import Operation, Peers, PeerServer
+from hermes.bus.peers import AnyPeerServer, Operation, Peers, Stream
 from hermes.core.events import Event
 from hermes.core.limits import CLOSE_S_MAX, COMING_S_MAX
 from hermes.core.result import Result
@@ -24,6 +23,8 @@ from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.log import RunLog
 from hermes.runs.recovery import Recovery
 from hermes.runs.remote_runs import Elsewhere
+from hermes.runs.replica_leases import ReplicaLeases
+from hermes.runs.work_queue import RunQueue, WorkQueue
 from hermes.store.base import Row, RunRecord, StoreError
 from hermes.store.stores import AsyncStore
 
@@ -73,7 +74,10 @@ class RunEngine:
         self._ephemeral_ids: set[str] = set()
         self._to_be_read: set[str] = set()  # by the request that asked for it, though it may not have come to it yet
         self._watching: set[asyncio.Task[None]] = set()
-        self._peer_server: PeerServer | None = None
+        self._peer_server: AnyPeerServer | None = None
+        # Where this process is one of several replicas, which may be on other hosts.
+        self.replica_leases: ReplicaLeases | None = None
+        self.work_queue: WorkQueue | None = None
         self.lifecycle = Lifecycle(self, execute, secrets)
         self.admissions = Admissions(self)
         self.recovery, self._controller = Recovery(self), Controller(self)
@@ -86,7 +90,7 @@ class RunEngine:
         self.submit, self.listeners = self.lifecycle.submit, self.lifecycle.listeners
         self.resume, self.resume_all, self.join = self.recovery.resume, self.recovery.resume_all, self.recovery.join
         self.look_now, self.revival_listeners = self.recovery.look_now, self.recovery.listeners
-        self.control = self._controller.control
+        self.control, self.take_controls = self._controller.control, self._controller.take
         self.attach, self.detach = self._controller.attach, self._controller.detach
 
     def limit(self, **limits: Any) -> None:
@@ -224,6 +228,13 @@ class RunEngine:
         store = await self._store_of(run_id)
         return await store.runs.row(run_id, row_id) if store else await self.elsewhere.row(run_id, row_id)
 
+    async def unfinished_counts(self) -> dict[str, tuple[int, int]]:
+        """As the store tells; nothing where it does not."""
+        try:
+            return await self.store.runs.unfinished_counts()
+        except StoreError:
+            return {}
+
     def has_subscribers(self, run_id: str) -> bool:
         return self.log.has_subscribers(run_id)
 
@@ -250,20 +261,34 @@ class RunEngine:
     def unrecorded_end(self, run_id: str) -> Event | None:
         return self.lifecycle.unrecorded_ends.get(run_id, (None, None))[0]
 
+    async def become_replica(self, queue: RunQueue, inflight_max: int) -> None:
+        """From now on other hosts can take over what this process has, and it what they have left or submitted."""
+        self.replica_leases = ReplicaLeases(self.store.leases)
+        self.work_queue = WorkQueue(self, queue, inflight_max)
+        self.admissions.leases.on_expired = self.lifecycle.session_expired
+        await self.replica_leases.renew()
+
     def start_background_tasks(self, *, resume: bool = True) -> None:
         """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
         off."""
         if not self._watching:
-            for work in (self._controller.poll(), *([self.recovery.scan()] if resume else [])):
+            works = [self._controller.poll(), *([self.recovery.scan()] if resume else [])]
+            if self.replica_leases is not None:
+                works.append(self.replica_leases.keep())
+            if self.work_queue is not None and resume:
+                works.append(self.work_queue.serve())
+            for work in works:
                 task = asyncio.create_task(work)
                 self._watching.add(task)
                 task.add_done_callback(self._watching.discard)
 
-    async def answer_peers(self, folder: Path, operations: Mapping[str, Operation]) -> None:
-        """Tell other processes of the home of the runs that are at work here, and let them control those."""
-        self._peer_server = PeerServer(
-            folder, {**self._controller.operations(), **operations}, self._controller.streams()
-        )
+    async def answer_peers(
+        self,
+        make_server: Callable[[Mapping[str, Operation], Mapping[str, Stream]], AnyPeerServer],
+        operations: Mapping[str, Operation],
+    ) -> None:
+        """Tell other processes of the runs that are at work here, and let them control those."""
+        self._peer_server = make_server({**self._controller.operations(), **operations}, self._controller.streams())
         await self._peer_server.start()
 
     async def drain(self, seconds: float) -> None:
@@ -279,10 +304,16 @@ class RunEngine:
             live.controls.stop.request("server_shutdown", "server")
         if tasks:
             _, late = await asyncio.wait(set(tasks), timeout=CLOSE_S_MAX)
+            for live in tuple(self.by_id.values()):
+                live.log.give_up_if_paused()
             for task in late:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        if self.work_queue is not None:
+            await self.work_queue.close()
         if self._peer_server is not None:
             await self._peer_server.close()
+        if self.replica_leases is not None:
+            await self.replica_leases.release()
         leases.close()

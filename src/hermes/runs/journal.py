@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from math import inf
@@ -24,7 +26,7 @@ from hermes.core.events import Event
 from hermes.core.home import FILE_MODE, make_private_folder
 from hermes.core.ids import random_hex
 from hermes.core.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_RETRY_S, JOURNAL_REUSED_BYTES_MAX
-from hermes.core.processes import is_alive
+from hermes.core.processes import host_of, is_alive, this_process
 from hermes.store.base import Tail
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ def _numbers(*values: int) -> bytes:
     return bytes(out)
 
 
+def writer_of(holder: str) -> str:
+    """What names a process in the names of its files: its host and itself."""
+    return "-".join(hashlib.sha256(part.encode()).hexdigest()[:12] for part in (host_of(holder), holder))
+
+
 class JournalFile:
     """One file of this process's journal. `streams` has the number of the last delta that each stream has in it, as far
     as that is known: the file that is written may get more."""
@@ -59,7 +66,7 @@ class JournalFile:
         self.streams: dict[Stream, float] = {}
         make_private_folder(folder)
         while True:
-            self.path = folder / f"{os.getpid()}-{random_hex(8)}{_SUFFIX}"
+            self.path = folder / f"{os.getpid()}-{writer_of(this_process())}-{random_hex(8)}{_SUFFIX}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self.path, flags, FILE_MODE)
             try:
@@ -279,17 +286,21 @@ def _slice(data: bytes, at: int, size: int) -> bytes:
 
 
 class JournalReader:
-    """Reads the files of all processes of a home. It blocks."""
+    """Reads the files of all processes of a home. It blocks, and may be used from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, _Read] = {}
+        self._lock = threading.Lock()
 
-    def tails(self, run_id: str) -> list[Tail]:
-        """What the files hold of a run, the older file of a stream first."""
-        self._refresh()
-        matching = (tail for journal in self._known.values() for run, tail in journal.tails.values() if run == run_id)
-        return sorted(matching, key=lambda tail: tail.offset)
+    def tails(self, run_id: str, holder: str | None = None) -> list[Tail]:
+        """What the files hold of a run, those of one process or of all, the older file of a stream first."""
+        writers = None if holder is None else ("", writer_of(holder))
+        with self._lock:
+            self._refresh()
+            files = [read for path, read in self._known.items() if writers is None or _writer(path) in writers]
+            matching = (tail for journal in files for run, tail in journal.tails.values() if run == run_id)
+            return sorted(matching, key=lambda tail: tail.offset)
 
     def _refresh(self) -> None:
         paths = list(_paths(self._folder))
@@ -304,7 +315,7 @@ class LeftBehind:
     """A file of a process that is gone: its tails by run. It stays ours until it is closed."""
 
     def __init__(self, path: str, fd: int) -> None:
-        self._path, self._fd = path, fd
+        self._path, self._fd, self.writer = path, fd, _writer(path)
         journal = _Read()
         with open(path, "rb") as file:
             journal.take(file.read())
@@ -343,10 +354,18 @@ def _lock(fd: int, path: str) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.path.basename(path).partition("-")[0]
-        if not pid.isdecimal() or is_alive(int(pid), None):
+        host, own_host = (writer.partition("-")[0] for writer in (_writer(path), writer_of(this_process())))
+        # Of another host it is only known that something there holds the file.
+        if host not in ("", own_host) or not pid.isdecimal() or is_alive(int(pid), None):
             raise
         fcntl.flock(fd, fcntl.LOCK_EX)
     os.stat(path)
+
+
+def _writer(path: str) -> str:
+    """As `writer_of` names it; empty for files that do not tell."""
+    _, _, rest = os.path.basename(path).partition("-")
+    return rest.rpartition("-")[0]
 
 
 def _paths(folder: Path) -> Iterator[str]:

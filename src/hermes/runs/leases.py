@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.core.limits import LEASE_CHECK_S, LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
 from hermes.core.spec import RunSpec
 from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, StoreError
@@ -32,13 +32,22 @@ class Lease(msgspec.Struct, eq=False):
     token: int | None = None
     begun: OpenedSession | None = None
     unclaimed: bool = False
+    # When it was last known to be held, by the loop's clock; and whether that is too long ago.
+    confirmed_at: float = 0.0
+    expired: bool = False
 
 
 class SessionLeases:
-    """The leases of one process. `lost` is told the run whose session was taken away."""
+    """The leases of one process. `on_lost` is called with the run whose session was taken away.
+
+    `on_expired` is called when a lease could not be renewed in time, with True, so that others may hold it; and with
+    False once it is known to be held. It is set where other hosts can take a lease over.
+    """
 
     def __init__(self, turn_queue: int, on_lost: Callable[[str], None]) -> None:
         self._turn_queue, self._lost = turn_queue, on_lost
+        self.on_expired: Callable[[str, bool], None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
         # Tokens that could not be given back: the store was away.
@@ -114,10 +123,28 @@ class SessionLeases:
         return any(record.spec.run_id == run_id for record in await store.runs.unfinished(session_id))
 
     def _hold(self, lease: Lease, begun: OpenedSession) -> None:
-        lease.begun, lease.token = begun, begun.token
+        loop = asyncio.get_running_loop()
+        lease.begun, lease.token, lease.confirmed_at = begun, begun.token, loop.time()
         self._held.add(lease)
         if self._timer is None and self._renewing is None:
-            self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
+            self._timer = loop.call_later(LEASE_RENEW_S, self._begin_to_renew)
+        if self._expiry is None and self.on_expired is not None:
+            self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry)
+
+    def _check_expiry(self) -> None:
+        """Also after this process was stopped: timers come before what sockets have received meanwhile."""
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry) if self._held else None
+        late = loop.time() - LEASE_TTL_S + 2 * LEASE_CHECK_S
+        expired = [lease for lease in self._held if lease.confirmed_at < late]
+        for lease in expired:
+            if not lease.expired and self.on_expired is not None:
+                lease.expired = True
+                self.on_expired(lease.run_id, True)
+        if expired and self._renewing is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._begin_to_renew()
 
     async def _ask(self, spec: RunSpec, store: AsyncStore, *, bind: bool) -> OpenedSession | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
@@ -185,10 +212,10 @@ class SessionLeases:
                     lease.turn.set_exception(SessionBusy("The server is stopping."))
 
     def close(self) -> None:
-        for work in (self._timer, self._renewing):
+        for work in (self._timer, self._renewing, self._expiry):
             if work is not None:
                 work.cancel()
-        self._timer = self._renewing = None
+        self._timer = self._renewing = self._expiry = None
 
     def _leave(self, lease: Lease) -> None:
         """Take one turn out of the line; whoever is first then may go."""
@@ -205,7 +232,9 @@ class SessionLeases:
             self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
         for lease in tuple(self._held):
+            asked_at = loop.time()
             try:
                 renewed = lease.token is not None and await lease.store.leases.renew(
                     f"session:{lease.session_id}", lease.token, LEASE_TTL_S
@@ -216,5 +245,10 @@ class SessionLeases:
             if not renewed and lease in self._held:
                 self._held.discard(lease)
                 self._lost(lease.run_id)
+            elif renewed:
+                lease.confirmed_at = asked_at
+                if lease.expired and self.on_expired is not None:
+                    lease.expired = False
+                    self.on_expired(lease.run_id, False)
         self._renewing = None
-        self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
+        self._timer = loop.call_later(LEASE_RENEW_S, self._begin_to_renew)

@@ -10,11 +10,12 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core.events import Event, RunState
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import LEASE_TTL_S
+from hermes.core.limits import LEASE_TTL_S, STORE_POLL_S
 from hermes.core.processes import this_process
 from hermes.core.result import Result
 from hermes.core.spec import RunSpec
@@ -22,8 +23,9 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.admission import Admission, Refused, may_go_unrecorded
 from hermes.runs.control import RunControls
 from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
+from hermes.runs.work_queue import WorkQueue, may_travel
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, SessionNotFound, StoreError
+from hermes.store.base import LeaseLost, SessionNotFound, StoreBusy, StoreError
 from hermes.store.runs import ClaimedSession
 
 if TYPE_CHECKING:
@@ -41,6 +43,19 @@ _STORE_FAILED: JsonObject = {
     "retryable": True,
 }
 _NOTHING: JsonObject = {"partial_row": None, "text_length": 0, "usage": {}}
+
+
+async def _retried(work: Callable[[], Awaitable[R]], until: float) -> R:
+    """For a run that is on record: a store that is away for a while is no reason to end it."""
+    while True:
+        try:
+            return await work()
+        except (Refused, StoreBusy) as error:
+            if not isinstance(error.__cause__ if isinstance(error, Refused) else error, StoreBusy):
+                raise
+            if time.monotonic() >= until:
+                raise
+            await asyncio.sleep(STORE_POLL_S)
 
 
 class NotStarted(Exception):
@@ -97,11 +112,13 @@ class Lifecycle:
 
         It goes on even where whoever asks for it has left before that.
         """
-        self._engine.admissions.take_permit(spec, charged=charged)
-        await asyncio.shield(self._spawn(self._queue(spec)))
+        queue = self._engine.work_queue if may_travel(spec) else None
+        stored = await self._engine.unfinished_counts() if queue is not None else {}
+        self._engine.admissions.take_permit(spec, charged=charged, stored=stored)
+        await asyncio.shield(self._spawn(self._queue(spec, queue)))
         return spec.run_id
 
-    async def _queue(self, spec: RunSpec) -> None:
+    async def _queue(self, spec: RunSpec, queue: WorkQueue | None) -> None:
         live: LiveRun | None = None
         try:
             live = await self._open(spec, at_once=False)
@@ -110,12 +127,49 @@ class Lifecycle:
             self._engine.admissions.permits.change(spec.owner, -1)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
-            if live is not None:
+            # Another replica may have put a run of this number on record, which may have come here since.
+            if live is not None and self._engine.by_id.get(spec.run_id) is live:
                 await self.forget(live)
+            # Whether it is on record is not known.
+            if isinstance(error, StoreBusy) and spec.run_id not in self._engine.by_id:
                 with contextlib.suppress(StoreError):
                     await self._engine.store.runs.discard(spec.run_id)
             raise Refused.by(error) from error
-        self.start_when_free(live)
+        if queue is None:
+            self.start_when_free(live)
+            return
+        self._engine.admissions.permits.change(spec.owner, -1)
+        try:
+            await queue.put(live)
+        except StoreError as error:  # it is on record, and is taken once this process is gone
+            log.warning("the run %s could not be offered to other replicas: %s", spec.run_id, error)
+            self._spawn(self._offer_again(queue, live))
+
+    async def _offer_again(self, queue: WorkQueue, live: LiveRun) -> None:
+        while not self._engine.draining:
+            await asyncio.sleep(STORE_POLL_S)
+            with contextlib.suppress(StoreError):
+                await queue.put(live)
+                return
+
+    async def hand_over(self, live: LiveRun) -> None:
+        """A run that is on record and not begun is not this process's any more; its readers stay."""
+        if live.deadline_timer is not None:
+            live.deadline_timer.cancel()
+        await self._engine.log.release(live.log)
+        self._remove(live)
+
+    def _remove(self, live: LiveRun) -> None:
+        """Unless this process has taken the run up anew meanwhile."""
+        if self._engine.by_id.get(live.spec.run_id) is live:
+            del self._engine.by_id[live.spec.run_id]
+
+    async def wait_until_ended(self, live: LiveRun) -> None:
+        """Of a run that is to start when its session is free."""
+        if live.starting is not None:
+            await asyncio.wait([live.starting])
+        if live.task is not None:
+            await asyncio.wait([live.task])
 
     async def emit_queued(self, live: LiveRun) -> None:
         session_id = live.spec.session_id
@@ -124,21 +178,47 @@ class Lifecycle:
 
     def start_when_free(self, live: LiveRun) -> None:
         """Begin a run that is on record and has its permit, as soon as its session is free."""
-        self._spawn(self._start_queued(live))
+        live.starting = self._spawn(self._start_queued(live))
 
     async def _start_queued(self, live: LiveRun) -> None:
+        admission: Admission | None = None
         try:
             async with live.controls.stop.scope():
-                admission = await self._engine.admissions.admit_with_permit(
-                    live.spec, self._engine.limits.submitted_wait_s
-                )
+                wait_s = self._engine.limits.submitted_wait_s
+                until = inf if wait_s is None else time.monotonic() + wait_s
+                admit = partial(self._engine.admissions.admit_with_permit, live.spec)
+                admission = await _retried(lambda: admit(None if wait_s is None else until - time.monotonic()), until)
+                await _retried(lambda: self.check_unstarted(live), until)
+                if self._engine.work_queue is not None and live.spec.persist:
+                    # What it was told while nobody had it.
+                    await _retried(lambda: self._engine.take_controls([live.spec.run_id]), until)
         except BaseException as error:  # whatever kept it from starting is its end, on record
-            self._engine.admissions.permits.change(live.spec.owner, -1)
+            if admission is not None:
+                await admission.release()
+            else:
+                self._engine.admissions.permits.change(live.spec.owner, -1)
+            if isinstance(error, LeaseLost):
+                await self.forget(live)
+                return
             await self.end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
             return
         self.begin(live, admission)
+
+    async def check_unstarted(self, live: LiveRun) -> None:
+        """Raise LeaseLost where another replica has taken over a run that was not started: until its session is held, no
+        token says so."""
+        if self._engine.replica_leases is None or live.log.token is not None or not live.spec.persist:
+            return
+        record = await self._engine.store.runs.get(live.spec.run_id)
+        if (
+            record is None
+            or record.state.started_at is not None
+            or record.state.ended
+            or record.holder != this_process()
+        ):
+            raise LeaseLost(f"The run {live.spec.run_id} was taken over.")
 
     async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
         """A turn that somebody waits for is carried out without its store, if need be; any other is refused."""
@@ -272,12 +352,19 @@ class Lifecycle:
         live.notices.append(STORE_UNAVAILABLE_NOTICE)
         return await self._execute(live)
 
+    def session_expired(self, run_id: str, expired: bool) -> None:
+        """Another process may have taken the run's session over, or has not."""
+        if (live := self._engine.by_id.get(run_id)) is not None:
+            live.log.pause() if expired else live.log.go_on()
+
     def session_lost(self, run_id: str) -> None:
         """Another process holds the run's session now: the run is cut off."""
         live = self._engine.by_id.get(run_id)
         if live is not None and live.log.ending:  # it has given it back itself
             return
         log.warning("run %s has lost its session", run_id)
+        if live is not None:
+            live.log.go_on(lost=True)
         if live is not None and live.task is not None:
             live.session_lost = True
             live.task.cancel()
@@ -286,6 +373,11 @@ class Lifecycle:
 
     async def end_unstarted(self, live: LiveRun, error: BaseException) -> None:
         stop, spec = live.controls.stop, live.spec
+        try:
+            await self.check_unstarted(live)
+        except LeaseLost:
+            await self.forget(live)
+            return
         shutdown = (
             stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
         )
@@ -330,8 +422,8 @@ class Lifecycle:
             self.unrecorded_ends.pop(run_id, None)
         if live.deadline_timer is not None:
             live.deadline_timer.cancel()
-        await self._engine.log.close(run_id)
-        self._engine.by_id.pop(run_id, None)
+        await self._engine.log.close(live.log)
+        self._remove(live)
         await self._engine.discard_unread(run_id)
 
     def _spawn(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:

@@ -29,6 +29,8 @@ class LiveRun(msgspec.Struct):
     secrets: Secrets
     deadline_at: float | None = None
     task: asyncio.Task[Result] | None = None
+    # Of one that waits for its session: it ends when that is had, or given up.
+    starting: asyncio.Task[None] | None = None
     owners: set[object] = msgspec.field(default_factory=set)
     notices: list[tuple[str, str]] = msgspec.field(default_factory=list)
     deadline_timer: asyncio.TimerHandle | None = None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from hermes.bus.memory import MemoryBus, Sink
+from hermes.bus.memory import Follower, MemoryBus, Sink, Subscription
 from hermes.bus.peers import Peers
-from hermes.core.events import Event, RunState
-from hermes.core.limits import PAGE_EVENTS_MAX, STORE_POLL_S
+from hermes.core.events import ENDING, Event, RunState
+from hermes.core.limits import PAGE_EVENTS_MAX, PEER_IDLE_S, STORE_POLL_S
+from hermes.core.processes import is_gone
 from hermes.guards.secrets import Secrets
 from hermes.runs.commits import LogOutput
-from hermes.runs.journal import JournalReader, TailJournal, left_behind
+from hermes.runs.journal import JournalReader, LeftBehind, TailJournal, left_behind, writer_of
 from hermes.runs.remote_runs import Elsewhere
+from hermes.runs.streams import tails_of
 from hermes.runs.writer import RunWriter
-from hermes.store.base import RunRecord
+from hermes.store.base import RunRecord, Tail
 from hermes.store.stores import AsyncRuns
 
 
@@ -35,8 +37,8 @@ class RunLog:
         # In a server: takes a run up that nobody carries on.
         self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
         self._folder = journal
-        self._ephemeral = LogOutput(bus, window_s)
-        self._output = self._ephemeral
+        self._ephemeral = LogOutput(bus.local, window_s)
+        self._output = LogOutput(bus, window_s, saver=self._ephemeral.saver)
         self._journal: TailJournal | None = None
         self._reader: JournalReader | None = None
         if journal is not None:
@@ -65,21 +67,54 @@ class RunLog:
     def has_subscribers(self, run_id: str) -> bool:
         return self.bus.has_subscribers(run_id)
 
-    async def close(self, run_id: str) -> None:
+    async def release(self, writer: RunWriter) -> None:
+        """Another process goes on with the run: whoever reads it here follows it there."""
+        if await self._close(writer):
+            self.bus.release(writer.run_id)
+
+    async def close(self, writer: RunWriter) -> None:
         """The run has ended, or died: whoever still reads it is sent to the store once more, and no further."""
-        writer = self._writers.pop(run_id, None)
-        if writer is not None:
-            await writer.close()
-        self.bus.close(run_id)
+        if await self._close(writer):
+            self.bus.close(writer.run_id)
+
+    async def _close(self, writer: RunWriter) -> bool:
+        """Whether nobody writes the run here any more: it may have been taken up anew meanwhile."""
+        if self._writers.get(writer.run_id) is writer:
+            del self._writers[writer.run_id]
+        await writer.close()
+        return writer.run_id not in self._writers
 
     async def absorb(self, store: AsyncRuns) -> None:
         """Put into the store what the journals of processes that are gone hold."""
         for journal in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
             try:
-                await store.absorb(journal.tails)
+                tails = journal.tails
+                if self.bus.follows:
+                    tails = {run_id: tails[run_id] for run_id in tails if await self._is_left(run_id, journal, store)}
+                await store.absorb(tails)
                 journal.remove()
             finally:
                 journal.close()
+
+    @staticmethod
+    async def _is_left(run_id: str, journal: LeftBehind, store: AsyncRuns) -> bool:
+        """Whether nobody has adopted a run since the journal was written: then what it holds beyond is stale. Who only has
+        the lease of its session so far is about to look for this journal."""
+        record = await store.get(run_id)
+        return record is not None and journal.writer in ("", writer_of(record.holder))
+
+    async def absorb_from(self, run_id: str, store: AsyncRuns, holder: str) -> None:
+        """Put into the store what a process has shown of a run that it may still believe to carry on: it may be stopped,
+        or cut off from the store. Its journal has it and, where that is on another disk, the bus."""
+        if not self.bus.follows:
+            return
+        tails = await asyncio.to_thread(self._reader.tails, run_id, holder) if self._reader is not None else []
+        if tails:
+            await store.absorb({run_id: tails})
+        partials, record = await store.partials(run_id), await store.get(run_id)
+        last = max([record.state.last_seq if record else 0, *(partial.last_seq for partial in partials)])
+        if shown := tails_of(await self.bus.recent(run_id, last)):
+            await store.absorb({run_id: shown})
 
     def check_journal(self) -> None:
         """Raise OSError when the journal cannot be written. It blocks."""
@@ -102,13 +137,22 @@ class RunLog:
     ) -> AsyncGenerator[list[Event], None]:
         """The events in batches; those that the sink has consumed are left out."""
         live = self.bus.subscribe(run_id, sink)
-        cursor, last = after, False
+        follower: Follower | None = None
+        cursor, last, quiet = after, False, False
         try:
             while True:
                 live.overflowed = False
+                cursor = max(cursor, live.delivered_seq)
                 writer = self._writers.get(run_id)
-                # Then all that there will be is in the store already.
-                over = live.closed or writer is None or writer.state.ended
+                if writer is not None or self.bus.follows:
+                    live.closed = False  # what was closed here goes on, here or in another process
+                if self.bus.follows and writer is None:
+                    follower = follower or await self.bus.watch(run_id, live)
+                    follower.reset()
+                # Then all that there will be is in the store already. A log that is closed while the store is read has
+                # got its last events meanwhile: the store is read once more.
+                closed = live.closed
+                over = writer is None or writer.state.ended
                 page: list[Event] = []
                 # What has no number yet will come by the bus.
                 if writer is None or over or writer.last_seq > cursor:
@@ -122,26 +166,33 @@ class RunLog:
                     page, full = await self._page(run_id, store, cursor) if full else ([], False)
                 if over:
                     # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
-                    if live.closed or writer is not None or last:
+                    if closed or writer is not None or last:
                         return
                     carrier = await store.carrier(run_id)
                     last = carrier is None
                     if carrier is None:
                         continue
-                    answered = False
-                    async with aclosing(self.elsewhere.batches(run_id, cursor, carrier)) as batches:
+                    if follower is not None and (quiet or is_gone(carrier)):
+                        await self._resume_if_left(run_id, store)
+                    source = (
+                        self.elsewhere.batches(run_id, cursor, carrier)
+                        if follower is None
+                        else self._followed(run_id, cursor, live, follower)
+                    )
+                    quiet = True
+                    async with aclosing(source) as batches:
                         async for batch in batches:
-                            answered = True
+                            quiet = False
                             if not batch:  # it was silent for long: it may have lost the run
                                 break
                             cursor = batch[-1].seq
                             yield batch
                             if batch[-1].final:
                                 return
-                    if not answered and self.resume is not None and (record := await store.get(run_id)) is not None:
-                        await self.resume(record)
-                    if not answered and run_id not in self._writers:
-                        await live.wait(STORE_POLL_S)
+                    if quiet and follower is None:
+                        await self._resume_if_left(run_id, store)
+                        if run_id not in self._writers:
+                            await live.wait(STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     events = await live.take()
@@ -157,7 +208,44 @@ class RunLog:
                     if new_events[-1].final:
                         return
         finally:
+            if follower is not None:
+                self.bus.unwatch(run_id, follower)
             self.bus.unsubscribe(run_id, live)
+
+    async def _followed(
+        self, run_id: str, cursor: int, live: Subscription, follower: Follower
+    ) -> AsyncGenerator[list[Event], None]:
+        """What another process publishes of a run behind what the store has of it, until something is missing, or
+        nothing came for long, or the run goes on here."""
+        # What was published before this process had subscribed, and is in no store and no journal that can be read here.
+        if events := await self.bus.recent(run_id, cursor):
+            cursor = events[-1].seq
+            yield events
+        if not follower.joins(cursor):
+            await asyncio.sleep(STORE_POLL_S)
+            return
+        if not self.bus.connected:
+            await live.wait(STORE_POLL_S)
+            return
+        while not live.overflowed and not live.closed and run_id not in self._writers:
+            timer = asyncio.get_running_loop().call_later(PEER_IDLE_S, live.wake)
+            try:
+                events = await live.take()
+            finally:
+                timer.cancel()
+            if not events and live.delivered_seq <= cursor:
+                return
+            cursor = max(cursor, live.delivered_seq)
+            new_events = [event for event in events if event.seq > cursor]
+            if new_events:
+                cursor = new_events[-1].seq
+                yield new_events
+                if new_events[-1].type in ENDING:
+                    return
+
+    async def _resume_if_left(self, run_id: str, store: AsyncRuns) -> None:
+        if self.resume is not None and (record := await store.get(run_id)) is not None:
+            await self.resume(record)
 
     async def _page(self, run_id: str, store: AsyncRuns, cursor: int) -> tuple[list[Event], bool]:
         """What follows a place in the log, as far as it was given out; and whether there may be more."""
@@ -166,6 +254,10 @@ class RunLog:
             last = writer.last_seq
             page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, streams=writer.streams())
             return [event for event in page if event.seq <= last], len(page) == PAGE_EVENTS_MAX
-        tails = await asyncio.to_thread(self._reader.tails, run_id) if self._reader is not None else ()
+        tails: Sequence[Tail] = ()
+        if self._reader is not None:
+            # Of a process that has lost the run, only what was moved to the store is in the log.
+            holder = await store.carrier(run_id) if self.bus.follows else None
+            tails = await asyncio.to_thread(self._reader.tails, run_id, holder)
         page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, tails=tails)
         return page, len(page) == PAGE_EVENTS_MAX

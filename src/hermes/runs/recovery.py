@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hermes.core.limits import LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
+from hermes.core.limits import LEASE_TTL_S, REPLICA_SCAN_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.core.processes import booted_at, is_gone, this_process
 from hermes.core.spec import RunSpec
 from hermes.runs.admission import Admission, Refused
 from hermes.runs.leases import Lease
 from hermes.runs.lifecycle import NotStarted
 from hermes.runs.live_run import LiveRun
+from hermes.runs.replica_leases import process_lease
 from hermes.runs.resume import look
 from hermes.store.base import RunRecord, SessionNotFound, StoreError
 
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
 
 log = logging.getLogger(__name__)
-
-
-def _is_orphaned(record: RunRecord) -> bool:
-    """Whether the run is orphaned: it was never started, and the process that created it is gone."""
-    if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
-        return True
-    # It is made a moment before its first event.
-    return record.state.last_seq == 0 and time.time() - record.created_at > LEASE_TTL_S
 
 
 class Recovery:
@@ -52,15 +45,29 @@ class Recovery:
             except StoreError as error:
                 log.warning("runs that were cut off could not be looked for: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), RESUME_SCAN_S)
+                scan_s = RESUME_SCAN_S if self._engine.replica_leases is None else REPLICA_SCAN_S
+                await asyncio.wait_for(self._look.wait(), scan_s)
 
     def look_now(self) -> None:
         self._look.set()
 
     async def resume_all(self) -> list[str]:
         """Take up, or close, every run without an end that nobody carries on. Their ids."""
+        if self._engine.replica_leases is not None:
+            return await self._resume_of_replicas()
         unfinished = await self._engine.store.runs.unfinished()
         return [record.spec.run_id for record in unfinished if await self._resume(record)]
+
+    async def _resume_of_replicas(self) -> list[str]:
+        """The same where others are at work on many of them."""
+        runs, resumed = self._engine.store.runs, list[str]()
+        for run_id, holder in await runs.left_behind():
+            if run_id in self._engine.by_id or (holder not in (None, this_process()) and not is_gone(holder or "")):
+                continue
+            record = await runs.get(run_id)
+            if record is not None and not record.state.ended and await self._resume(record):
+                resumed.append(run_id)
+        return resumed
 
     async def resume(self, run_id: str) -> None:
         """Take up, or close, a run without an end, if nobody carries it on."""
@@ -70,9 +77,11 @@ class Recovery:
 
     async def _resume_if_left(self, record: RunRecord) -> None:
         """For whoever reads a run: take it up at once where nobody carries it on."""
-        if record.state.ended or record.spec.run_id in self._engine.by_id or not _is_orphaned(record):
+        if record.state.ended or record.spec.run_id in self._engine.by_id:
             return
         with contextlib.suppress(StoreError):  # whoever looks next finds it again
+            if not await self._is_orphaned(record):
+                return
             holder = await self._engine.store.leases.holder(f"session:{record.spec.session_id}")
             # One of its own that no run has any more could not be given back.
             if holder is None or holder == this_process():
@@ -100,7 +109,7 @@ class Recovery:
     async def _resume(self, record: RunRecord) -> bool:
         run_id = record.spec.run_id
         is_live = run_id in self._engine.by_id or run_id in self._being_resumed
-        if is_live or self._engine.draining or not _is_orphaned(record):
+        if is_live or self._engine.draining or not await self._is_orphaned(record):
             return False
         self._being_resumed.add(run_id)
         try:
@@ -108,17 +117,34 @@ class Recovery:
         finally:
             self._being_resumed.discard(run_id)
 
+    async def _is_orphaned(self, record: RunRecord) -> bool:
+        """Whether the run may be taken up: it was started, and its session's lease decides; or never, and the process
+        that has it is gone."""
+        if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
+            return True
+        if time.time() - record.created_at <= LEASE_TTL_S:
+            return False
+        # It is made a moment before its first event.
+        return record.state.last_seq == 0 or await self._has_lapsed(record.holder)
+
+    async def _has_lapsed(self, holder: str) -> bool:
+        """Whether a replica of any host has given no sign of life in the store for long."""
+        if self._engine.replica_leases is None or holder in ("", this_process()):
+            return False
+        return await self._engine.store.leases.holder(process_lease(holder)) is None
+
     async def _resume_left(self, record: RunRecord) -> bool:
         spec, store, leases = record.spec, self._engine.store, self._engine.admissions.leases
-        if record.state.started_at is None and (record.state.last_seq or is_gone(record.holder)):
+        is_gone_too = is_gone(record.holder) or await self._has_lapsed(record.holder)
+        if record.state.started_at is None and (record.state.last_seq or is_gone_too):
             if not await store.runs.adopt(spec.run_id, record.holder):
                 return False
-            await self._requeue(record)
+            await self.requeue(record)
             return True
         try:
             lease = await leases.acquire_if_free(spec, store)
         except SessionNotFound as error:
-            await self._end_cut_off(record, Refused.by(error))
+            await self.end_refused(record, Refused.by(error))
             return True
         if lease is None:
             return False
@@ -130,11 +156,6 @@ class Recovery:
         await self.resume_with_lease(now, lease)
         return True
 
-    async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
-        live = await self._revive(record, None)
-        live.resumption = None
-        await self._lifecycle.end_unstarted(live, error)
-
     async def resume_with_lease(self, record: RunRecord, lease: Lease) -> None:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         admission = Admission(record.spec, lease, self._engine)
@@ -142,7 +163,7 @@ class Recovery:
         self._engine.admissions.permits.change(record.spec.owner, 1)
         try:
             if session is not None and session["owner"] != record.spec.owner:
-                await self._end_cut_off(record, Refused.by(SessionNotFound(record.spec.session_id)))
+                await self.end_refused(record, Refused.by(SessionNotFound(record.spec.session_id)))
                 await admission.release()
                 return
             lease.run_id, lease.owner = record.spec.run_id, record.spec.owner
@@ -156,8 +177,14 @@ class Recovery:
         else:
             self._lifecycle.begin(live, admission)
 
-    async def _requeue(self, record: RunRecord) -> None:
-        """A run that was submitted or made, and not begun, waits for its session once more."""
+    async def end_refused(self, record: RunRecord, error: Refused) -> None:
+        """End a run that cannot go on, or waited for too long in the queue, and is this process's now."""
+        live = await self._revive(record, None)
+        live.resumption = None
+        await self._lifecycle.end_unstarted(live, error)
+
+    async def requeue(self, record: RunRecord) -> LiveRun | None:
+        """A run that was submitted or made, and not begun, waits for its session once more; None where it is over."""
         live = await self._revive(record, None)
         resumption, live.resumption = live.resumption, None
         go_on = resumption.verdict == "go_on" if resumption is not None else self._may_begin(record)
@@ -169,12 +196,13 @@ class Recovery:
             if not go_on:
                 code = resumption.verdict if resumption else "server_restarted"
                 await self._lifecycle.end_unstarted(live, NotStarted(code))
-                return
+                return None
         except StoreError:
             await self._lifecycle.forget(live)
             raise
         self._engine.admissions.permits.change(live.spec.owner, 1)
         self._lifecycle.start_when_free(live)
+        return live
 
     def _may_begin(self, record: RunRecord) -> bool:
         """Whether a run that was made and not begun is still wanted: it does not need its client, and is not old."""
@@ -187,6 +215,9 @@ class Recovery:
         for hear in self.listeners:
             hear(spec)
         await self._engine.log.absorb(store)
+        if token is not None and self._engine.replica_leases is not None:
+            await self._engine.log.absorb_from(spec.run_id, store, record.holder)
+            await store.adopt(spec.run_id, record.holder)
         end, before = self._lifecycle.unrecorded_ends.get(spec.run_id, (None, None))
         if before is not None:
             await before.save_rest(token)
@@ -203,7 +234,10 @@ class Recovery:
         )
         if end is not None:  # its readers have been told that it is over
             resumption.verdict, resumption.next_seq = "store_unavailable", max(resumption.next_seq, end.seq + 1)
-        log.info("run %s is taken up again (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
+        if record.state.started_at is None and self._engine.work_queue is not None:
+            resumption.next_seq = events[-1].seq + 1  # nothing was shown beyond what is on record
+        else:
+            log.info("run %s is taken up again (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
         live = self._lifecycle.make_live(spec, resumption.next_seq - 1, record.state)
         live.resumption, live.log.token = resumption, token
         live.controls.seen |= resumption.controls

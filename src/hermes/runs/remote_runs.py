@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
+from hermes.bus.frames import decode_events
 from hermes.bus.peers import PeerGone, Peers, name_of
 from hermes.core.events import Event, RunState
 from hermes.core.json_types import JsonMapping, JsonObject
@@ -16,12 +17,6 @@ from hermes.core.limits import PEER_RUNS_KNOWN_MAX
 from hermes.core.processes import this_process
 from hermes.core.spec import Applied, Control, RunSpec
 from hermes.store.base import Row, RunRecord
-
-EncodedEvent = tuple[int, float, str, int, JsonObject]
-
-
-def encode_events(batch: Sequence[Event]) -> list[EncodedEvent]:
-    return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 
 
 def encode_record(record: RunRecord) -> JsonObject:
@@ -34,10 +29,6 @@ def encode_row(row: Row) -> Row:
 
 
 _PLAIN = ("created_at", "updated_at", "resumes", "log_expired", "holder")
-
-
-def _events(run_id: str, encoded: list[EncodedEvent]) -> list[Event]:
-    return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in encoded]
 
 
 def _record(encoded: JsonMapping) -> RunRecord:
@@ -74,7 +65,7 @@ class Elsewhere:
         return applied or "unknown"
 
     async def durable(self, run_id: str) -> list[Event]:
-        return _events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
+        return decode_events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
         answer = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
@@ -86,7 +77,7 @@ class Elsewhere:
             return
         async with aclosing(self.peers.follow(name, "batches", run_id, after)) as answers:
             async for encoded in answers:
-                yield _events(run_id, encoded)
+                yield decode_events(run_id, encoded)
 
     def _name(self, run_id: str, holder: str) -> str:
         return self._known.get(run_id, "") if holder in ("", this_process()) else name_of(holder)

@@ -25,15 +25,21 @@ class Scheduler:
     """Looks for jobs that are due and hands their runs to the engine. `parallel` is how many may run at once."""
 
     def __init__(
-        self, engine: RunEngine, jobs: Any, parallel: Callable[[], int], clock: Callable[[], float] = time.time
+        self,
+        engine: RunEngine,
+        jobs: Any,
+        parallel: Callable[[], int],
+        clock: Callable[[], float] = time.time,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._leads = leads
         self._engine, self._jobs, self._parallel, self._clock = engine, jobs, parallel, clock
         self._holder = this_process()
 
     async def run(self) -> None:
         while True:
             try:
-                if not self._engine.draining:
+                if not self._engine.draining and self._leads():
                     await self.look()
             except (StoreError, Refused) as error:
                 log.warning("jobs could not be looked after: %s", error)

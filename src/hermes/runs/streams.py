@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hermes.core.events import Cuts, packed_size
+from hermes.core.events import Cuts, Event, packed_size
 from hermes.core.limits import JOURNALED_S_MAX, PARTIAL_S_MAX
 from hermes.guards.secrets import StreamMask
-from hermes.store.base import Partial
+from hermes.store.base import Partial, Tail
 
 if TYPE_CHECKING:
     from hermes.runs.journal import JournalFile
@@ -113,3 +113,22 @@ class Saver:
                         writer.saved(partials)
         finally:
             saving.set_result(None)
+
+
+def tails_of(events: Iterable[Event]) -> list[Tail]:
+    """The deltas among events, by the stream that each belongs to."""
+    tails: dict[str, Tail] = {}
+    for event in events:
+        data = event.data
+        if event.type == "text.delta":
+            stream = data["message_id"], "text", ""
+        elif event.type == "reasoning.delta":
+            stream = f"{data['message_id']}:reasoning", "reasoning", data["form"]
+        elif event.type == "tool.output":
+            stream = f"{data['call_id']}/{data['stream']}", "tool", data["stream"]
+        else:
+            continue
+        stream_id, kind, form = stream
+        tail = tails.setdefault(stream_id, Tail(stream_id, kind, event.step, form, data["offset"]))
+        tail.deltas.append((event.seq, round(event.ts * 1000), data["text"]))
+    return list(tails.values())

@@ -14,7 +14,7 @@ from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.commits import Commit, LogOutput, Pending
 from hermes.runs.streams import Stream
-from hermes.store.base import Partial, Row
+from hermes.store.base import LeaseLost, Partial, Row
 from hermes.store.runs import ClaimedSession, set_session_id
 from hermes.store.stores import AsyncRuns
 
@@ -82,6 +82,8 @@ class RunWriter:
         self._latest_ts = 0.0
         self._last_delta_at = -inf
         self._loop = asyncio.get_running_loop()
+        # While it is not known whether this process still has the run; its result says whether it has lost it.
+        self._paused: asyncio.Future[bool] | None = None
 
     @property
     def journals(self) -> bool:
@@ -130,6 +132,30 @@ class RunWriter:
         if not self._awaited and self._pending:
             pending, self._pending = self._pending, []
             self._publish(pending)
+
+    def pause(self) -> None:
+        """Give nothing out until `go_on`: another process may have taken the run over."""
+        if self._paused is None:
+            self._paused = self._loop.create_future()
+            self._awaited += 1
+
+    def go_on(self, *, lost: bool = False) -> None:
+        """The run is still this process's, or `lost`: then nothing that waits is ever given out."""
+        if lost:
+            self.pause()
+        if self._paused is None:
+            return
+        if not self._paused.done():
+            self._paused.set_result(lost)
+        if not lost:
+            self._paused = None
+            self._awaited -= 1
+            if self._draining is None:
+                self.flush()
+
+    def give_up_if_paused(self) -> None:
+        if self._paused is not None:
+            self.go_on(lost=True)
 
     def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, str]) -> Stream:
         if self.first_delta_at is None and kind != "tool":
@@ -354,6 +380,8 @@ class RunWriter:
                     self._saving = None
                 batch = self._next_batch()
                 try:
+                    if self._paused is not None and await asyncio.shield(self._paused):
+                        raise LeaseLost(f"The run {self.run_id} has lost its session.")
                     await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
                     if self._retry_start(batch, error):

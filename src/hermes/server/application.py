@@ -32,8 +32,14 @@ def build(context: ServerContext, profiles: Mapping[str, ServerContext] | None =
     """The application of an context, and those of other profiles below it."""
     app = _routed(context, [serve_request])
     for name, other in (profiles or {}).items():
+        # The page asks for its files beside itself, so its address ends with a slash.
+        app.router.add_get(f"/p/{name}", partial(_to_page, f"{name}/"))
         app.add_subapp(f"/p/{name}", _routed(other, []))
     return app
+
+
+async def _to_page(place: str, _: web.Request) -> web.Response:
+    return web.Response(status=308, headers={"Location": place})
 
 
 def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Application:

@@ -29,10 +29,11 @@ from hermes.server import runner
 from hermes.server.chat import _derive_chat_session_id
 from hermes.server.context import ServerContext, resolve_model_name
 from hermes.server.errors import ApiError
+from hermes.server.gate import check_gate
 from hermes.server.handlers import ROUTES
 from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import _IdempotencyCache
-from hermes.server.middleware import Handler, check_gate
+from hermes.server.middleware import Handler
 from hermes.server.prepared_response import PreparedResponse
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body

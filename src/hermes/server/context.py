@@ -28,7 +28,7 @@ from hermes.server.body_memory import Budget
 from hermes.server.errors import ApiError
 from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording
-from hermes.server.keys import CALLER, Key, Keyring, caller_of
+from hermes.server.keys import CALLER, SIGNED_IN, Key, Keyring, WrongKeys, caller_of
 from hermes.server.readiness import Probes
 from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
@@ -65,7 +65,7 @@ def resolve_model_name(explicit: str) -> str:
     return _OWN_NAME if profile == home.DEFAULT_PROFILE else profile
 
 
-def _given_key(request: web.Request) -> bytes:
+def given_key(request: web.Request) -> bytes:
     """The key that a request shows, as `Authorization: Bearer` or as `api-key`; nothing where the two differ."""
     shown = []
     if (given := request.headers.get("Authorization")) is not None:
@@ -95,6 +95,7 @@ class ServerContext:
         self.started_at = time.time()
         self.draining = asyncio.Event()
         self.probes = Probes()
+        self.wrong_keys = WrongKeys()
         self.seal: Any = None
         # The options of requests that ask for none, by whether their client is a strict one.
         self.usual_options: dict[bool, RequestOptions] = {}
@@ -114,10 +115,10 @@ class ServerContext:
         self._app, self.is_attached = app, True
         self.spool_folder = app.home.path
         self.session_db = app.store.blocking.sessions
-        path = app.store.blocking.responses_file
-        if path is not None:
+        if not app.store.blocking.in_memory:
             self.response_store.close()
-            self.response_store = self._make_response_store(path)
+            limits = self.options.responses
+            self.response_store = app.store.blocking.make_responses(limits.max_stored, limits.max_age_days)
             app.also_closed.append(self.response_store)
         self._limit(app)
         app.engine.listeners += (self.metrics.hear,)
@@ -171,9 +172,15 @@ class ServerContext:
 
     def share(self, numbers: SharedNumbers) -> None:
         """Count rates and turns together with the other workers of this server."""
+        if self.app.replica is not None:  # then the workers are replicas too
+            return
         place = str(self.app.home.path)
         self.keyring.share(numbers, place)
         self.app.engine.permits.shared = self.keyring.counts(numbers, place)
+
+    def share_among_replicas(self) -> None:
+        if (replica := self.app.replica) is not None:
+            replica.members.on_spent = self.keyring.share_among_replicas(replica.members.spend)
 
     def drain(self) -> None:
         """The server is about to stop: what only waits for new work is told so."""
@@ -291,8 +298,11 @@ class ServerContext:
                 return None
             message = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
             return ApiError(401, message, "other_user", headers={"WWW-Authenticate": "Bearer"})
-        key = self.keyring.find(_given_key(request))
-        if key is None:
+        given = given_key(request)
+        key = self.keyring.find(given) if given else request.get(SIGNED_IN)
+        if isinstance(key, ApiError):
+            return key
+        if not isinstance(key, Key):
             challenge = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
         request[CALLER] = key

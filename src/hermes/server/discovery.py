@@ -15,11 +15,12 @@ import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonObject
-from hermes.sandbox.choose import choose_backend
+from hermes.sandbox.choose import choose_backend, real_path
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
+from hermes.server.web_page import is_built
 from hermes.services.models import listed as listed_models
 from hermes.services.skills import find_skills
 from hermes.tools.framework import toolsets as sets
@@ -225,11 +226,28 @@ async def toolsets(context: ServerContext, request: web.Request) -> ToolsetList:
     return ToolsetList(data=list(toolsets.values()))
 
 
+class Workspace(Struct, kw_only=True):
+    path: str
+
+
+class WorkspaceList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """Folders in which turns may work: they, and what lies in them, can be the `workdir` of a session, run or job."""
+
+    data: list[Workspace]
+
+
+@route("GET", "/api/workspaces", "workspaces", "List folders to work in", scope="sessions:read")
+async def workspaces(context: ServerContext, request: web.Request) -> WorkspaceList:
+    """Without one, turns work in a folder of their owner's own."""
+    roots = context.settings.terminal.workspaces
+    found = await context.app.services.files.call(lambda: [path for path in map(real_path, roots) if path.is_dir()])
+    return WorkspaceList(data=[Workspace(path=str(path)) for path in dict.fromkeys(found)])
+
+
 # --- capabilities ----------------------------------------------------------------------------------------------------
 
 # What this server does not have.
 ABSENT = (
-    "web_ui",
     "admin_config_rw",
     "memory_write_api",
     "realtime_voice",
@@ -324,7 +342,7 @@ async def capabilities(context: ServerContext, request: web.Request) -> Capabili
             "sandbox": await asyncio.to_thread(_sandbox, settings),
             "description": _DESCRIPTION,
         },
-        features=_features(context),
+        features={**_features(context), "web_ui": context.options.ui and await is_built()},
         limits=_limits(context, settings),
         endpoints={route.name: Endpoint(method=route.method, path=route.path) for route in ROUTES},
     )

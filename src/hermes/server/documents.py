@@ -1,4 +1,4 @@
-"""The pages of the server and the API's description: what this is, how it is used. No page needs a script."""
+"""The API's description as a document and as a page, and the first page. What is made here needs no script."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from msgspec import Struct
 
 import hermes
 from hermes.core.json_types import JsonObject
+from hermes.server import web_page
 from hermes.server.errors import ApiError, answer
 from hermes.server.routes import route
 
@@ -53,7 +54,7 @@ async def root(context: ServerContext, request: web.Request) -> web.StreamRespon
     accepted = request.headers.get("Accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
         return answer(About(), headers={"Vary": "Accept"})
-    return await _page(request, _root_page, context.options.docs)
+    return await web_page.index(request) or await _page(request, _root_page, context.options.docs)
 
 
 @route("GET", "/docs", "docs", "API reference (HTML)", scope=None, types=("text/html",), faults=(404,))
@@ -96,7 +97,7 @@ def _whole_page(title: str, content: str) -> str:
     return Template(_file("page.html")).substitute(title=escape(title), style=f"?asset={_STYLE}", content=content)
 
 
-# --- the first page --------------------------------------------------------------------------------------------------
+# --- where the page is not built --------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -107,6 +108,7 @@ def _root_page(with_docs: bool) -> str:
     rows = "\n".join(f'<li><a href="{escape(to)}">{escape(to)}</a>: {escape(what)}</li>' for to, what in links.items())
     content = f"""<h1>Hermes</h1>
 <p>A self-hosted AI agent that speaks OpenAI's protocols. This is its API server, version {escape(hermes.__version__)}.</p>
+<p class="note">The page is not built: <code>make setup</code> builds it, and the API works without.</p>
 <ul>
 {rows}
 </ul>

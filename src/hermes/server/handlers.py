@@ -1,16 +1,23 @@
 """Every module that declares routes, imported once; then the routes stand in the order of their groups."""
 
 from hermes.server import (  # noqa: F401  (imported for the routes they declare)
+    admin_routes,
     chat,
     conversations,
     discovery,
     documents,
     jobs,
+    memory_routes,
     metrics,
+    model_setup_routes,
     responses,
     runs,
     session_chat,
     session_routes,
+    sign_in,
+    skill_routes,
+    usage_routes,
+    web_page,
     websocket,
 )
 from hermes.server.routes import GROUPS, ROUTES

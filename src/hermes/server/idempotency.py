@@ -208,14 +208,15 @@ class IdempotentExecutor:
         if claim.state == "done":
             return self._again(claim.status, claim.body)
         cut_off = claim.state == "running" and place not in self._under_way
-        earlier = await self._rejoined(place, claim.run_id or "") if cut_off else None
+        earlier = await self._rejoined(claim.run_id or "") if cut_off else None
         recording = self._under_way.get(place)
         if recording is not None:
             return recording, True
+        # Whoever claimed it may still begin it, unseen: of two that do, the number of the run lets one through.
         recording = Recording(fingerprint, claim.run_id or run_id, claim.created_at, earlier)
         self._under_way[place] = recording
         self._begin(request, place, recording, work)
-        return recording, cut_off
+        return recording, earlier is not None
 
     async def _claimed_here(self, app: App, place: tuple[str, str], fingerprint: str, ttl: float, run_id: str) -> Claim:
         self._claiming[place] += 1
@@ -316,8 +317,8 @@ class IdempotentExecutor:
         headers, _, text = msgspec.msgpack.decode(body or b"", type=tuple[dict[str, str], bool, bytes])
         return _plain(status or 200, headers | {_REPLAYED: "true"}, text)
 
-    async def _rejoined(self, place: tuple[str, str], run_id: str) -> Admission:
-        """The run that an earlier server began for this; refused where it had not begun, or has ended with the server."""
+    async def _rejoined(self, run_id: str) -> Admission | None:
+        """The run that an earlier server began for this, or None; refused where it has ended with the server."""
         app = self._context.app
         try:
             found = await app.engine.join(run_id)
@@ -325,10 +326,7 @@ class IdempotentExecutor:
             raise refusal(error) from None
         record = await app.engine.get(run_id)
         if found is None or record is None:
-            await app.store.idempotency.release(*place)
-            retry = {"Retry-After": "1", "x-should-retry": "true"}
-            message = "The server was restarted before this began; ask again."
-            raise ApiError(503, message, "server_restarted", headers=retry)
+            return None
         if code_of(record.state.code) == "server_restarted":
             message = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
             told = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}

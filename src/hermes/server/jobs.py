@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +15,8 @@ from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.limits import LEASE_POLL_S, LEASE_TTL_S
+from hermes.core.processes import this_process
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import begun, spec_of
 from hermes.sandbox.base import SandboxError
@@ -121,11 +125,13 @@ async def create_job(context: ServerContext, request: web.Request, body: JobRequ
         raise refusal
     job = new_job(fields, time.time(), fields.get("timezone") or settings.timezone, context.secrets)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
+    job["id"] = idempotent_run_id(request)[-12:]  # asked for again under its key, it is the same job
     caller = caller_of(request)
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     await check_model(context, caller, spec_of({"id": "", **job}, time.time()))
-    stored = await _store(context).jobs.create(job)
+    jobs = _store(context).jobs
+    stored = await jobs.get(job["id"]) or await jobs.create(job)
     location = {"Location": f"/api/jobs/{stored['id']}"}
     return answer(JobKept(object="hermes.job", job=_shown(request, stored)), 201, location)
 
@@ -190,6 +196,27 @@ class JobStarted(Struct, kw_only=True):
     begins_turns=True,
 )
 async def run_job(context: ServerContext, request: web.Request) -> JobStarted:
+    job_id = (await _job(context, request))["id"]
+    async with _one_start(context, job_id):
+        return await _run(context, request)
+
+
+@contextlib.asynccontextmanager
+async def _one_start(context: ServerContext, job_id: str) -> AsyncIterator[None]:
+    """One start of a job at a time, at whichever replica."""
+    name, leases = f"job:{job_id}", _store(context).leases
+    until = time.monotonic() + LEASE_TTL_S
+    while (token := await leases.acquire(name, this_process(), LEASE_TTL_S)) is None:
+        if time.monotonic() >= until:
+            raise ApiError(409, "The job is being started.", "job_running")
+        await asyncio.sleep(LEASE_POLL_S)
+    try:
+        yield
+    finally:
+        await leases.release(name, token)
+
+
+async def _run(context: ServerContext, request: web.Request) -> JobStarted:
     job, app, now = await _job(context, request), context.app, request_created_at(request)
     spec = spec_of(job, now).replace(run_id=idempotent_run_id(request))
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import math
@@ -14,6 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.limits import WRONG_KEY_ADDRESSES_MAX, WRONG_KEYS_PER_MINUTE_MAX
 from hermes.core.spec import RunKind, RunSpec
 from hermes.server.shared_counters import SharedNumbers
 
@@ -67,6 +69,11 @@ class Key:
         return self.owner if self.digest else ""
 
     @property
+    def fingerprint(self) -> str:
+        """What a sign-in with this key is bound to. The key cannot be told from it, nor its digest."""
+        return hashlib.sha256(b"sign-in " + self.digest).hexdigest()
+
+    @property
     def is_admin(self) -> bool:
         return "admin" in self.scopes
 
@@ -84,6 +91,8 @@ class Key:
 
 # The key that a request has shown.
 CALLER: web.RequestKey[Key] = web.RequestKey("caller", Key)
+# The key with which the request's browser has signed in, or why that does not count.
+SIGNED_IN: web.RequestKey[Key | Exception] = web.RequestKey("signed_in")
 _ANYBODY = Key()
 
 
@@ -113,22 +122,31 @@ Level = Callable[[], AbstractContextManager[list[float]]]
 class Bucket:
     """A token bucket with a burst of one minute. It may go below zero; the caller then waits."""
 
-    __slots__ = ("_clock", "_level", "limit")
+    __slots__ = ("_clock", "_level", "limit", "tell")
 
     def __init__(self, per_minute: int, clock: Callable[[], float], level: Level | None = None) -> None:
         self.limit, self._clock = per_minute, clock
         own = [float(per_minute), clock()]
         self._level = level or (lambda: nullcontext(own))
 
+        # Tells other replicas what is taken.
+        self.tell: Callable[[float], None] | None = None
+
     @property
     def left(self) -> float:
         return self._changed(0.0)
 
-    def spend(self, amount: float) -> None:
+    def spend(self, amount: float, *, told: bool = False) -> None:
+        """`told`: by another replica."""
         self._changed(amount)
+        if self.tell is not None and not told:
+            self.tell(amount)
 
     def take(self, amount: float) -> bool:
-        return self._changed(amount, at_least=amount) >= 0
+        taken = self._changed(amount, at_least=amount) >= 0
+        if taken and self.tell is not None:
+            self.tell(amount)
+        return taken
 
     def _changed(self, amount: float, at_least: float = -math.inf) -> float:
         """What is left when so much is taken; below zero where less is there than that, which then stays."""
@@ -208,6 +226,19 @@ class Keyring:
 
         self._fill(level)
 
+    def share_among_replicas(self, spend: Callable[[str, float], None]) -> Callable[[str, float], None]:
+        """Have the rates in common with other replicas, as far as what is taken is told in time. What they take is given
+        to the function that this returns."""
+        buckets = {f"{owner} {name}": bucket for (owner, name), bucket in self._buckets.items()}
+        for rate, bucket in buckets.items():
+            bucket.tell = functools.partial(spend, rate)
+
+        def spent(rate: str, amount: float) -> None:
+            if (bucket := buckets.get(rate)) is not None:
+                bucket.spend(amount, told=True)
+
+        return spent
+
     def counts(self, numbers: SharedNumbers, place: str) -> SharedTurns:
         """The turns of all workers of this place: of each key that has a bound, and together."""
         owners = (None, *(key.owner for key in self.keys if key.max_concurrent))
@@ -250,3 +281,23 @@ class Keyring:
         """How many turns an owner may have at once; 0: as many as there are places."""
         key = self.by_owner.get(owner)
         return key.max_concurrent if key else 0
+
+
+class WrongKeys:
+    """How often wrong keys came from where: an address has to wait when it was often. The latest addresses are known."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, Bucket] = {}
+
+    def wait_s(self, address: str) -> int:
+        """How long an address has to wait before it may try again."""
+        bucket = self._buckets.get(address)
+        return 0 if bucket is None else math.ceil(bucket.wait_s(1.0))
+
+    def count(self, address: str) -> None:
+        bucket = self._buckets.pop(address, None) or Bucket(WRONG_KEYS_PER_MINUTE_MAX, self._clock)
+        bucket.spend(1.0)
+        self._buckets[address] = bucket
+        if len(self._buckets) > WRONG_KEY_ADDRESSES_MAX:
+            del self._buckets[next(iter(self._buckets))]

@@ -24,7 +24,7 @@ from hermes.runs.engine import LiveRun, RunEngine
 from hermes.server.documents import check_on
 from hermes.server.routes import route
 from hermes.store.base import StoreError
-from hermes.store.connections import Tx
+from hermes.store.engine import Tx
 from hermes.tools.framework.toolsets import builtin
 
 if TYPE_CHECKING:

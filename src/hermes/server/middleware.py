@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,8 +14,11 @@ from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.errors import ApiError
+from hermes.server.gate import check_gate
 from hermes.server.headers import common_headers
-from hermes.server.routes import PASSED, route_at
+from hermes.server.keys import SIGNED_IN
+from hermes.server.routes import route_at
+from hermes.server.sign_in import find_sign_in
 from hermes.server.start_gate import START, Start
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 CONTEXT: web.AppKey[ServerContext] = web.AppKey("context")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PREFLIGHT_KEPT_S = "600"
 _CLIENT_GONE = 499
-_PORT = re.compile(r":\d+$")
 
 
 @web.middleware
@@ -38,7 +36,10 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
     began, status, headers = time.perf_counter(), 500, common_headers(request)
     start: Start | None = None
     try:
-        refusal: ApiError | web.Response | None = head_fault(request) or check_gate(context, request, headers)
+        refusal: ApiError | web.Response | None = head_fault(request)
+        if refusal is None and "Cookie" in request.headers:
+            refusal = await find_sign_in(context, request)
+        refusal = refusal or check_gate(context, request, headers)
         response: web.StreamResponse | None = None
         if refusal is None:
             REQUEST_ID.set(headers["X-Request-Id"])
@@ -59,6 +60,8 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         if not response.prepared:
             for name, value in headers.items():
                 response.headers.setdefault(name, value)
+            if SIGNED_IN in request:  # caches keep what was asked for with a cookie, unless they are told not to
+                response.headers.setdefault("Cache-Control", "no-store")
         status = response.status
     except web.HTTPException as error:
         error.headers.update(headers)
@@ -108,63 +111,3 @@ def _router_refusal(
     known = profile is None or profile in context.options.profiles
     code = "not_found" if known else "profile_not_found"
     return ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
-
-
-def check_gate(context: ServerContext, request: web.Request, headers: dict[str, str]) -> ApiError | web.Response | None:
-    """Let in whom the server lets in: by host, origin and key. The headers for browsers are added to `headers`.
-
-    What the router refuses passes here as well. A preflight request is answered here.
-    """
-    if context.is_open and not is_own_host(context, host := seen_as(context, request)[1]):
-        message = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
-        return ApiError(403, message, "host_not_allowed")
-    origin = request.headers.get("Origin")
-    if origin and not is_same_origin(context, request, origin):
-        allowed = context.cors_headers(origin)
-        if allowed is None:
-            message = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
-            return ApiError(403, message, "origin_not_allowed")
-        headers |= allowed
-        if request.method == "OPTIONS":
-            return web.Response(status=200, headers={"Access-Control-Max-Age": PREFLIGHT_KEPT_S})
-    route = route_at(request)
-    needs_key = route is not None and route.scope is not None
-    if needs_key and not (route.name == "metrics" and context.options.metrics_public):  # type: ignore[union-attr]
-        refusal = context.check_auth(request)
-        if refusal is not None:
-            return refusal
-    request[PASSED] = context
-    return None
-
-
-def is_same_origin(context: ServerContext, request: web.Request, origin: str) -> bool:
-    """Whether a page of the server's own is asking."""
-    scheme, host = seen_as(context, request)
-    return origin == f"{scheme}://{host}" and (not context.is_open or is_own_host(context, host))
-
-
-def seen_as(context: ServerContext, request: web.Request) -> tuple[str, str]:
-    """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
-    if request.remote not in context.options.trusted_proxies:
-        return request.scheme, request.host
-    forwarded = [
-        request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")
-    ]
-    return forwarded[0] or request.scheme, forwarded[1] or request.host
-
-
-def is_own_host(context: ServerContext, host: str) -> bool:
-    """Whether a Host header is allowed: unknown ones are refused, which prevents DNS rebinding."""
-    name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
-    if name in ("localhost", context.options.host.lower()) or name.endswith(".localhost"):
-        return True
-    allowed = context.options.allowed_hosts
-    return name in allowed or host in allowed or _is_loopback(name)
-
-
-@lru_cache(16)
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -262,6 +262,69 @@ class ClarifyRequest(Struct, kw_only=True):
     request_id: str | None = None
 
 
+class LoginRequest(Struct, kw_only=True):
+    """A key to sign in with."""
+
+    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
+
+
+class LogoutRequest(Struct, kw_only=True):
+    """`everywhere`: end all sign-ins of this owner."""
+
+    everywhere: bool = False
+
+
+class ModelSource(Struct, kw_only=True):
+    """Where a model is asked: a provider that is known or configured, or the address of a compatible server."""
+
+    provider: Annotated[str, Meta(max_length=200)] | None = None
+    base_url: Annotated[str, Meta(max_length=2_000)] | None = None
+    api_key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)] | None = None
+
+
+class ModelChoice(ModelSource, kw_only=True):
+    """A model to be used from now on. `test_only`: it is tried, and nothing changes; `anyway`: it is used even if it does
+    not answer."""
+
+    model: Annotated[str, Meta(max_length=200)] | None = None
+    test_only: bool = False
+    anyway: bool = False
+
+
+class SettingPatch(Struct, kw_only=True):
+    """The new value of a setting; null: none of its own."""
+
+    value: Any = UNSET
+
+
+MemoryText = Annotated[str, Meta(max_length=limits.PROMPT_FILE_BYTES_MAX)]
+
+
+class MemoryOperation(Struct, kw_only=True):
+    """A change of memory. `old_text` is the entry that is meant, or a piece of it that no other has."""
+
+    action: Literal["add", "replace", "remove"]
+    content: MemoryText | None = None
+    old_text: MemoryText | None = None
+
+
+class MemoryPatch(Struct, kw_only=True):
+    operations: Annotated[list[MemoryOperation], Meta(min_length=1, max_length=100)]
+
+
+class SkillRequest(Struct, kw_only=True):
+    """A skill to be written: its SKILL.md begins with its name and description."""
+
+    name: Annotated[str, Meta(max_length=limits.SKILL_NAME_CHARS_MAX)]
+    content: str
+    category: str | None = None
+
+
+class SkillPatch(Struct, kw_only=True):
+    content: str
+    file: str | None = None
+
+
 class SessionRequest(Struct, kw_only=True):
     """A session to be made. What is refused here has codes of its own, hence the plain types."""
 
@@ -274,6 +337,7 @@ class SessionRequest(Struct, kw_only=True):
     workdir: str | None = None
     toolsets: Names | None = None
     max_iterations: Count | None = None
+    reasoning_effort: Effort | None = None
 
 
 class SessionPatch(Struct, kw_only=True):
@@ -288,6 +352,7 @@ class SessionPatch(Struct, kw_only=True):
     workdir: str | UnsetType | None = UNSET
     toolsets: Names | UnsetType | None = UNSET
     max_iterations: Count | UnsetType | None = UNSET
+    reasoning_effort: Effort | UnsetType | None = UNSET
 
 
 class SessionCompactRequest(Struct, kw_only=True):
@@ -298,9 +363,12 @@ class SessionCompactRequest(Struct, kw_only=True):
 
 
 class ForkRequest(Struct, kw_only=True):
+    """A fork of a session: of all of it, up to and with a message, or of what comes before one."""
+
     id: Any = None
     title: Any = None
     at_message_id: int | None = None
+    before_message_id: int | None = None
 
 
 class ImportRequest(Struct, kw_only=True):

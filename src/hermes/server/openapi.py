@@ -14,8 +14,8 @@ from hermes.server.errors import Error
 from hermes.server.query_params import OFFSET_MAX
 from hermes.server.readiness import Check
 from hermes.server.render_run import Run
-from hermes.server.render_session import Session
-from hermes.server.routes import GROUPS, ROUTES, Route, header
+from hermes.server.render_session import Branch, Session
+from hermes.server.routes import GROUPS, ROUTES, TURN_HEADERS, Route, header
 
 _SCHEMAS = "#/components/schemas/{name}"
 _JSON, _EVENTS = "application/json", "text/event-stream"
@@ -67,6 +67,11 @@ PATHS: dict[str, tuple[str, JsonObject]] = {
     "run_id": ("the id of a run", {"minLength": 1}),
     "job_id": ("the id of a job", {"pattern": "^[0-9a-f]{12}$"}),
     "file_id": ("the id of a file", {"minLength": 1}),
+    "memory_target": ("which memory", {"enum": ["memory", "user"]}),
+    "skill_name": ("the name of a skill", {"minLength": 1}),
+    "setting_name": ("the name of a setting, such as `agent.max_turns`", {"minLength": 1}),
+    "mcp_name": ("the name of an MCP server", {"minLength": 1}),
+    "asset": ("the name of a file that the page asks for", {"minLength": 1}),
 }
 _REQUEST_ID = header("X-Request-Id", "an id of the client's own for this request: up to 128 of A-Z a-z 0-9 . _ -")
 _ANYTHING: dict[str, JsonObject] = {_JSON: {"type": "object"}, "*/*": {}}
@@ -112,7 +117,7 @@ def _success(route: Route) -> JsonObject:
             for target in ROUTES
             if f"{{{name}}}" in target.path
         }
-    if route.headers and route.body is not None:
+    if route.body is not None and all(header in route.headers for header in TURN_HEADERS):
         answer["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _TURN_HEADERS}
     return answer
 
@@ -197,7 +202,7 @@ def _answer_schemas() -> JsonObject:
             if "default" in field:
                 del field["default"]
                 schema["required"].append(name)
-    for kind in (Run, Session, Check):
+    for kind in (Run, Session, Branch, Check):
         for name in kind.ADMIN_ONLY:
             del schemas[kind.__name__]["properties"][name]
     return schemas

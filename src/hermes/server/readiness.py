@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache, partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from hermes.bus.nats_connection import BusError
 from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonObject
 from hermes.server import status
@@ -79,15 +81,18 @@ class Readiness(Struct, kw_only=True):
 
 async def runtime_state(context: ServerContext) -> Facts:
     """What the running server last wrote about itself; nothing where there is none."""
-    home = context.attached_app.home if context.attached_app is not None else None
+    app = context.attached_app
     with contextlib.suppress(OSError):
-        return await asyncio.to_thread(status.read_runtime_status, home) or {}
-    return {}
+        state = await asyncio.to_thread(status.read_runtime_status, app.home if app is not None else None) or {}
+        if app is None or app.replica is None or state.get("pid") in (os.getpid(), os.getppid()):
+            return state
+    # The file is of another replica.
+    return {"gateway_state": "running"} if app is not None and app.replica is not None else {}
 
 
 async def readiness(context: ServerContext, *, whole: bool) -> Readiness:
     """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
-    results = await asyncio.gather(*(_checked(context, check(context)) for check in CHECKS.values()))
+    results = await asyncio.gather(*(_checked(context, name) for name in CHECKS))
     checks = dict(zip(CHECKS, results, strict=True))
     if not whole:
         checks = {name: Check(status=check.status) for name, check in checks.items()}
@@ -95,12 +100,12 @@ async def readiness(context: ServerContext, *, whole: bool) -> Readiness:
     return Readiness(status=OK if is_ready else DEGRADED, checks=checks)
 
 
-async def _checked(context: ServerContext, work: Awaitable[Facts]) -> Check:
+async def _checked(context: ServerContext, name: str) -> Check:
     try:
         async with asyncio.timeout(CHECK_S_MAX):
-            facts = await work
+            facts = await CHECKS[name](context)
     except TimeoutError:
-        facts = {"error": f"There was no answer within {CHECK_S_MAX:g} seconds."}
+        facts = {"error": f"{_engine_name(context, name)} gave no answer within {CHECK_S_MAX:g} seconds."}
     except Exception as error:  # noqa: BLE001  (whatever is wrong with what is checked, is what the check tells)
         facts = {"error": str(error) or type(error).__name__}
     if "error" not in facts:
@@ -108,20 +113,30 @@ async def _checked(context: ServerContext, work: Awaitable[Facts]) -> Check:
     return Check(status=DEGRADED, **{**facts, "error": context.redact(facts["error"])})
 
 
+def _engine_name(context: ServerContext, check: str) -> str:
+    """What is asked in a check, as its administrator calls it."""
+    stores = {"state_db": context.session_db, "response_store": context.response_store}
+    if isinstance(store := stores.get(check), Repository):
+        return {"sqlite": "SQLite", "postgres": "PostgreSQL"}[store.engine.backend]
+    if check == "bus" and context.app.run_log.bus.kind == "nats":
+        return "NATS"
+    return "What is checked"
+
+
 # --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------
 
 
 async def _state_db(context: ServerContext) -> Facts:
     await asyncio.to_thread(context.open_session_db)
-    await context.database().get_session("")
-    if isinstance(context.session_db, Repository):
+    if isinstance(context.session_db, Repository):  # which says sooner than a read that a server is away
         await context.probes("state_db", context.session_db.engine.check)
+    await context.database().get_session("")
     return {}
 
 
 async def _response_store(context: ServerContext) -> Facts:
-    await context.stored_responses.get_conversation("", "")
     await context.probes("response_store", context.response_store.engine.check)
+    await context.stored_responses.get_conversation("", "")
     return {}
 
 
@@ -178,7 +193,10 @@ async def _background_queues(context: ServerContext) -> Facts:
 
 async def _bus(context: ServerContext) -> Facts:
     bus = context.app.run_log.bus
-    await bus.check()
+    try:
+        await bus.check()
+    except BusError as error:
+        return {"kind": bus.kind, "error": error.message}
     return {"kind": bus.kind}
 
 

@@ -11,6 +11,7 @@ from hermes.agent.turn import COUNTS
 from hermes.core.events import FINAL, Event
 from hermes.core.failures import CUT_CODES
 from hermes.core.json_types import JsonObject
+from hermes.core.limits import RUN_INPUT_SHOWN_CHARS
 from hermes.core.spec import RunKind
 from hermes.core.text import spaced_json, text_of
 from hermes.server.outcome import usage_object
@@ -65,6 +66,7 @@ class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
     model: str | None
     last_event: str | None
     last_seq: int
+    input: str | None
     output: str | None
     completed: bool
     partial: bool
@@ -97,6 +99,7 @@ def run_object(record: RunRecord, output: str | None, model_name: str) -> Run:
         model=(spec.route.name if spec.route else None) or model_name,
         last_event=public_name(state.last_event) if state.last_event else None,
         last_seq=state.last_seq,
+        input=text_of(spec.user_message)[:RUN_INPUT_SHOWN_CHARS] or None,
         output=output or None,
         completed=state.status == "completed",
         partial=is_partial(state.status, output, code),
@@ -177,6 +180,11 @@ class RunRenderer:
         return f"id: {event.seq}\n{named}data: {data}\n\n".encode()
 
     # --- payloads ---------------------------------------------------------------------------------------------------
+
+    def _asked(self, event: Event) -> JsonObject:
+        data = event.data
+        names = ("message_id", "attempt", "model", "provider")
+        return {"iteration": event.step, **{name: data.get(name) for name in names}}
 
     def _message(self, event: Event) -> JsonObject:
         data = event.data
@@ -273,6 +281,7 @@ _EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], JsonObject | None]]
     "run.queued": ("run.queued", _same("session_id", "position")),
     "run.started": ("run.started", _same("kind", "session_id", "model")),
     "run.resumed": ("warning", _resumed),
+    "model.started": ("model.started", RunRenderer._asked),
     "model.retrying": ("warning", _warning("model_retrying", lambda data: str(data.get("message") or ""))),
     "notice": ("warning", _same("level", "code", "message")),
     "control.received": ("steer.accepted", RunRenderer._steered),

@@ -63,6 +63,7 @@ class Session(Struct, kw_only=True):
     workdir: str | None
     toolsets: list[str] | None
     max_iterations: int | None
+    reasoning_effort: str | None
     last_active: float | None
     preview: str | None
     estimated_cost_usd: None = None
@@ -71,6 +72,12 @@ class Session(Struct, kw_only=True):
     has_model_config: bool = False
     active_run_id: str | None = None
     owner: str | UnsetType = UNSET
+
+
+class Branch(Session, kw_only=True):
+    """A session among its forks. `shared_messages`: how many of its first messages it has from its parent."""
+
+    shared_messages: int
 
 
 # The fields of a session that are columns of its row; the others come from elsewhere.

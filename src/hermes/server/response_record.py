@@ -98,8 +98,9 @@ class ResponseRecord:
         over = response["status"] not in ("queued", "in_progress")
         history = await self._transcript(context, response, ended) if over else list(self.history)
         store = context.stored_responses
-        # What was deleted meanwhile stays so.
-        await store.put(self.response_id, self.as_json(response, history), self.known)
+        # What was deleted meanwhile stays so, and another replica may be further on with the same response.
+        only = "known" if self.known else None if over else "new"
+        await store.put(self.response_id, self.as_json(response, history), only)
         self.known = True
         if over and self.conversation:
             await store.set_conversation(self.conversation, self.response_id, self.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ from hermes.server.turn_spec import build_spec, check_model, route_of
 from hermes.server.turns import Turn, run_uncancellable
 from hermes.services.models import of_session
 from hermes.services.sessions import unknown_session
+from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ async def _in_background(context: ServerContext, request: web.Request, work: Pre
 
 
 async def _submit(context: ServerContext, work: PreparedResponse, renderer: ResponseRenderer) -> None:
-    """Keep the response and submit its turn: both, or neither."""
+    """Keep the response and submit its turn: both, or neither. Another replica may have done both, under the same key."""
     app, record, resumed = context.app, work.kept, work.turn.options.resumed is not None
     if not resumed:
         await check_model(context, caller_of(work.turn.request), work.turn.spec)
@@ -108,7 +110,9 @@ async def _submit(context: ServerContext, work: PreparedResponse, renderer: Resp
     try:
         await app.engine.submit(work.turn.spec, charged=True) if not resumed else None
     except Refused as error:
-        await context.stored_responses.delete(record.response_id)
+        with contextlib.suppress(StoreError):
+            if await app.engine.get(work.turn.spec.run_id) is None:
+                await context.stored_responses.delete(record.response_id)
         raise outcome.refusal(error) from None
     app.services.background(follow_until_saved(context, record))
 

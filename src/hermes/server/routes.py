@@ -182,8 +182,11 @@ REASONING_HEADER = header("X-Hermes-Reasoning", "whether reasoning is shown", en
 SESSION_ID_HEADER = header(
     "X-Hermes-Session-Id", "the session of the turn", minLength=1, maxLength=SESSION_ID_CHARS_MAX
 )
+SESSION_KEY_HEADER = header(
+    "X-Hermes-Session-Key", "the scope of long-term memory; needs a key", maxLength=SESSION_KEY_CHARS_MAX
+)
 TURN_HEADERS = (
-    header("X-Hermes-Session-Key", "the scope of long-term memory; needs a key", maxLength=SESSION_KEY_CHARS_MAX),
+    SESSION_KEY_HEADER,
     header("X-OpenWebUI-User-Id", "the user whose memory is used, with `api_server.memory_scope: user`"),
     header("X-Hermes-Detach", "the turn goes on when the client leaves", type="boolean"),
     header("X-Hermes-Approvals", "wait for answers to the agent's questions, or deny", enum=["wait", "deny"]),

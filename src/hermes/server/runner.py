@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import hermes
+from hermes.bus.nats_connection import is_nats
 from hermes.core import home as homes
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
@@ -34,14 +35,14 @@ from hermes.server.startup_checks import (
     resolved,
     sandbox_backend,
 )
-from hermes.server.status import ServerLock, hold, server_url, write_runtime_status
+from hermes.server.status import ServerLock, hold, make_own_state, server_url, write_runtime_status
 from hermes.server.supervisor import Supervisor
 from hermes.services import health
 from hermes.settings import config
 from hermes.settings.check import without_secret_fields
 from hermes.settings.keys import Key, KeyPath, at
 from hermes.store.base import StoreBusy
-from hermes.store.stores import address, path_of
+from hermes.store.stores import address, held_alone, place_of
 
 if TYPE_CHECKING:
     from hermes.app import App
@@ -155,7 +156,7 @@ class GatewayRunner:
             if stop is None:
                 stop = held.enter_context(signals())
             if self._worker is None:
-                held.enter_context(hold_home(self.home))
+                held.enter_context(hold_home(self.home, shared=is_replica(self.home)))
             failed = "startup_failed"
             try:
                 async with contextlib.AsyncExitStack() as stack:
@@ -189,7 +190,7 @@ class GatewayRunner:
             log.warning("%s", problem)
         for change in homes.tighten(self.home):
             log.warning("%s was open to others (%o) and is now %o.", *change)
-        await self._open_store(stack)
+        await self._open_store(stack, settings)
         host = settings.api_server.host if self._host is None else self._host
         addresses = resolved(host, settings.api_server.port if self._port is None else self._port)
         served = {self.home.profile: settings, **profiles_of(self.home, settings)}
@@ -213,15 +214,18 @@ class GatewayRunner:
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         return settings
 
-    async def _open_store(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _open_store(self, stack: contextlib.AsyncExitStack, settings: config.Settings) -> None:
         from hermes.app import current
 
+        if self._worker is None:
+            await stack.enter_async_context(hold_database(settings))
         self._app = await current(self.home)
         stack.push_async_callback(self._app.close)
         try:
             await self._app.services.files.call(self._app.store.blocking.open)
         except StoreBusy as error:
             raise Unavailable(error.message, where=error.where, hint=error.hint) from error
+        await self._app.connect_bus()
 
     async def _listen(
         self,
@@ -251,6 +255,7 @@ class GatewayRunner:
             app.own_ports = (told["port"],)
             if self._worker is not None:
                 context.share(self._worker.numbers)
+            context.share_among_replicas()
             await app.answer_peers(context.peer_operations)
             app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
         if self._worker is not None:
@@ -275,10 +280,12 @@ class GatewayRunner:
         from hermes.server.context import ServerContext
 
         if self._worker is None:
-            stack.enter_context(hold(settings.home))
+            stack.enter_context(hold(settings.home, shared=is_replica(settings.home)))
+            await stack.enter_async_context(hold_database(settings))
         app = await current(settings.home)
         stack.push_async_callback(app.close)
         await app.services.files.call(app.store.blocking.open)
+        await app.connect_bus()
         extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
         extra = {"model_name": name, **_NOT_OF_OTHERS, **extra, **told}
         context = ServerContext(extra)
@@ -341,13 +348,31 @@ async def _answer(app: App) -> None:
         await app.store.blocking.engine.check()
 
 
-def hold_home(home: Home) -> ServerLock:
-    """Become the server of this home."""
+def is_replica(home: Home) -> bool:
+    """Whether other servers may serve this home too. Settings that cannot be read are told later."""
     try:
-        lock = hold(home)
+        return is_nats(config.load(home).bus.url)
+    except HermesError:
+        return False
+
+
+def hold_database(settings: config.Settings) -> contextlib.AbstractAsyncContextManager[None]:
+    """Be the only server of a database on PostgreSQL, unless there is a bus to share it with others."""
+    if is_nats(settings.bus.url):
+        return contextlib.nullcontext()
+    return held_alone(address(settings.home, settings), settings.home)
+
+
+def hold_home(home: Home, *, shared: bool = False) -> ServerLock:
+    """Become the server of this home, or with `shared` one of them."""
+    try:
+        lock = hold(home, shared=shared)
     except OSError as error:
         message = f"The home cannot be written to: {error.strerror}."
         raise Unavailable(message, where=str(home.path), hint="another HERMES_HOME") from error
+    if shared:
+        with contextlib.suppress(OSError):  # then it is told as that of the home
+            make_own_state(home)
     tell_state(home, gateway_state="starting")
     return lock
 
@@ -392,7 +417,7 @@ def raise_file_limit() -> None:
 
 def describe(home: Home, settings: config.Settings) -> str:
     """What a server works with, in a line."""
-    keys, store = keys_of(settings), path_of(address(home, settings)) or "in memory"
+    keys, store = keys_of(settings), place_of(address(home, settings))
     auth = f"{len(keys)} keys" if len(keys) > 1 else "key" if keys else "open: hermes gateway key makes a key"
     return f"model {_model(settings)}, auth {auth}, sandbox {sandbox_backend(settings)}, store {store}"
 

@@ -31,6 +31,7 @@ from hermes.server.query_params import (
     shows_reasoning,
 )
 from hermes.server.render_session import (
+    Branch,
     Match,
     Session,
     StoredMessage,
@@ -302,8 +303,34 @@ async def fork_session(context: ServerContext, request: web.Request, body: ForkR
     new_id, title = _new_id(body.id, "id"), _title(body.title)
     session_id = (await session_of(context, request))["id"]
     db = context.database().blocking
-    new_id = await asyncio.to_thread(sessions.fork, db, session_id, new_id, title, body.at_message_id)
+    place = {"at_message_id": body.at_message_id, "before_message_id": body.before_message_id}
+    new_id = await asyncio.to_thread(partial(sessions.fork, db, session_id, new_id, title, **place))
     return await _shown(context, request, new_id)
+
+
+class BranchList(Struct, kw_only=True, tag_field="object", tag="list"):
+    data: list[Branch]
+
+
+@route(
+    "GET",
+    f"{_SESSION}/branches",
+    "session_branches",
+    "List the forks that a session belongs to",
+    scope="sessions:read",
+    features=("session_branches",),
+)
+async def session_branches(context: ServerContext, request: web.Request) -> BranchList:
+    """The session from which all others come, and everything that was forked from it, the oldest first."""
+    session_id, caller = (await session_of(context, request))["id"], caller_of(request)
+    found = await context.database().branches(session_id)
+    seen = {row["id"]: (row, shared) for row, shared in found if caller.may_see(row["owner"])}
+    around = await context.database().around_sessions(list(seen))
+    data = []
+    for row, shared in seen.values():
+        session = session_object(row, around.get(row["id"], {}), caller.shown_owner(row["owner"]))
+        data.append(Branch(**msgspec.structs.asdict(session), shared_messages=shared))
+    return BranchList(data=data)
 
 
 # --- what is in it ---------------------------------------------------------------------------------------------------
@@ -517,7 +544,7 @@ def _title(value: object) -> str | None:
 
 async def _turn_settings(context: ServerContext, request: web.Request, values: JsonMapping) -> JsonObject:
     """The settings of a session for its turns that the request sets; checked like those of a run."""
-    names = ("workdir", "toolsets", "max_iterations")
+    names = ("workdir", "toolsets", "max_iterations", "reasoning_effort")
     fields = {name: values[name] for name in names if values[name] is not msgspec.UNSET}
     if fields.get("workdir") is not None:
         await workdir_of(context, caller_of(request).owner, None, fields["workdir"])

@@ -109,8 +109,11 @@ class EventStream:
             self._writer = writer
         return writer
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
+        """With an error the connection ends too: what follows the head is no place for another answer."""
         self._among.discard(self)
+        if any(error) and getattr(self.response, "prepared", False) and self._request.transport is not None:
+            self._request.transport.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._keeping is not None:

@@ -1,4 +1,7 @@
-"""The running server as its home shows it: the lock that only one holds, its pid, and its state for others to read."""
+"""The running server as its home shows it: the lock, its pid, and its state for others to read.
+
+One server holds a home alone, unless all of its servers have a bus in common: then each has a state file of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hermes.core import home as homes
@@ -61,7 +66,10 @@ class ServerLock:
             return
         # The lock file stays: taking it away could part a lock from the name under which others look for it.
         with contextlib.suppress(OSError):
-            self._home.pid_file.unlink()
+            if read_pid(self._home) == os.getpid():
+                self._home.pid_file.unlink()
+        with contextlib.suppress(OSError):
+            _own_state_file(self._home).unlink(missing_ok=True)
         os.close(fd)
 
     def __enter__(self) -> ServerLock:
@@ -71,11 +79,12 @@ class ServerLock:
         self.release()
 
 
-def hold(home: Home) -> ServerLock:
-    """Become the server of this home, or learn who is. What a dead server left behind is in nobody's way."""
+def hold(home: Home, *, shared: bool = False) -> ServerLock:
+    """Become the server of this home, or learn who is. What a dead server left behind is in nobody's way. `shared`: with
+    others that do so too."""
     homes.make_private_folder(home.path)
     for _ in range(_TRIES):
-        fd = _try_lock(home)
+        fd = _try_lock(home, shared=shared)
         if fd is not None:
             break
         time.sleep(_WAIT_S)
@@ -83,7 +92,8 @@ def hold(home: Home) -> ServerLock:
         raise _served(home)
     lock = ServerLock(home, fd)
     try:
-        homes.write_private(home.pid_file, f"{os.getpid()}\n")
+        if not shared:
+            homes.write_private(home.pid_file, f"{os.getpid()}\n")
     except BaseException:
         lock.release()
         raise
@@ -100,8 +110,7 @@ def read_runtime_status(home: Home | None = None) -> JsonObject | None:
             home = homes.resolve()
         except HermesError:
             return None
-    state = read_state(home)
-    return state if _is_live(state) else None
+    return next((state for file in _state_files(home) if _is_live(state := _read(file))), None)
 
 
 def write_runtime_status(home: Home, **fields: Any) -> None:
@@ -111,7 +120,9 @@ def write_runtime_status(home: Home, **fields: Any) -> None:
     """
     _check(fields)
     with homes.locked(home.path):
-        old = read_state(home)
+        own = _own_state_file(home)
+        file = own if own.exists() else home.state_file
+        old = _read(file)
         pid = fields.get("pid", os.getpid())
         start = process_start(pid)
         same = old.get("pid") == pid and old.get("start_time") == start
@@ -119,13 +130,13 @@ def write_runtime_status(home: Home, **fields: Any) -> None:
         new["argv"] = _masked(new["argv"])
         new["updated_at"] = fields.get("updated_at", time.time())
         text = json.dumps(redact_tree(new, Secrets().redact), ensure_ascii=False, indent=1)
-        homes.write_private(home.state_file, text.encode("utf-8", "replace") + b"\n")
+        homes.write_private(file, text.encode("utf-8", "replace") + b"\n")
 
 
-def _try_lock(home: Home) -> int | None:
+def _try_lock(home: Home, *, shared: bool) -> int | None:
     fd = homes.private_opener(home.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         # Removed by hand in between: a lock on a file that nobody finds any more holds nothing.
         if os.path.samestat(os.fstat(fd), os.stat(home.lock_file)):
             return fd
@@ -183,8 +194,32 @@ def read_pid(home: Home) -> int | None:
 
 
 def read_state(home: Home) -> JsonObject:
+    return read_runtime_status(home) or _read(home.state_file)
+
+
+def _own_state_file(home: Home) -> Path:
+    """Of this process, where it shares the home with other servers."""
+    return home.server_states / f"{os.uname().nodename}.{os.getpid()}.json"
+
+
+def _state_files(home: Home) -> Iterator[Path]:
+    """Where the state of a server on this machine may be: of this process first, then of the home as a whole."""
+    yield _own_state_file(home)
+    yield home.state_file
+    yield from sorted(home.server_states.glob(f"{os.uname().nodename}.*.json"))
+
+
+def make_own_state(home: Home) -> None:
+    """Have this process write its state to a file of its own until it releases the home."""
+    for file in home.server_states.glob(f"{os.uname().nodename}.*.json"):
+        if not is_alive(int(pid) if (pid := file.name.split(".")[-2]).isdecimal() else 0, None):
+            file.unlink(missing_ok=True)
+    homes.write_private(_own_state_file(home), "{}")
+
+
+def _read(file: Path) -> JsonObject:
     try:
-        state = json.loads(home.state_file.read_bytes())
+        state = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return state if isinstance(state, dict) else {}

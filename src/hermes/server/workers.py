@@ -26,14 +26,23 @@ from hermes.core.json_types import JsonObject
 from hermes.core.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
 from hermes.server import shared_counters
-from hermes.server.runner import STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
+from hermes.server.runner import (
+    STATE_EVERY_S,
+    describe,
+    hold_database,
+    hold_home,
+    is_replica,
+    profiles_of,
+    signals,
+    tell_state,
+)
 from hermes.server.settings import Platform
 from hermes.server.startup_checks import bind, check_settings, resolved
 from hermes.server.status import ServerLock, hold, server_url
 from hermes.server.supervisor import Supervisor
 from hermes.server.worker import LOOK, Orders
 from hermes.settings import config
-from hermes.store.stores import address, path_of
+from hermes.store.stores import address, is_server, path_of
 
 log = logging.getLogger(__name__)
 _LEADER = 0
@@ -98,13 +107,13 @@ class Workers:
         with contextlib.ExitStack() as held:
             if stop is None:
                 stop = held.enter_context(signals(self._kill))
-            lock = held.enter_context(hold_home(self.home))
+            lock = held.enter_context(hold_home(self.home, shared=is_replica(self.home)))
             failed = "startup_failed"
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     settings = config.load(self.home)
                     stack.enter_context(logging_to(self.home, settings, verbose=self._verbose))
-                    self._prepare(stack, settings, lock)
+                    await self._prepare(stack, settings, lock)
                     keeping = await stack.enter_async_context(self._started())
                     failed = "stopped"
                     await self._run(settings, stop, keeping)
@@ -115,13 +124,17 @@ class Workers:
             self._tell(gateway_state="stopped", active_agents=0, platforms={})
         return 0
 
-    def _prepare(self, stack: contextlib.AsyncExitStack, settings: config.Settings, lock: ServerLock) -> None:
+    async def _prepare(self, stack: contextlib.AsyncExitStack, settings: config.Settings, lock: ServerLock) -> None:
         """What is done once for all workers: the port, the homes of other profiles, and the orders."""
         check_settings(settings)
-        if path_of(address(self.home, settings)) is None:
+        url = address(self.home, settings)
+        if not is_server(url) and path_of(url) is None:
             message = "Several workers need a database on disk, and storage.url names none."
             raise ConfigError(message, where="storage.url", hint="api_server.workers 1")
-        locks = [lock, *(stack.enter_context(hold(its.home)) for its in profiles_of(self.home, settings).values())]
+        served = profiles_of(self.home, settings).values()
+        locks = [lock, *(stack.enter_context(hold(its.home, shared=is_replica(its.home))) for its in served)]
+        for its in (settings, *served):
+            await stack.enter_async_context(hold_database(its))
         host = settings.api_server.host if self._host is None else self._host
         addresses = resolved(host, settings.api_server.port if self._port is None else self._port)
         # A shared port could be another server's, so whether it is free is found out without sharing.

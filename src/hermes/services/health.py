@@ -24,6 +24,7 @@ from hermes.core.json_types import JsonMapping
 from hermes.core.spec import RouteChoice
 from hermes.runs.schedule import BadSchedule, zone_named
 from hermes.services import models, runs, sessions
+from hermes.store.stores import place_of
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -87,7 +88,7 @@ class Check(NamedTuple):
 def _python(subject: Subject) -> Finding:
     version = f"Python {sys.version.split()[0]}"
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        return Finding("fail", f"{version}; these packages are missing: {', '.join(missing)}.", "pip install hermes")
+        return Finding("fail", f"{version}; these packages are missing: {', '.join(missing)}.", "hermes update")
     without = [extra for extra, module in _EXTRAS.items() if find_spec(module) is None]
     without += [] if local.runtime_version() else ["local"]
     more = f"; not installed: {', '.join(without)}" if without else ""
@@ -177,15 +178,18 @@ def _sandbox(subject: Subject) -> Finding:
 
 def _database(subject: Subject) -> Finding:
     file = sessions.database_file(subject.home)
-    if not file.exists():
+    if file is not None and not file.exists():
         return Finding("ok", f"{file} does not exist yet.")
     with sessions.open_database(subject.home, write=subject.fix or subject.deep) as db:
         faults = db.check(deep=subject.deep, progress=subject.progress)
-        sizes, notices = sessions.part_sizes(db, _PARTS_S_MAX), list(db.notices)
+        sizes, notices = db.sizes(_PARTS_S_MAX), list(db.notices)
+        total = db.total_bytes()
+    if file is None:
+        return Finding("ok", f"{place_of(sessions.database_url(subject.home))} answers; {size(total)}.")
     wal = file.with_name(f"{file.name}-wal")
     count = wal.stat().st_size if wal.exists() else 0
     parts = ", ".join(f"{name} {size(part)}" for name, part in sizes.items() if part) or "its parts were not measured"
-    sizes_text = f"{size(file.stat().st_size)} ({parts}), WAL {size(count)}"
+    sizes_text = f"{size(total)} ({parts}), WAL {size(count)}"
     if faults:
         return Finding("fail", f"{counted(len(faults), 'fault')} in {file}: {faults[0]}", "hermes sessions repair")
     if count > _WAL_BYTES_MANY:

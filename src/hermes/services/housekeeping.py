@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import UNRECORDED_KEPT_S
+from hermes.core.limits import UNRECORDED_KEPT_S, USAGE_KEPT_DAYS
 from hermes.core.processes import this_process
+from hermes.store.stores import responses_file
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -43,6 +44,8 @@ def _sweep(store: Store, settings: Settings) -> JsonObject:
     days["response"] = server.responses.max_age_days
     done: JsonObject = store.runs.sweep(days, _LOG_HOURS, server.runs.max_stored)
     done["idempotency"] = store.idempotency.sweep()
+    done["sign_ins"] = store.sign_ins.sweep()
+    done["usage_days"] = store.usage_days.sweep(int(time.time() // 86_400) - USAGE_KEPT_DAYS)
     done["leases"] = store.leases.release_gone()
     done["responses"] = store.responses.sweep() if _has_responses(store) else 0
     done["sessions"] = _prune(store, settings) + _prune_stateless(store, settings)
@@ -54,7 +57,8 @@ def _sweep(store: Store, settings: Settings) -> JsonObject:
 
 
 def _has_responses(store: Store) -> bool:
-    return store.responses_file is not None and store.responses_file.exists()
+    """Whether there may be some: a file that nobody has needed yet is not made for this."""
+    return store.engine.backend == "postgres" or (store.path is not None and responses_file(store.path).exists())
 
 
 def _prune_stateless(store: Store, settings: Settings) -> int:

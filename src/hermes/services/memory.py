@@ -133,6 +133,8 @@ def _check_content(content: str, secrets: Secrets) -> None:
 def _find(entries: list[str], old_text: str) -> int:
     if not old_text:
         raise ServiceError("`old_text` must name the entry.", "invalid_arguments", _OLD_TEXT)
+    if old_text in entries:  # the entry itself, which may be part of others
+        return entries.index(old_text)
     indexes = [index for index, entry in enumerate(entries) if old_text in entry]
     if len(indexes) == 1:
         return indexes[0]

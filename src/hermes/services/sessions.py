@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +14,13 @@ from hermes.core.json_types import JsonObject
 from hermes.settings import config
 from hermes.store.base import SessionExists, StoreError
 from hermes.store.codec import BadSessionId
-from hermes.store.connections import TimeUp
 from hermes.store.sessions import SessionDB
-from hermes.store.stores import address, path_of
+from hermes.store.stores import address, is_server, open_store, path_of
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
-    from hermes.store.connections import Tx
+    from hermes.store.engine import Tx
 
-# What the tables of the database are for; the others are small.
-_PARTS = {
-    "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
-    "blobs": ("blobs", "message_blobs"),
-    "logs": ("runs", "run_log", "run_partials", "run_controls"),
-}
-_PART_OF = {table: part for part, tables in _PARTS.items() for table in tables}
 COUNTED = {
     "sessions": "sessions",
     "open": "sessions WHERE ended_at IS NULL",
@@ -65,13 +56,24 @@ def create(db: SessionDB, session_id: str | None, source: str, *, id_field: str 
         return db.create_session(session_id, source, exist_ok=False, **fields)
 
 
-def fork(db: SessionDB, session_id: str, new_id: str | None, title: str | None, at_message_id: int | None) -> str:
-    """Fork a session up to and with a message of it. The new session's id."""
+def fork(
+    db: SessionDB,
+    session_id: str,
+    new_id: str | None,
+    title: str | None,
+    at_message_id: int | None = None,
+    before_message_id: int | None = None,
+) -> str:
+    """Fork a session: up to and with a message of it, or up to the one before a message. The new session's id."""
+    if at_message_id is not None and before_message_id is not None:
+        message = "at_message_id and before_message_id name two places; one is enough."
+        raise ServiceError(message, "invalid_arguments", field="before_message_id")
+    field = "at_message_id" if before_message_id is None else "before_message_id"
     try:
         with _refusals():
-            return db.fork_session(session_id, new_id, title, at_message_id)
+            return db.fork_session(session_id, new_id, title, at_message_id, before_message_id=before_message_id)
     except KeyError as error:
-        raise ServiceError(error.args[0], "message_not_found", field="at_message_id") from None
+        raise ServiceError(error.args[0], "message_not_found", field=field) from None
 
 
 def change(
@@ -105,18 +107,38 @@ def change(
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def database_file(home: Home) -> Path:
-    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
+def database_url(home: Home) -> str:
+    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own. An address of
+    no database raises ConfigError."""
+    own = f"sqlite://{home.state_db}"
     try:
-        return path_of(address(home, config.load(home))) or home.state_db
+        settings = config.load(home)
     except ConfigError:
-        return home.state_db
+        return own
+    url = address(home, settings)
+    return url if is_server(url) or path_of(url) is not None else own
+
+
+def database_file(home: Home) -> Path | None:
+    """The database's file; None where it is on a server."""
+    url = database_url(home)
+    return None if is_server(url) else path_of(url)
+
+
+def database_exists(home: Home) -> bool:
+    file = database_file(home)
+    return file is None or file.exists()
 
 
 @contextlib.contextmanager
 def open_database(home: Home, *, write: bool = False, create: bool = False) -> Iterator[SessionDB]:
     """The database for as long as it is needed. Where there is none and none is to be created, it is an empty one."""
-    path = database_file(home)
+    url = database_url(home)
+    if is_server(url):
+        with contextlib.closing(open_store(url, home=home)) as store:
+            yield store.sessions
+        return
+    path = path_of(url) or home.state_db
     exists = path.exists()
     where = path if exists or create else ":memory:"
     try:
@@ -130,46 +152,12 @@ def open_database(home: Home, *, write: bool = False, create: bool = False) -> I
 
 
 def measure(db: SessionDB) -> JsonObject:
-    """How many rows there are of what, the bytes of the file, and the bytes of its parts where SQLite tells them."""
+    """How many rows there are of what, the bytes of the database, and the bytes of its parts where it tells them."""
 
-    def read(tx: Tx) -> JsonObject:
-        page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
-        counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in COUNTED.items()}  # noqa: S608
-        parts = _part_sizes(tx, free * page)
-        if parts:  # pages that say where others are belong to no table
-            parts["other"] += pages * page - sum(parts.values())
-        return {**counts, "bytes": pages * page, "parts": parts}
+    def count(tx: Tx) -> JsonObject:
+        return {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in COUNTED.items()}  # noqa: S608
 
-    return db.engine.read(read)
-
-
-def part_sizes(db: SessionDB, seconds_max: float) -> dict[str, int]:
-    """Bytes by what they are for, without free space; nothing where that takes too long."""
-
-    def read(tx: Tx) -> dict[str, int]:
-        try:
-            with tx.within(seconds_max):
-                return _part_sizes(tx, 0)
-        except TimeUp:
-            return {}
-
-    return db.engine.read(read)
-
-
-def _part_sizes(tx: Tx, free: int) -> dict[str, int]:
-    parts = {"rows": 0, "index": 0, "blobs": 0, "logs": 0, "other": 0, "free": free}
-    sql = (
-        "SELECT coalesce(m.tbl_name, s.name), sum(s.pgsize) FROM dbstat s LEFT JOIN sqlite_master m "
-        "ON m.name = s.name GROUP BY 1"
-    )
-    try:
-        for table, count in tx.rows(sql):
-            parts["index" if table.startswith("messages_fts") else _PART_OF.get(table, "other")] += count
-    except sqlite3.OperationalError as error:
-        if "dbstat" not in str(error):
-            raise
-        return {}
-    return parts
+    return {**db.engine.read(count), "bytes": db.total_bytes(), "parts": db.sizes()}
 
 
 def last_active(db: SessionDB) -> float:

@@ -191,12 +191,16 @@ class Skills:
             raise ServiceError(f"There is no skill {name[:80]!r}.", "not_found", hint)
         return skills[name]
 
+    def is_own(self, skill: Skill) -> bool:
+        """Whether it lies in the scope's own folder, and behind no link."""
+        folder, root = skill.path.parent, Path(os.path.realpath(self.root))
+        return folder.is_relative_to(self.root) and Path(os.path.realpath(folder)) == root / folder.relative_to(
+            self.root
+        )
+
     def own_folder(self, skill: Skill) -> Path:
         folder = skill.path.parent
-        real = Path(os.path.realpath(folder))
-        if not folder.is_relative_to(self.root) or real != Path(os.path.realpath(self.root)) / folder.relative_to(
-            self.root
-        ):
+        if not self.is_own(skill):
             hint = "Create a skill of another name, or tell the user."
             raise ServiceError(f"The skill {skill.name} lies elsewhere and is read-only.", "path_refused", hint)
         return folder

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -64,6 +65,7 @@ __all__ = [
 Source = Literal["flag", "environment", ".env", "file", "default"]
 Stamp = tuple[tuple[int, int, int] | None, ...]
 _SECRET_CHARS_MIN = 8
+_URL_PASSWORD = re.compile(r"://(?:[^/@\s:]*:)?([^/@\s]+)@")
 _SERVER_PREFIX = "API_SERVER_"
 
 
@@ -139,6 +141,8 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
             texts.update(secrets_inside(of_free_name, key.mark.secret))
             if key.mark.names_variable and value.value:
                 texts.add(self.variable(value.value) or "")
+        for url in (self.bus.url, self.storage.url):
+            texts.update(_URL_PASSWORD.findall(url))
         return frozenset(text for text in texts if len(text) >= _SECRET_CHARS_MIN)
 
     @property

@@ -178,7 +178,7 @@ SPELLINGS: tuple[KeyPath, ...] = (
     ("gateway", "platforms", "api_server", "extra"),
 )
 # A server does not start with a bad value here; anything else bad is a warning and the default.
-REFUSED_WHEN_BAD = ("api_server.key", "api_server.keys")
+REFUSED_WHEN_BAD = ("api_server.key", "api_server.keys", "bus.url", "bus.namespace")
 
 
 def canonical(path: KeyPath) -> KeyPath:

@@ -163,7 +163,7 @@ class Terminal(Section, frozen=True):
 
 class Approvals(Section, frozen=True):
     mode: Literal["manual", "smart", "off"] = "manual"
-    timeout: Amount = 60
+    timeout: Amount = 300
     unattended: Literal["deny", "allow"] = "deny"
     deny: Sequence[str] = []
 
@@ -224,11 +224,14 @@ class Storage(Section, frozen=True):
 
 class Bus(Section, frozen=True):
     url: Annotated[str, Mark(env="HERMES_NATS_URL")] = "memory:"
+    # Servers with the same name and the same NATS work together.
+    namespace: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,32}\Z")] = "default"
+    max_inflight: Annotated[int, Meta(ge=1, le=100_000)] = 64
 
 
 class Display(Section, frozen=True):
     show_reasoning: bool = True
-    busy_input_mode: Literal["interrupt", "queue", "steer"] = "interrupt"
+    busy_input_mode: Literal["queue", "interrupt", "steer"] = "queue"
 
 
 class Cron(Section, frozen=True):

@@ -28,6 +28,16 @@ class StoreTimeout(StoreBusy):
     """A search or another long read had no answer in time, or did not get its turn."""
 
 
+class StoreUnreachable(StoreBusy):
+    """The database server does not answer. Trying again may help."""
+
+    exit_code = 69
+
+
+class StoreRuleBroken(StoreError):
+    """A change that UNIQUE or FOREIGN KEY does not allow."""
+
+
 class StoreFull(StoreError):
     """There is no room left on the disk."""
 
@@ -38,6 +48,12 @@ class StoreReadOnly(StoreError):
 
 class StoreTooNew(StoreError):
     """The store was written by a newer Hermes."""
+
+
+class StoreUnfinished(StoreError):
+    """The store is a copy whose migration was interrupted."""
+
+    exit_code = 78
 
 
 class StoreDamaged(StoreError):
@@ -119,6 +135,22 @@ class Row:
         return message
 
 
+# What a session knows of each model that was called in it.
+_USAGE_KEYS = ("model", "provider", "task")
+_USAGE_NUMBERS = (
+    "calls",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "actual_cost_usd",
+)
+USAGE_FIELDS = (*_USAGE_KEYS, *_USAGE_NUMBERS)
+# Set in `state_meta` when something was deleted: until SQLite's index has been merged, its words are still in the file.
+PURGE_DUE = "purge_due"
+# Set in `state_meta` of the target of a migration until its copy is complete.
+MIGRATION = "migration"
 # The columns of a message, in the order of the fields above; `parts` and `search_text` are made of its content.
 MESSAGE_COLUMNS = tuple(item.name for item in fields(Row) if item.name not in ("id", "announced_in", "continues"))
 

@@ -1,649 +1,189 @@
-"""The SQLite engine: one writer thread per file with group commit, read-only connections beside it."""
+"""What a database offers to the repositories: transactions, blocking and on an event loop. `sqlite` and `postgres` have it."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import logging
-import os
-import queue
-import sqlite3
+import json
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import Any, Literal, Protocol, TypeVar, overload
 
-from hermes.core.limits import (
-    BATCH_JOBS_MAX,
-    CLOSE_S_MAX,
-    LOG_EMPTIED_TRIES,
-    LOG_EMPTIED_WAIT_S,
-    SLOW_READ_S_MAX,
-    SLOW_READERS_MAX,
-    SLOW_READERS_NICENESS,
-    UPKEEP_BATCHES,
-    UPKEEP_IDLE_S,
-    UPKEEP_PAUSE_S,
-    UPKEEP_STEP_S_MAX,
-    UPKEEP_STEPS_LOGGED,
-    WAL_ROWS,
-)
-from hermes.core.threads import Threads
-from hermes.store import opening
-from hermes.store.base import StoreError, StoreReadOnly, StoreTimeout
-from hermes.store.connections import (
-    Connection,
-    Done,
-    Schema,
-    TimeUp,
-    Tx,
-    file_id,
-    is_busy,
-    patiently,
-    watch,
-)
-from hermes.store.errors import Index, explained
-from hermes.store.readers import Readers
-
-log = logging.getLogger(__name__)
+from hermes.store.base import MIGRATION, StoreUnfinished
 
 R = TypeVar("R")
+Params = Sequence[Any]
+Backend = Literal["sqlite", "postgres"]
+# What an unfinished migration has noted in its target.
+MARK_SQL = f"SELECT value FROM state_meta WHERE key = '{MIGRATION}'"
 
 
-Work = Callable[[Tx], Any]
+class TimeUp(Exception):
+    """A read that was given a time has used it up."""
 
 
-class _Job:
-    __slots__ = ("done", "error", "future", "loop", "mended", "raw", "result", "sync", "work")
-
-    def __init__(
-        self,
-        work: Callable[[Any], Any],
-        sync: bool = False,
-        loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        raw: bool = False,
-    ) -> None:
-        self.work, self.sync, self.loop, self.raw = work, sync, loop, raw
-        self.mended = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.future: asyncio.Future[Any] | None = loop.create_future() if loop else None
-        self.done: threading.Event | None = None
-
-    def settle(self) -> None:
-        assert self.future is not None
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        elif isinstance(self.error, StopIteration):  # a future cannot carry it
-            self.future.set_exception(RuntimeError("the work raised StopIteration"))
-        else:
-            self.future.set_exception(self.error)
+class Conflict(Exception):
+    """Another transaction changed what this one has read: the engine rolls it back and runs its work again."""
 
 
-class Engine:
-    """Everything that happens to one database, for all who use it in this process.
+class Record(Protocol):
+    """A row of a result: its values by column name or by position, in order."""
 
-    Whatever waits for the writer is committed together. Where something fails it is done again, each in a savepoint of
-    its own, so that one failure hurts nobody else; every caller goes on after the commit that holds its work. Readers
-    never wait for the writer. A database in memory has one connection and no threads: whoever asks does the work.
+    @overload
+    def __getitem__(self, key: int | str) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def keys(self) -> Sequence[str]: ...
+
+
+class Tx(ABC):
+    """A transaction, or one consistent view for reading. SQL is written for SQLite; `hermes.store.dialect` has what
+    differs."""
+
+    __slots__ = ("later", "read_only")
+    backend: Backend
+
+    def __init__(self) -> None:
+        self.read_only = False
+        self.later: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def execute(self, sql: str, params: Params = ()) -> None:
+        """Run a statement whose outcome nobody needs here; it may fail as late as the next statement or the commit."""
+
+    @abstractmethod
+    def change(self, sql: str, params: Params = ()) -> int:
+        """Run a statement; how many rows it changed."""
+
+    @abstractmethod
+    def many(self, sql: str, rows: Sequence[Params]) -> None: ...
+
+    @abstractmethod
+    def row(self, sql: str, params: Params = ()) -> Record | None: ...
+
+    @abstractmethod
+    def rows(self, sql: str, params: Params = ()) -> list[Record]: ...
+
+    @abstractmethod
+    def each(self, sql: str, params: Params = ()) -> Iterator[Record]: ...
+
+    @abstractmethod
+    def prefetch(self, sql: str, params: Params = ()) -> None:
+        """Ask now for what this very query is asked for later, where that saves a round trip. Its answer must not change
+        by what this transaction does in between."""
+
+    @abstractmethod
+    def value(self, sql: str, params: Params = (), default: object = None) -> Any: ...
+
+    @abstractmethod
+    def next_value(self, counter: Literal["lease_token", "response_use"]) -> int:
+        """The next number of a counter, which grows for good."""
+
+    @abstractmethod
+    def nested(self, work: Callable[[Any], R]) -> R:
+        """A part of a transaction that is undone alone when it fails."""
+
+    @abstractmethod
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """Raise `TimeUp` when what is read inside takes longer."""
+
+    def after(self, act: Callable[[], None]) -> None:
+        """Have something done once the transaction counts; not at all if it is undone."""
+        self.later.append(act)
+
+
+class Maintenance(Protocol):
+    """What care of a database means; `Upkeep` has the words for it."""
+
+    def backup(self, engine: Any, path: Path) -> None: ...
+    def check(self, engine: Any, deep: bool, progress: Callable[[str], None]) -> list[str]: ...
+    def optimize(self, engine: Any) -> dict[str, int]: ...
+    def vacuum_if_worthwhile(self, engine: Any) -> bool: ...
+    def give_back_space(self, engine: Any) -> None: ...
+    def total_bytes(self, engine: Any) -> int: ...
+    def sizes(self, engine: Any, seconds_max: float | None) -> dict[str, int]: ...
+
+
+class Engine(ABC):
+    """One database, for all who use it in this process.
+
+    `write` and `read` block; `submit_write` and `read_soon` are for an event loop. Work is a function of the transaction,
+    and may run more than once before it counts.
     """
 
-    def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
-        self.path, self.schema, self.read_only = path, schema, read_only
+    backend: Backend
+    # The database's file; None in memory and on a server.
+    path: Path | None
+    # The home whose folders hold the files of sessions; None where there is none.
+    folder: Path | None
+    read_only: bool
+    # Set by what finishes or repairs a copy; whoever would use one is refused.
+    takes_unfinished = False
+
+    def __init__(self) -> None:
         self.notices: list[str] = []
-        # Called with the ids of deleted sessions, in the writer's thread, before the caller's `write` returns.
+        # Called with the ids of deleted sessions once that is committed, before the caller's `write` returns.
         self.deletion_listeners: list[Callable[[Sequence[str]], None]] = []
-        self.index = Index(schema, path, self._notice)
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._writer: threading.Thread | None = None
-        self._db: sqlite3.Connection | None = None
-        self._synced: bool | None = None
-        self._checkpointing: threading.Thread | None = None
-        self._checkpointed_at = 0
-        self._ready = self._was_opened = False
-        # Device and inode of the database and its write-ahead log when they were opened.
-        self._files: dict[Path, tuple[int, int]] = {}
-        self._closed = self._forked = False
-        self._closing = threading.Event()
-        self._thread = threading.local()
-        self._readers = Readers(max(1, read_threads), self._reader, self._check_usable)
-        self._slow_readers = Readers(SLOW_READERS_MAX, self._reader, self._check_usable, niceness=SLOW_READERS_NICENESS)
-        self._callers = Threads(max(1, read_threads))
-        self._upkeep_due = self._upkeep_continues = False
-        self._upkeep_steps = 0
-        self._truncate_log = False
-        self._users = 0
-        _all.add(self)
+
+    def check_finished(self, mark: str | None, place: str) -> None:
+        """Refuse a copy that is not complete: the next `migrate` may begin it anew, without what was added."""
+        if mark is not None and not self.takes_unfinished:
+            raise StoreUnfinished(
+                f"The migration of {json.loads(mark)['source']} to this database was interrupted.",
+                where=place,
+                hint="finish it with hermes migrate (--from and --to as before), or name another database in storage.url",
+            )
 
     def tell_deleted(self, session_ids: Sequence[str]) -> None:
         for listen in tuple(self.deletion_listeners):
             listen(session_ids)
 
-    # --- using it -----------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def maintenance(self) -> Maintenance: ...
 
+    @abstractmethod
     def write(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
         """Run `work` in a transaction, or in the one that this thread is in; returns after the commit."""
-        if (tx := getattr(self._thread, "tx", None)) is not None:
-            return tx.nested(work)  # type: ignore[no-any-return]
-        return self._wait(_Job(work, sync))  # type: ignore[no-any-return]
 
-    def exclusive(self, work: Callable[[sqlite3.Connection], R]) -> R:
-        """Run `work` with the writer's connection, outside of any transaction; other writers wait."""
-        if getattr(self._thread, "tx", None) is not None:
-            raise StoreError("This cannot be done in the middle of a transaction.", where=str(self.path))
-        return self._wait(_Job(work, raw=True))  # type: ignore[no-any-return]
-
-    def _wait(self, job: _Job) -> Any:
-        if self.path is None:
-            self._run_inline(job)
-        else:
-            job.done = threading.Event()
-            self._submit(job)
-            job.done.wait()
-        if job.error is not None:
-            raise job.error
-        return job.result
-
+    @abstractmethod
     def read(self, work: Callable[[Tx], R], *, slow: bool = False, stop: threading.Event | None = None) -> R:
-        """Run `work` on one consistent view of the database, or on the view that this thread has.
+        """Run `work` on one consistent view of the database, or on the view that this thread has. Slow reads have
+        connections of their own. Once `stop` is set, a statement that still runs is interrupted."""
 
-        Slow reads have connections of their own. Once `stop` is set, a statement that still runs is interrupted.
-        """
-        if (tx := getattr(self._thread, "tx", None) or getattr(self._thread, "view", None)) is not None:
-            return work(tx)
-        if self.path is None:
-            return self.write(work)
-        readers = self._slow_readers if slow else self._readers
-        try:
-            return self._read(work, readers, stop)
-        except sqlite3.Error as error:
-            if self.read_only or not self.index.may_be_hit_by(error) or not self.exclusive(self.index.mend):
-                raise explained(error, self.path) from error
-        try:
-            return self._read(work, readers, stop)
-        except sqlite3.Error as error:
-            raise explained(error, self.path) from error
-
+    @abstractmethod
     def submit_write(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
         """The same as `write`, for a loop; done whether it is awaited or not."""
-        job = _Job(work, sync, asyncio.get_running_loop())
-        assert job.future is not None
-        if self.path is None:
-            self._run_inline(job)
-            job.settle()
-        else:
-            self._submit(job)
-        return job.future
 
-    async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
-        if self.path is None:
-            return await self.submit_write(work)
-        self._check_usable()
-        if not slow:
-            return await self._readers.threads.call(lambda: self.read(work))  # type: ignore[no-any-return]
-        stop = threading.Event()
-        try:
-            async with asyncio.timeout(SLOW_READ_S_MAX):
-                return await self._slow_readers.threads.call(  # type: ignore[no-any-return]
-                    lambda: self.read(work, slow=True, stop=stop)
-                )
-        except TimeoutError:
-            raise StoreTimeout(
-                f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once.",
-                hint="ask for less, or try again later",
-            ) from None
-        finally:
-            stop.set()  # nobody waits for it any more
+    @abstractmethod
+    async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R: ...
 
+    @abstractmethod
     async def apply(self, function: Callable[[], R]) -> R:
         """Run something that uses this engine in a thread that no read waits for."""
-        self._check_usable()
-        return await self._callers.call(function)  # type: ignore[no-any-return]
 
+    @abstractmethod
     def open(self) -> None:
-        """Open the file now, so that what is wrong with it is told now."""
-        if self.read_only:
-            self.read(lambda _: None)
-        else:
-            self.write(lambda _: None)
+        """Open the database now, so that what is wrong with it is told now."""
 
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is a database before it is opened, which makes it."""
+
+    @abstractmethod
     async def check(self) -> None:
-        """Raise what keeps the database from taking a change and keeping it. Nothing is looked at on the loop."""
-        if self.path is None:
-            return
-        died = self._writer is not None and not self._writer.is_alive()
-        job = _Job(self._try_write, loop=asyncio.get_running_loop(), raw=True)
-        assert job.future is not None
-        self._submit(job)
-        await job.future
-        if died:
-            raise StoreError("The thread that writes to the database had ended; it was started again.")
+        """Raise what keeps the database from taking a change and keeping it."""
 
-    def _try_write(self, db: sqlite3.Connection) -> None:
-        self._check_files()
-        opening.try_write(db, self.path, self.schema)
-
-    def _check_files(self) -> None:
-        """Raise when others no longer find what this process has open: a new connection would mix two databases."""
-        for path, opened in self._files.items():
-            if (current := file_id(path)) != opened:
-                fate = "deleted" if current is None else "replaced"
-                hint = "put it back, or restart the server to go on with what is there"
-                raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
-
-    def copy_to(self, copy: sqlite3.Connection) -> None:
-        if self.path is None:
-            self.exclusive(lambda db: db.backup(copy))
-            return
-        while True:
-            with self._slow_readers.connection() as db:
-                db.backup(copy)
-                if db.as_it_was(self.path):
-                    return
-                db.stale = True
-
-    def _read(self, work: Callable[[Tx], R], readers: Readers, stop: threading.Event | None = None) -> R:
-        self._check_usable()
-        while True:
-            with readers.connection() as db:
-                db.execute("BEGIN")
-                if stop is not None:
-                    watch(db, stop)
-                self._thread.view = tx = Tx(db, stop)
-                try:
-                    result = work(tx)
-                finally:
-                    self._thread.view = None
-                    if stop is not None:
-                        watch(db, None)
-                    db.rollback()
-                if db.as_it_was(self.path):
-                    return result
-                db.stale = True
-
-    def _submit(self, job: _Job) -> None:
-        self._check_usable()
-        if self.read_only:
-            raise StoreReadOnly("This database was opened for reading only.", where=str(self.path))
-        with self._lock:
-            self._check_usable()
-            if self._writer is None or not self._writer.is_alive():
-                writer = threading.Thread(target=self._serve, name="hermes-store", daemon=True)
-                writer.start()
-                self._writer = writer
-            self._queue.put(job)
-
-    def _check_usable(self) -> None:
-        if self._forked:
-            raise StoreError(
-                "The database was opened before this process was forked off, and cannot be used in it.",
-                where=str(self.path),
-                hint="start the process anew instead of forking it (for example the spawn method of multiprocessing)",
-            )
-        if self._closed:
-            raise StoreError("The database is closed.", where=str(self.path))
-
-    # --- the writer ---------------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        running, since_upkeep = True, 0
-        while running:
-            pause = UPKEEP_PAUSE_S if self._upkeep_continues else UPKEEP_IDLE_S
-            try:
-                job = self._queue.get(timeout=pause if self._upkeep_due else None)
-            except queue.Empty:
-                self._upkeep()
-                continue
-            since_upkeep += 1
-            if self._upkeep_due and since_upkeep > UPKEEP_BATCHES:  # there is no idle moment
-                since_upkeep = 0
-                self._upkeep()
-            batch: list[_Job] = []
-            while job is not None:
-                batch.append(job)
-                if len(batch) == BATCH_JOBS_MAX:
-                    break
-                try:
-                    job = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            else:
-                running = False
-            transactional = [item for item in batch if not item.raw]
-            if transactional:
-                self._upkeep_continues = False  # the moment is not idle any more
-                self._run_batch(transactional)
-                self._wake_callers(transactional)
-                self._checkpoint_if_due()
-            for raw in [item for item in batch if item.raw]:
-                self._run_exclusive(raw)
-                self._wake_callers([raw])
-                del raw
-            del batch, transactional
-            job = None  # or an idle thread would hold on to what it was given
-        self._fail_queued()
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    def _checkpoint_if_due(self) -> None:
-        """Checkpoint the write-ahead log in a thread of its own: it waits for the disk, and no turn should."""
-        if self._db is not None and self._db.total_changes - self._checkpointed_at >= WAL_ROWS:
-            self._start_checkpoint()
-
-    def _start_checkpoint(self) -> None:
-        with self._lock:
-            if self._db is None or self._closed or (self._checkpointing is not None and self._checkpointing.is_alive()):
-                return
-            self._checkpointed_at = self._db.total_changes
-            empty, self._truncate_log = self._truncate_log, False
-            thread = threading.Thread(target=self._checkpoint, args=(empty,), name="hermes-fold", daemon=True)
-            thread.start()
-            self._checkpointing = thread
-
-    def _checkpoint(self, empty: bool) -> None:
-        assert self.path is not None
-        for _ in range(LOG_EMPTIED_TRIES if empty else 1):
-            with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
-                self._check_files()
-                opening.checkpoint(self.path)
-            # The writer checkpoints the little that was added meanwhile, so that the log starts again from its beginning.
-            job = _Job(opening.empty_log if empty else opening.checkpoint_rest, raw=True)
-            job.done = threading.Event()
-            self._queue.put(job)
-            if not empty:
-                return
-            job.done.wait(LOG_EMPTIED_WAIT_S)
-            if job.result or self._closing.wait(LOG_EMPTIED_WAIT_S):
-                return
-
-    def _fail_queued(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                if (job := self._queue.get_nowait()) is not None:
-                    job.error = StoreError("The database is closed.", where=str(self.path))
-                    self._wake_callers([job])
-
-    def _run_batch(self, batch: list[_Job], *, isolated: bool = False) -> None:
-        """Commit the jobs in one transaction; when one fails, again with a savepoint for each (`isolated`), then one by one."""
-        exclusive = len(batch) == 1
-        db: sqlite3.Connection | None = None
-        tx: Tx | None = None
-        try:
-            db = self._ready_db()
-            self._begin(db, sync=any(job.sync for job in batch))
-            self._thread.tx = tx = Tx(db)
-            for job in batch:
-                if not self._try(db, tx, job, isolated):
-                    raise _RolledBack
-            db.execute("COMMIT")
-            self._thread.tx = None
-            self._upkeep_due = self.schema.upkeep is not None
-            self._run_callbacks(tx)
-        except BaseException as error:  # noqa: BLE001  (every caller is told its own)
-            if db is not None and db.in_transaction:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-            self._thread.tx = None
-            if tx is None and is_busy(error):  # all have waited as long as each may
-                for job in batch:
-                    job.error = explained(error, self.path)
-            elif not exclusive:
-                for job in batch:
-                    job.result = job.error = None
-                for retried in [[job] for job in batch] if isolated else [batch]:
-                    self._run_batch(retried, isolated=not isolated)
-            elif isinstance(error, _RolledBack):
-                self._retry_after_mending(batch)
-            else:
-                batch[0].error = explained(error, self.path)
-        finally:
-            self._thread.tx = None
-
-    def _run_inline(self, job: _Job) -> None:
-        """Run a job of a database in memory in the caller's thread."""
-        with self._lock:
-            self._check_usable()
-            if job.raw:
-                self._run_exclusive(job)
-            else:
-                self._run_batch([job])
-
-    def _run_exclusive(self, job: _Job) -> None:
-        try:
-            job.result = job.work(self._ready_db())
-        except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
-            job.error = explained(error, self.path)
-
-    def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, isolated: bool) -> bool:
-        """Run one job. False: the transaction has to be rolled back."""
-        try:
-            job.result = tx.nested(job.work) if isolated else job.work(tx)
-        except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
-            job.error = error
-            if not isolated or not db.in_transaction or self.index.may_be_hit_by(error):
-                return False
-            job.error = explained(error, self.path)
-        return True
-
-    def _run_callbacks(self, tx: Tx) -> None:
-        for act in tx.later:
-            try:
-                act()
-            except Exception:
-                log.exception("what was to follow a change of %s", self.path)
-
-    def _retry_after_mending(self, batch: list[_Job]) -> None:
-        """Run a job that failed alone once more if the search index was damaged and has been rebuilt."""
-        job = batch[0]
-        assert job.error is not None
-        if job.mended or not self.index.may_be_hit_by(job.error):
-            job.error = explained(job.error, self.path)
-            return
-        job.mended = True
-        mend = _Job(self.index.mend, raw=True)
-        self._run_exclusive(mend)
-        if not mend.result:
-            job.error = explained(job.error, self.path)
-            return
-        job.error = None
-        self._run_batch(batch)
-
-    @staticmethod
-    def _wake_callers(batch: list[_Job]) -> None:
-        """Wake the callers: one call per loop, however many they are."""
-        loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-        for job in batch:
-            if job.done is not None:
-                job.done.set()
-            elif job.loop is not None:
-                loops.setdefault(job.loop, []).append(job)
-        for loop, jobs in loops.items():
-            with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
-                loop.call_soon_threadsafe(_settle_all, jobs)
-
-    def _begin(self, db: sqlite3.Connection, *, sync: bool) -> None:
-        if sync is not self._synced:
-            db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
-            self._synced = sync
-        patiently(db, "BEGIN IMMEDIATE")
-
-    def _upkeep(self) -> None:
-        """A little work that makes later work cheaper, while nobody waits."""
-        self._upkeep_due = False
-        upkeep = self.schema.upkeep
-        if upkeep is None or self._db is None:
-            return
-
-        def bounded(tx: Tx) -> Done:
-            try:
-                with tx.within(UPKEEP_STEP_S_MAX):
-                    return upkeep(tx)
-            except TimeUp:
-                return "nothing"
-
-        job = _Job(bounded)
-        self._run_batch([job])
-        if job.error is not None:
-            log.warning("upkeep of %s: %s", self.path, job.error)
-        self._upkeep_continues = job.result in ("more", "all")
-        self._upkeep_steps += self._upkeep_continues
-        # What was given up leaves the file with the next fold, and the log of changes when it is emptied.
-        if job.result == "all":
-            self._truncate_log = True
-        if self._truncate_log or (self._upkeep_continues and self._upkeep_steps % UPKEEP_STEPS_LOGGED == 0):
-            self._start_checkpoint()
-        self._upkeep_due = self._upkeep_continues or self._truncate_log
-
-    # --- opening ------------------------------------------------------------------------------------------------
-
-    def _ready_db(self) -> sqlite3.Connection:
-        """The writer's connection; a file that could not be opened is tried again."""
-        if self._db is None or not self._ready:
-            if self._db is not None:
-                self._db.close()
-            self._was_opened, self._synced, self._checkpointed_at = True, None, 0
-            self._db = opening.connect_writer(self.path, self.schema)
-            opening.make_ready(self._db, self.path, self.schema, self._notice)
-            self.index.check(self._db)
-            self._files = self._opened_files()
-            self._ready = True
-        return self._db
-
-    def _opened_files(self) -> dict[Path, tuple[int, int]]:
-        if self.path is None:
-            return {}
-        ids = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
-        return {path: opened for path, opened in ids.items() if opened is not None}
-
-    def _reader(self) -> Connection:
-        assert self.path is not None
-        if not self.read_only and not self._ready:
-            self.open()
-        self._check_files()
-        self._was_opened = True
-        return opening.connect_reader(self.path, self.schema, exclusive=self.read_only)
-
-    def _notice(self, message: str) -> None:
-        if message not in self.notices:
-            self.notices.append(message)
-            log.warning("%s", message)
-
-    # --- its life -----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def of(cls, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> Engine:
-        """The engine of a file, shared by all who ask; each gives it back with `release`."""
-        if path is None:
-            return cls(None, schema).shared()
-        _release_dropped()
-        real = os.path.realpath(path)
-        with _registry_lock:
-            if (inherited := _inherited.get(real)) is not None:
-                inherited._check_usable()
-            if (engine := _engines.get((real, read_only))) is None:
-                engine = cls(Path(real), schema, read_only=read_only, read_threads=read_threads)
-                _engines[real, read_only] = engine
-            engine._users += 1
-            return engine
-
-    @staticmethod
-    def is_open(path: Path) -> bool:
-        _release_dropped()
-        real = os.path.realpath(path)
-        return (real, False) in _engines or (real, True) in _engines
-
+    @abstractmethod
     def shared(self) -> Engine:
-        with _registry_lock:
-            self._check_usable()
-            self._users += 1
-        return self
+        """Count one more user; each calls `release`, or `drop` from a finalizer."""
 
-    def drop(self) -> None:
-        """Release one user later; safe to call from a finalizer, even one that runs inside this registry."""
-        _dropped.put(self)
+    @abstractmethod
+    def drop(self) -> None: ...
 
-    def release(self) -> None:
-        """Release one user; the last one closes the files."""
-        _release_dropped()
-        self._release()
-
-    def _release(self) -> None:
-        with _registry_lock:
-            self._users -= 1
-            if self._users > 0 or self._closed:
-                return
-            if self.path is not None:
-                _engines.pop((str(self.path), self.read_only), None)
-        self._close()
-
-    def _close(self) -> None:
-        if self._forked:
-            return
-        with self._lock:
-            self._closed = True
-            writer = self._writer
-        self._closing.set()
-        # The writer is the last to close: it folds what is left of the log of changes into the file.
-        if self._checkpointing is not None:
-            self._checkpointing.join()
-        for readers in (self._readers, self._slow_readers):
-            readers.close(CLOSE_S_MAX)
-        self._queue.put(None)
-        self._callers.close()
-        if self.path is None and self._db is not None:
-            self._db.close()
-            self._db = None
-        if writer is not None and writer is not threading.current_thread():
-            writer.join()
-
-
-class _RolledBack(Exception):
-    """A job failed, and its transaction has to be rolled back."""
-
-
-def _release_dropped() -> None:
-    """Count the users that the collector has taken away."""
-    with suppress(queue.Empty):
-        while True:
-            _dropped.get_nowait()._release()
-
-
-def _settle_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.settle()
-
-
-# The engines in use, by real path and whether they only read.
-_engines: dict[tuple[str, bool], Engine] = {}
-# Engines that the parent process had opened: their files cannot be opened again in this one.
-_inherited: dict[str, Engine] = {}
-_all: WeakSet[Engine] = WeakSet()
-_dropped: queue.SimpleQueue[Engine] = queue.SimpleQueue()
-_registry_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    """A child may not touch what its parent has open: SQLite's locks belong to the process."""
-    global _registry_lock  # noqa: PLW0603
-    _registry_lock = threading.Lock()
-    for engine in _all:
-        engine._forked = True
-    # A file that the parent had only named can be opened by the child as by any other process.
-    _inherited.update({path: engine for (path, _), engine in _engines.items() if engine._was_opened})
-    _engines.clear()
-
-
-def _close_all() -> None:
-    for engine in tuple(_engines.values()):
-        engine._close()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_close_all)
+    @abstractmethod
+    def release(self) -> None: ...

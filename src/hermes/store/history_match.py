@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import checked_id, clean, text_of
-from hermes.store.connections import Tx
+from hermes.store.dialect import is_same
 from hermes.store.digests import continued, digest_of, is_current
-from hermes.store.leases import held_by
+from hermes.store.engine import Record, Tx
+from hermes.store.leases import LEASE_COLUMNS, NEXT_TOKEN, held_by, is_free
 from hermes.store.repository import Repository, reads
 
 Message = JsonMapping
@@ -45,8 +46,15 @@ class Bound:
     with what the server did in between and its client never saw; None where nothing is to be added."""
 
     session_id: str
-    new: bool
+    new: FreeSession | None
     history: list[JsonObject] | None = None
+
+
+class FreeSession(NamedTuple):
+    """The id of a session that is not there and that nobody is about to make, and what `acquire_free` wants."""
+
+    id: str
+    next_token: int | None
 
 
 def find_session(
@@ -63,16 +71,17 @@ def find_session(
     answers now; with `shown_tools` it has seen the server's own calls too."""
     checked_id(base_id)
     if not history:
-        return Bound(free_session_id(tx, base_id), True)
+        free = find_free_session(tx, base_id)
+        return Bound(free.id, free)
     digests = [digest_of(message) for message in history]
     transcript: str | None = None
     for message, digest in zip(history, digests, strict=True):
         transcript = continued(transcript, digest) if message.get("role") == "user" else transcript
 
-    sessions: list[sqlite3.Row] = []
+    sessions: list[Record] = []
     for condition in ("id = ? AND base_id = id", "base_id = ? AND base_id <> id"):
         sql = f"SELECT id, transcript_digest, last_active FROM sessions WHERE {condition} AND owner = ? "
-        sql += "AND session_key IS ? ORDER BY last_active DESC LIMIT ?"
+        sql += f"AND {is_same('session_key')} ORDER BY last_active DESC LIMIT ?"
         sessions += tx.rows(sql, (base_id, owner, session_key, BOUND_SESSIONS_MAX))
     sessions = sorted(sessions, key=lambda row: float(row["last_active"]), reverse=True)[:BOUND_SESSIONS_MAX]
     waiting = _waiting_sessions(tx, call_ids, owner, session_key)
@@ -96,8 +105,9 @@ def find_session(
     with_unseen = matches[chosen[0]].with_unseen() if len(chosen) == 1 else None
     for session_id in complete:
         if candidates[session_id] and not held_by(tx, f"session:{session_id}"):
-            return Bound(session_id, False, with_unseen)
-    return Bound(free_session_id(tx, base_id), True, with_unseen)
+            return Bound(session_id, None, with_unseen)
+    free = find_free_session(tx, base_id)
+    return Bound(free.id, free, with_unseen)
 
 
 def _waiting_sessions(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
@@ -107,22 +117,30 @@ def _waiting_sessions(tx: Tx, call_ids: Sequence[str], owner: str, session_key: 
     placeholders = ", ".join("?" * len(call_ids))
     sql = (
         "SELECT DISTINCT s.id, s.base_id FROM pending_calls p JOIN sessions s ON s.id = p.session_id "
-        f"WHERE p.owner = ? AND p.call_id IN ({placeholders}) AND p.expires_at > ? AND s.owner = ? AND s.session_key IS ?"
+        f"WHERE p.owner = ? AND p.call_id IN ({placeholders}) AND p.expires_at > ? AND s.owner = ? "
+        f"AND {is_same('s.session_key')}"
     )
     sessions = tx.rows(sql, (owner, *call_ids, time.time(), owner, session_key))
     return {str(row["id"]): row["base_id"] is not None for row in sessions}
 
 
-def free_session_id(tx: Tx, base_id: str) -> str:
-    """The id of a session that is not there and that nobody is about to make."""
+_FREE_SESSION, _FREE_SESSION_TO_READ = (
+    f"SELECT one.taken, {LEASE_COLUMNS}, {token} AS next_token "
+    "FROM (SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ?) AS taken) AS one LEFT JOIN leases l ON l.name = ?"
+    for token in (NEXT_TOKEN, "NULL")
+)
+
+
+def find_free_session(tx: Tx, base_id: str) -> FreeSession:
     number, session_id = 0, base_id
-    while tx.value("SELECT 1 FROM sessions WHERE id = ?", (session_id,)) is not None or held_by(
-        tx, f"session:{session_id}"
-    ):
+    lookup = _FREE_SESSION_TO_READ if tx.read_only else _FREE_SESSION
+    while True:
+        seen = tx.rows(lookup, (session_id, f"session:{session_id}"))[0]
+        if not seen["taken"] and is_free(seen):
+            return FreeSession(session_id, seen["next_token"])
         sql = "SELECT 1 + count(*) FROM sessions WHERE base_id = ? AND base_id <> id"
         number = 1 + (number or int(tx.value(sql, (base_id,))))
         session_id = f"{base_id}-{number}"
-    return session_id
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import Literal
 
 from hermes.core.limits import IDEMPOTENCY_KEPT_S, IDEMPOTENCY_KEY_CHARS_MAX, IDEMPOTENCY_RECORDS_MAX, SWEEP_BATCH_ROWS
-from hermes.store.connections import Tx
+from hermes.store.dialect import CLOCK
+from hermes.store.engine import Conflict, Tx
 from hermes.store.repository import Repository, blocks, writes
 
+# A record that has expired is taken over.
+_CLAIM = (
+    f"INSERT INTO idempotency VALUES (?, ?, ?, 'running', ?, NULL, NULL, {CLOCK}, {CLOCK} + ?) "
+    "ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, state = 'running', "
+    "run_id = excluded.run_id, status = NULL, body = NULL, created_at = excluded.created_at, "
+    f"expires_at = excluded.expires_at WHERE idempotency.expires_at <= {CLOCK} RETURNING created_at"
+)
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 
 
@@ -40,16 +47,13 @@ class Idempotency(Repository):
     ) -> Claim:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ValueError(f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters.")
-        now = time.time()
-        record = tx.row("SELECT * FROM idempotency WHERE scope = ? AND key = ? AND expires_at > ?", (scope, key, now))
+        sql = f"SELECT * FROM idempotency WHERE scope = ? AND key = ? AND expires_at > {CLOCK}"
+        record = tx.row(sql, (scope, key))
         if record is None:
-            tx.execute(
-                "INSERT INTO idempotency VALUES (?, ?, ?, 'running', ?, NULL, NULL, ?, ?) ON CONFLICT (scope, key) "
-                "DO UPDATE SET fingerprint = excluded.fingerprint, state = 'running', run_id = excluded.run_id, "
-                "status = NULL, body = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at",
-                (scope, key, fingerprint, run_id, now, now + ttl),
-            )
-            return Claim("new", run_id, created_at=now)
+            created_at = tx.value(_CLAIM, (scope, key, fingerprint, run_id, ttl))
+            if created_at is None:  # another replica was quicker
+                raise Conflict(key)
+            return Claim("new", run_id, created_at=created_at)
         if record["fingerprint"] != fingerprint:
             return Claim("conflict", record["run_id"])
         return Claim(record["state"], record["run_id"], record["status"], record["body"], record["created_at"])
@@ -69,7 +73,7 @@ class Idempotency(Repository):
     @writes
     def release_unstarted(self, tx: Tx) -> int:
         """At a start: free the keys behind which there is no run."""
-        return tx.execute(
+        return tx.change(
             "DELETE FROM idempotency WHERE state = 'running' AND "
             "(run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"
         )
@@ -84,12 +88,13 @@ class Idempotency(Repository):
     @writes
     def _sweep_some(self, tx: Tx) -> int:
         surplus = tx.value("SELECT count(*) FROM idempotency") - IDEMPOTENCY_RECORDS_MAX
-        deleted = tx.execute(
-            "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency WHERE expires_at <= ? LIMIT ?)",
-            (time.time(), SWEEP_BATCH_ROWS),
+        deleted = tx.change(
+            "DELETE FROM idempotency WHERE rowid IN "
+            f"(SELECT rowid FROM idempotency WHERE expires_at <= {CLOCK} LIMIT ?)",
+            (SWEEP_BATCH_ROWS,),
         )
         if deleted == 0 and surplus > 0:
-            deleted = tx.execute(
+            deleted = tx.change(
                 "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency ORDER BY created_at LIMIT ?)",
                 (min(surplus, SWEEP_BATCH_ROWS),),
             )

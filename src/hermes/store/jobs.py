@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import secrets
-import sqlite3
 import time
 from typing import Any
 
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.limits import SQL_ROWS_MAX
 from hermes.store.codec import clean, pack, unpack
-from hermes.store.connections import Tx
+from hermes.store.dialect import FOR_UPDATE_SKIP_LOCKED
+from hermes.store.engine import Record, Tx
 from hermes.store.repository import Repository, reads, writes
 
 _COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_at")
@@ -40,7 +41,7 @@ class Jobs(Repository):
 
     @reads
     def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[JsonObject]:
-        where, params = "1", []
+        where, params = "TRUE", []
         if owner is not None:
             where, params = "owner = ?", [owner]
         if not include_disabled:
@@ -54,19 +55,19 @@ class Jobs(Repository):
 
     @writes
     def delete(self, tx: Tx, job_id: str) -> bool:
-        return tx.execute("DELETE FROM jobs WHERE id = ?", (job_id,)) > 0
+        return tx.change("DELETE FROM jobs WHERE id = ?", (job_id,)) > 0
 
     @reads
     def due(self, tx: Tx, now: float) -> builtins.list[JsonObject]:
         """Jobs whose time has come and that nobody has taken, the longest overdue first."""
-        return _due(tx, now, -1)
+        return _due(tx, now, SQL_ROWS_MAX)
 
     @writes
     def claim_due(
         self, tx: Tx, now: float, holder: str, ttl: float = 300, limit: int = 10
     ) -> builtins.list[JsonObject]:
         """Take jobs that are due. Nobody else is given them until they are finished, or `ttl` has passed."""
-        jobs = _due(tx, now, limit)
+        jobs = _due(tx, now, limit, FOR_UPDATE_SKIP_LOCKED)
         for job in jobs:
             tx.execute("UPDATE jobs SET claimed_by = ?, claimed_until = ? WHERE id = ?", (holder, now + ttl, job["id"]))
         return jobs
@@ -93,10 +94,10 @@ def _update(tx: Tx, job_id: str, fields: JsonMapping) -> JsonObject | None:
     return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,)))
 
 
-def _due(tx: Tx, now: float, limit: int) -> list[JsonObject]:
+def _due(tx: Tx, now: float, limit: int, lock: str = "") -> list[JsonObject]:
     sql = (
         "SELECT * FROM jobs WHERE enabled AND next_run_at IS NOT NULL AND next_run_at <= ? AND claimed_until <= ? "
-        "ORDER BY next_run_at, id LIMIT ?"
+        f"ORDER BY next_run_at, id LIMIT ? {lock}"
     )
     return [_job_of(row) for row in tx.rows(sql, (now, now, limit))]
 
@@ -117,7 +118,7 @@ def _rest(job: JsonMapping) -> str:
     return pack({name: value for name, value in job.items() if name not in _COLUMNS})
 
 
-def _job_of(row: sqlite3.Row | None) -> JsonObject:
+def _job_of(row: Record | None) -> JsonObject:
     assert row is not None
     columns = {name: row[name] for name in _COLUMNS}
     return {**unpack(row["data"]), **columns, "enabled": bool(row["enabled"])}

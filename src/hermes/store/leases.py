@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import time
-
 from hermes.core.processes import is_gone, this_process
-from hermes.store.connections import Tx
-from hermes.store.repository import Repository, reads, writes
+from hermes.store.dialect import CLOCK, FOR_SHARE, either
+from hermes.store.engine import Record, Tx
+from hermes.store.repository import Repository, reads, reads_slowly, writes
 
 __all__ = ["Leases", "acquire", "current_token", "held_by", "is_current", "release", "this_process"]
 
-# The last token is in a row without a name: on the page that a lease is written to anyway.
-_NEXT_TOKEN = (
-    "INSERT INTO leases VALUES ('', '', 1, 0) ON CONFLICT (name) DO UPDATE SET token = token + 1 RETURNING token"
-)
+# Leases of replicas of other hosts that have ended without releasing them.
+_EXPIRED_KEPT_S = 86_400.0
+# Of two transactions that have both seen a lease to be free, the engine runs the later one again.
 _ACQUIRE = (
-    "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-    "holder = excluded.holder, token = excluded.token, until = excluded.until"
+    f"INSERT INTO leases VALUES (?, ?, ?, {CLOCK} + ?) ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
+    "token = excluded.token, until = excluded.until"
+)
+# A lease, with the next token where the database gives it in the same statement.
+LEASE_COLUMNS = f"l.holder, l.token, l.until - {CLOCK} AS left_s"
+NEXT_TOKEN = either("NULL", "nextval('lease_token')")
+# Who may acquire a lease draws its token while nobody else does, so that the tokens of a lease grow: a lease that was
+# acquired and released since the snapshot of this transaction is as free as before, and leads to no conflict.
+_ORDERED_TOKEN = either(
+    "NULL", "(SELECT nextval('lease_token') FROM pg_advisory_xact_lock(hashtextextended('lease ' || asked.name, 0)))"
+)
+_TO_ACQUIRE = (
+    f"SELECT {LEASE_COLUMNS}, {_ORDERED_TOKEN} AS next_token "
+    f"FROM (SELECT {either('?', '?::text')} AS name) AS asked LEFT JOIN leases l ON l.name = asked.name"
 )
 
 
@@ -30,8 +40,7 @@ class Leases(Repository):
 
     @writes
     def renew(self, tx: Tx, name: str, token: int, ttl: float) -> bool:
-        until = time.time() + ttl
-        return tx.execute("UPDATE leases SET until = ? WHERE name = ? AND token = ?", (until, name, token)) > 0
+        return tx.change(f"UPDATE leases SET until = {CLOCK} + ? WHERE name = ? AND token = ?", (ttl, name, token)) > 0
 
     @writes
     def release(self, tx: Tx, name: str, token: int) -> None:
@@ -39,23 +48,34 @@ class Leases(Repository):
 
     @writes
     def release_gone(self, tx: Tx) -> int:
-        """Remove the leases of processes of this host that are gone; how many there were."""
+        """Remove the leases of processes of this host that are gone, and those that expired long ago; how many there
+        were."""
+        released = tx.change(f"DELETE FROM leases WHERE name <> '' AND until < {CLOCK} - ?", (_EXPIRED_KEPT_S,))
         holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
-        return sum(
-            tx.execute("DELETE FROM leases WHERE holder = ?", (holder,)) for holder in holders if is_gone(holder)
-        )
+        gone = [holder for holder in holders if is_gone(holder)]
+        return released + sum(tx.change("DELETE FROM leases WHERE holder = ?", (holder,)) for holder in gone)
 
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:
         return held_by(tx, name)
 
+    @reads_slowly
+    def holders(self, tx: Tx) -> list[str]:
+        """Who holds any lease now."""
+        leases = tx.rows(f"SELECT holder, token, until - {CLOCK} AS left_s FROM leases WHERE name <> ''")
+        return sorted({lease["holder"] for lease in leases if not is_free(lease)})
 
-def acquire(tx: Tx, name: str, holder: str, ttl: float, *, free: bool = False) -> int | None:
-    """The token to write under, or None while somebody else holds it, unless it is known to be free."""
-    if not free and held_by(tx, name) is not None:
-        return None
-    token = int(tx.value(_NEXT_TOKEN))
-    tx.execute(_ACQUIRE, (name, holder, token, time.time() + ttl))
+
+def acquire(tx: Tx, name: str, holder: str, ttl: float) -> int | None:
+    """The token to write under, or None while somebody else holds it."""
+    lease = tx.rows(_TO_ACQUIRE, (name,))[0]
+    return acquire_free(tx, name, holder, ttl, lease["next_token"]) if is_free(lease) else None
+
+
+def acquire_free(tx: Tx, name: str, holder: str, ttl: float, next_token: int | None) -> int:
+    """The token of a lease that this transaction has seen to be free."""
+    token = next_token or tx.next_value("lease_token")
+    tx.execute(_ACQUIRE, (name, holder, token, ttl))
     return token
 
 
@@ -64,11 +84,13 @@ def release(tx: Tx, name: str, token: int) -> None:
 
 
 def held_by(tx: Tx, name: str) -> str | None:
-    """Who holds a lease now: one that ran out, or whose process is gone, is current_token by nobody."""
-    lease = tx.row("SELECT holder, until FROM leases WHERE name = ?", (name,))
-    if lease is None or lease["until"] <= time.time() or is_gone(lease["holder"]):
-        return None
-    return str(lease["holder"])
+    """Who holds a lease now: one that ran out, or whose process is gone, is held by nobody."""
+    lease = tx.row(f"SELECT holder, token, until - {CLOCK} AS left_s FROM leases WHERE name = ?", (name,))
+    return None if lease is None or is_free(lease) else str(lease["holder"])
+
+
+def is_free(lease: Record) -> bool:
+    return lease["token"] is None or lease["left_s"] <= 0 or is_gone(lease["holder"])
 
 
 def is_current(tx: Tx, name: str, token: int) -> bool:
@@ -76,5 +98,6 @@ def is_current(tx: Tx, name: str, token: int) -> bool:
 
 
 def current_token(tx: Tx, name: str) -> int | None:
-    token: int | None = tx.value("SELECT token FROM leases WHERE name = ?", (name,))
+    """The token of a lease, which nobody else acquires before this transaction has ended."""
+    token: int | None = tx.value(f"SELECT token FROM leases WHERE name = ? {FOR_SHARE}", (name,))
     return token

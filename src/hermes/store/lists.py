@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import SESSION_ID_CHARS_MAX
-from hermes.store.connections import Tx
-from hermes.store.repository import Repository, reads, reads_slowly_with
+from hermes.core.limits import BRANCHES_MAX, SESSION_ID_CHARS_MAX
+from hermes.store.dialect import index_hint, like
+from hermes.store.engine import Record, Tx
+from hermes.store.repository import Repository, reads, reads_slowly, reads_slowly_with
+from hermes.store.rows import TRANSCRIPT
 from hermes.store.session_rows import SessionRow, session_fields
 
 # Texts that may be long are left out.
@@ -20,9 +21,16 @@ _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)",
 _AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL AS has_system_prompt,
   s.model_config IS NOT NULL AS has_model_config, NULL AS active_run_id
 FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.owner = s.owner"""
-_AT_WORK = (
-    "SELECT session_id, run_id, started_at, created_at FROM runs INDEXED BY runs_unfinished WHERE ended_at IS NULL"
-)
+_AT_WORK = f"SELECT session_id, run_id, started_at, created_at FROM runs {index_hint('runs_unfinished')} WHERE ended_at IS NULL"
+# The session that one was forked from; those that were forked from one, and from these, …; and the messages that one has
+# from its parent.
+_FORKED_FROM = "SELECT parent_session_id FROM sessions WHERE id = ? AND kind = 'branch'"
+_FORKS = """WITH RECURSIVE forks(id) AS (
+  SELECT id FROM sessions WHERE id = ?
+  UNION SELECT s.id FROM forks JOIN sessions s ON s.parent_session_id = forks.id WHERE s.kind = 'branch'
+) SELECT id FROM forks LIMIT ?"""
+_SHARED = f"""SELECT count(*) FROM sessions s JOIN messages m ON m.session_id = s.parent_session_id
+  AND m.id <= s.forked_at_message_id WHERE s.id = ? AND s.kind = 'branch' AND {TRANSCRIPT}"""
 INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
@@ -65,14 +73,14 @@ class Lists(Repository):
         where, params = _condition(filters)
         rank, ranked = _rank(search)
         by_active = "sessions_active" if owner is None else "sessions_owner"
-        index = "" if search else f"INDEXED BY {'sessions_started' if order == 'started_at' else by_active}"
+        index = "" if search else index_hint("sessions_started" if order == "started_at" else by_active)
         inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions {index} WHERE {where}"
         after = ""
         after_params: list[Any] = []
         if cursor is not None:
             after, after_params = _after_cursor(tx, cursor, order, rank, ranked, bool(search))
         rows = tx.rows(
-            f"SELECT * FROM ({inner}) {after} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
+            f"SELECT * FROM ({inner}) AS listed {after} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
             "LIMIT ? OFFSET ?",
             [*ranked, *params, *after_params, _check_count("limit", limit), _check_count("offset", offset)],
         )
@@ -82,7 +90,7 @@ class Lists(Repository):
     def count_sessions(self, tx: Tx, **filters: Unpack[SessionFilters]) -> int:
         where, params = _condition(filters)
         # Where the index does not hold all that is asked for, rows in their order are quicker to look at.
-        index = "NOT INDEXED" if filters.get("search") or filters.get("cwd_prefix") else "INDEXED BY sessions_owner"
+        index = index_hint("" if filters.get("search") or filters.get("cwd_prefix") else "sessions_owner")
         return int(tx.value(f"SELECT count(*) FROM sessions {index} WHERE {where}", params))
 
     @reads
@@ -101,6 +109,22 @@ class Lists(Repository):
         around = self.around_sessions([session["id"] for session in sessions])
         return sessions, around, self.count_sessions(**filters)
 
+    @reads_slowly
+    def branches(self, tx: Tx, session_id: str) -> list[tuple[JsonObject, int]]:
+        """The forks that a session belongs to, the one that all come from first; each with how many messages it has from
+        its parent."""
+        root = session_id
+        for _ in range(BRANCHES_MAX):
+            parent = tx.value(_FORKED_FROM, (root,))
+            if parent is None:
+                break
+            root = parent
+        ids = [row[0] for row in tx.rows(_FORKS, (root, BRANCHES_MAX))]
+        placeholders = ", ".join("?" * len(ids))
+        sql = f"SELECT {_SHOWN_IN_LISTS} FROM sessions WHERE id IN ({placeholders}) ORDER BY started_at, id"
+        rows = [session_fields(row) for row in tx.rows(sql, ids)]
+        return [(row, int(tx.value(_SHARED, (row["id"],)) or 0)) for row in rows]
+
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, JsonObject]:
         """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
@@ -117,17 +141,17 @@ class Lists(Repository):
 
 
 def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
-    where: list[str] = ["1"]
+    where: list[str] = ["TRUE"]
     params: list[str] = []
     archived, search, cwd_prefix = filters.get("archived", False), filters.get("search"), filters.get("cwd_prefix")
     if (pinned := filters.get("pinned")) is not None:
-        where.append(f"pinned = {int(pinned)}")
+        where.append("pinned" if pinned else "NOT pinned")
     if not filters.get("include_children"):
         where.append("kind != 'delegate'")
     if archived not in ("all", True, False):
         raise ValueError("`archived` is true, false or 'all'.")
     if archived != "all":
-        where.append(f"archived = {int(bool(archived))}")
+        where.append("archived" if archived else "NOT archived")
     values = {"source": filters.get("source"), "owner": filters.get("owner"), "session_key": filters.get("session_key")}
     for name, value in values.items():
         if value is not None:
@@ -137,9 +161,9 @@ def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
         where.append(INSIDE)
         params += folder_of(cwd_prefix)
     if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
-        where.append("0")
+        where.append("FALSE")
     elif search:
-        where.append(r"(title LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\')")
+        where.append(f"({like('title')} OR {like('id')})")
         params += [f"%{escaped(search)}%"] * 2
     return " AND ".join(where), params
 
@@ -149,7 +173,8 @@ def _rank(search: str | None) -> tuple[str, list[str]]:
     if not search:
         return "0", []
     exact, beginning = escaped(search), f"{escaped(search)}%"
-    condition = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
+    title = like("coalesce(title, '')")
+    condition = f"WHEN {title} OR {like('id')} THEN"
     return f"CASE {condition} 0 {condition} 1 ELSE 2 END", [exact, exact, beginning, beginning]
 
 
@@ -171,7 +196,7 @@ def _after_cursor(
     return f"WHERE rank > ? OR (rank = ? AND {later})", [last_rank, last_rank, value, last]
 
 
-def _list_entry(row: sqlite3.Row, order: str) -> JsonObject:
+def _list_entry(row: Record, order: str) -> JsonObject:
     session = session_fields(row)
     rank = session.pop("rank")
     return {**session, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}

@@ -6,13 +6,15 @@ import hashlib
 import time
 
 from hermes.core.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
-from hermes.store.connections import Tx
+from hermes.store.engine import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
 
-# Of a prompt that is there already nothing is written, unless its last use was noted long ago.
+# Of a prompt that is there already nothing is written, unless its last use was noted long ago. Nor is its row locked:
+# PostgreSQL's ON CONFLICT would do that even where it then changes nothing, and all turns have the same few prompts.
 _PUT = (
-    "INSERT INTO prompts VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used_at = excluded.used_at "
-    "WHERE used_at < excluded.used_at - ?"
+    "INSERT INTO prompts SELECT ?, CAST(? AS DOUBLE PRECISION), ? "
+    "WHERE NOT EXISTS (SELECT 1 FROM prompts WHERE sha256 = ? AND used_at >= ?) "
+    "ON CONFLICT (sha256) DO UPDATE SET used_at = excluded.used_at"
 )
 _UNUSED = (
     "SELECT sha256 FROM prompts WHERE used_at < ? "
@@ -39,10 +41,10 @@ class Prompts(Repository):
     @writes
     def _remove(self, tx: Tx, digests: list[str], before: float) -> int:
         placeholders = ", ".join("?" * len(digests))
-        return tx.execute(f"DELETE FROM prompts WHERE sha256 IN ({placeholders}) AND used_at < ?", (*digests, before))
+        return tx.change(f"DELETE FROM prompts WHERE sha256 IN ({placeholders}) AND used_at < ?", (*digests, before))
 
 
 def put(tx: Tx, text: str) -> str:
-    sha256 = hashlib.sha256(text.encode()).hexdigest()
-    tx.execute(_PUT, (sha256, time.time(), text, PROMPT_USE_NOTED_S))
+    sha256, now = hashlib.sha256(text.encode()).hexdigest(), time.time()
+    tx.execute(_PUT, (sha256, now, text, sha256, now - PROMPT_USE_NOTED_S))
     return sha256

@@ -9,8 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from hermes.core.json_types import JsonMapping
-from hermes.store.connections import Tx
-from hermes.store.engine import Engine
+from hermes.store.engine import Engine, Tx
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,69 +16,34 @@ from hermes.core.ids import random_hex
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.codec import pack
-from hermes.store.connections import Schema, Tx
-from hermes.store.engine import Engine
+from hermes.store.dialect import either, json_text
+from hermes.store.engine import Engine, Tx
 from hermes.store.repository import Repository, blocks, reads, reads_slowly, writes
-from hermes.store.space import give_back
+from hermes.store.sqlite.engine import SqliteEngine
+from hermes.store.sqlite.response_schema import RESPONSES
 
 log = logging.getLogger(__name__)
 
 _HISTORY = "conversation_history"
+_CALL_ID = either("call_id", 'call_id COLLATE "C"')  # compared byte by byte, whatever the database's language is
 _UNFINISHED = ("queued", "in_progress")
-_TABLES = (
-    """CREATE TABLE responses (
-      id TEXT PRIMARY KEY,
-      owner TEXT NOT NULL,
-      status TEXT NOT NULL,
-      created_at REAL NOT NULL,
-      used INTEGER NOT NULL,
-      body TEXT NOT NULL,
-      items TEXT
-    )""",
-    "CREATE INDEX responses_used ON responses(owner, used)",
-    "CREATE TABLE response_items (sha256 TEXT PRIMARY KEY, json TEXT NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE conversations (
-      owner TEXT NOT NULL,
-      name TEXT NOT NULL,
-      response_id TEXT NOT NULL REFERENCES responses(id) ON DELETE CASCADE,
-      PRIMARY KEY (owner, name)
-    ) WITHOUT ROWID""",
-    "CREATE INDEX conversations_response ON conversations(response_id)",
-    "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-    "INSERT INTO counters VALUES ('used', 0)",
-)
-_CONVERSATIONS = (
-    """CREATE TABLE conversation_objects (
-      id TEXT PRIMARY KEY,
-      owner TEXT NOT NULL,
-      created_at INTEGER NOT NULL,
-      metadata TEXT NOT NULL
-    ) WITHOUT ROWID""",
-    """CREATE TABLE conversation_items (
-      position INTEGER PRIMARY KEY,
-      conversation_id TEXT NOT NULL REFERENCES conversation_objects(id) ON DELETE CASCADE,
-      response_id TEXT,
-      json TEXT NOT NULL
-    )""",
-    "CREATE INDEX conversation_items_of ON conversation_items(conversation_id, position)",
-    """CREATE TABLE suspended (
-      owner TEXT NOT NULL,
-      call_id TEXT NOT NULL,
-      expires_at REAL NOT NULL,
-      history TEXT NOT NULL,
-      PRIMARY KEY (owner, call_id)
-    ) WITHOUT ROWID""",
-)
-RESPONSES = Schema((_TABLES, _CONVERSATIONS), upkeep=give_back)
 
 
 class ResponseStore(Repository):
-    """Records by id, the least recently used of an owner going first. Without a path it is in memory and begins empty."""
+    """Records by id, the least recently used of an owner going first. Without a path it is in memory and begins empty; with an `engine` it is in that one."""
 
     def __init__(
-        self, max_size: int = 100, db_path: str | Path | None = None, max_age_days: float | None = None
+        self,
+        max_size: int = 100,
+        db_path: str | Path | None = None,
+        max_age_days: float | None = None,
+        *,
+        engine: Engine | None = None,
     ) -> None:
-        engine = Engine.of(Path(db_path) if db_path else None, RESPONSES)
+        if engine is None:
+            engine = SqliteEngine.of(Path(db_path) if db_path else None, RESPONSES)
+        else:
+            engine.shared()
         self._finalizer = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         self._max_size, self._max_age_days = max_size, max_age_days
@@ -90,14 +55,14 @@ class ResponseStore(Repository):
             self._engine.release()
 
     @writes
-    def put(self, tx: Tx, response_id: str, data: JsonMapping, only_known: bool = False) -> None:
-        """Keep a record, in the place of one with the same id; `only_known`: and only there."""
+    def put(self, tx: Tx, response_id: str, data: JsonMapping, only: Literal["known", "new"] | None = None) -> None:
+        """Keep a record, in the place of one with the same id; `only` there, or only where there is none."""
         owner = data.get("owner") or "default"
         response = data.get("response")
         status = response.get("status") if isinstance(response, Mapping) else None
         body = {name: value for name, value in data.items() if name != _HISTORY}
         old = tx.row("SELECT created_at, items FROM responses WHERE id = ?", (response_id,))
-        if old is None and only_known:
+        if only == ("new" if old is not None else "known"):
             return
         items = _keep_items(tx, data[_HISTORY]) if isinstance(data.get(_HISTORY), list) else None
         if items is None and _HISTORY in data:
@@ -107,7 +72,7 @@ class ResponseStore(Repository):
         tx.execute(
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, "
             "status = excluded.status, used = excluded.used, body = excluded.body, items = excluded.items",
-            (response_id, owner, status or "", time.time(), _next_use(tx), pack(body), items),
+            (response_id, owner, status or "", time.time(), tx.next_value("response_use"), pack(body), items),
         )
         self._evict(tx, owner, response_id)
 
@@ -131,7 +96,7 @@ class ResponseStore(Repository):
         except (msgspec.DecodeError, ValueError, TypeError, LookupError):
             _remove(tx, response_id)
             return None, True
-        tx.execute("UPDATE responses SET used = ? WHERE id = ?", (_next_use(tx), response_id))
+        tx.execute("UPDATE responses SET used = ? WHERE id = ?", (tx.next_value("response_use"), response_id))
         return record, False
 
     @writes
@@ -218,7 +183,7 @@ class ResponseStore(Repository):
         """Forget a conversation; its responses stay."""
         tx.execute("DELETE FROM conversations WHERE name = ? AND owner = ?", (conversation_id, owner))
         sql = "DELETE FROM conversation_objects WHERE id = ? AND owner = ?"
-        return bool(tx.execute(sql, (conversation_id, owner)))
+        return bool(tx.change(sql, (conversation_id, owner)))
 
     @writes
     def add_conversation_items(
@@ -278,14 +243,17 @@ class ResponseStore(Repository):
         now = time.time()
         tx.execute("DELETE FROM suspended WHERE expires_at <= ?", (now,))
         for call_id in call_ids:
-            sql = "INSERT OR REPLACE INTO suspended VALUES (?, ?, ?, ?)"
+            sql = (
+                "INSERT INTO suspended VALUES (?, ?, ?, ?) ON CONFLICT (owner, call_id) DO UPDATE SET "
+                "expires_at = excluded.expires_at, history = excluded.history"
+            )
             tx.execute(sql, (scope, f"{call_id}\n{run_id}", now + PENDING_CALLS_KEPT_S, pack(list(history))))
 
     @reads
     def suspended(self, tx: Tx, call_id: str, scope: str) -> list[list[JsonObject]]:
         """The newest transcripts in which this call waits."""
         sql = (
-            "SELECT history FROM suspended WHERE owner = ? AND call_id > ? AND call_id < ? AND expires_at > ? "
+            f"SELECT history FROM suspended WHERE owner = ? AND {_CALL_ID} > ? AND {_CALL_ID} < ? AND expires_at > ? "
             "ORDER BY expires_at DESC LIMIT ?"
         )
         within = (scope, f"{call_id}\n", f"{call_id}\v", time.time(), BOUND_SESSIONS_MAX)
@@ -312,7 +280,7 @@ class ResponseStore(Repository):
 
 
 def _item_position(tx: Tx, conversation_id: str, item_id: str) -> int | None:
-    sql = "SELECT position FROM conversation_items WHERE conversation_id = ? AND json_extract(json, '$.id') = ?"
+    sql = f"SELECT position FROM conversation_items WHERE conversation_id = ? AND {json_text('json', 'id')} = ?"
     position: int | None = tx.value(sql, (conversation_id, item_id))
     return position
 
@@ -325,10 +293,6 @@ def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequenc
     return [dict(msgspec.json.decode(row[0])) for row in tx.rows(sql, (conversation_id, owner, *params))]
 
 
-def _next_use(tx: Tx) -> int:
-    return int(tx.value("UPDATE counters SET value = value + 1 WHERE name = 'used' RETURNING value"))
-
-
 def _keep_items(tx: Tx, items: list[Any]) -> str:
     """The items of a history by their hashes; each is kept once."""
     hashes = []
@@ -336,7 +300,7 @@ def _keep_items(tx: Tx, items: list[Any]) -> str:
         text = pack(item)
         digest = hashlib.sha256(text.encode()).hexdigest()
         hashes.append(digest)
-        sql = "INSERT INTO response_items VALUES (?, ?, 1) ON CONFLICT (sha256) DO UPDATE SET refs = refs + 1"
+        sql = "INSERT INTO response_items VALUES (?, ?, 1) ON CONFLICT (sha256) DO UPDATE SET refs = response_items.refs + 1"
         tx.execute(sql, (digest, text))
     return pack(hashes)
 

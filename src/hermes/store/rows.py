@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import repeat, takewhile
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from hermes.core.json_types import JsonObject
-from hermes.store.base import MESSAGE_COLUMNS, Row
+from hermes.core.limits import SEARCHED_CHARS_MAX
+from hermes.store.base import MESSAGE_COLUMNS, PURGE_DUE, Row
 from hermes.store.codec import (
     Blobs,
     checked_role,
@@ -27,16 +27,25 @@ from hermes.store.codec import (
     unpack,
     unpack_content,
 )
-from hermes.store.connections import Tx
+from hermes.store.dialect import either, greatest, in_json_list
 from hermes.store.digests import continued, digest_of, encoded, is_current
-from hermes.store.schema import PURGE_DUE
+from hermes.store.engine import Record, Tx
+from hermes.store.words import ts_vector
 
 T = TypeVar("T")
 _COLUMNS = ", ".join(MESSAGE_COLUMNS)
+# SQLite's index follows the table by triggers; PostgreSQL's is a column.
+# It also gives ids in advance: what is written with a message, and names it, need not wait for it.
 _INSERT = (
-    f"INSERT INTO messages ({_COLUMNS}, parts, search_text) VALUES ({', '.join('?' * (len(MESSAGE_COLUMNS) + 2))})"
+    f"INSERT INTO messages ({_COLUMNS}, parts, search_text{either('', ', search, id')}) "
+    f"VALUES ({', '.join('?' * (len(MESSAGE_COLUMNS) + 2))}{either('', ', ?, ?')}) {either('RETURNING id', '')}"
 )
-_INSERT += " RETURNING id"
+_NEXT_IDS = "SELECT nextval('messages_id_seq') FROM generate_series(1, ?)"
+_EXTEND = (
+    "UPDATE messages SET content = ?, search_text = CASE WHEN synthetic THEN NULL ELSE ? END, "
+    f"{either('', 'search = CASE WHEN synthetic THEN NULL ELSE ?::tsvector END,')} api_content = ?, "
+    "tool_calls = ?, finish_reason = ?, opaque = coalesce(?, opaque), digest = NULL WHERE id = ?"
+)
 SELECT = f"SELECT {_COLUMNS}, id, parts FROM messages"
 _values_of = attrgetter(*MESSAGE_COLUMNS)
 # Columns that are not simply what the row has, by their places: looking them up by name takes longer than all the rest.
@@ -58,16 +67,30 @@ MODEL_ORDER = "coalesce(position, id)"
 def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
     """Put rows at the end of their session, each with its new id, and move the session's counters unless that is done."""
     by_session: dict[str, list[Row]] = {}
+    rows = list(rows)
+    ids = _next_ids(tx, len(rows))
     for row in rows:
         if row.continues:
             _extend_last_message(tx, row)
-        row.id = _insert(tx, row)
+        row.id = _insert(tx, row, next(ids))
         by_session.setdefault(row.session_id, []).append(row)
     for session_id, session_rows in by_session.items() if not counted else ():
         _count(tx, session_id, session_rows)
 
 
-def _insert(tx: Tx, row: Row) -> int:
+def prefetch_ids(tx: Tx, count: int) -> None:
+    """So many messages will be added."""
+    if count and tx.backend == "postgres":
+        tx.prefetch(_NEXT_IDS, (count,))
+
+
+def _next_ids(tx: Tx, count: int) -> Iterator[int | None]:
+    if not count or tx.backend == "sqlite":  # which gives a row its id when it is there
+        return repeat(None)
+    return iter([row[0] for row in tx.rows(_NEXT_IDS, (count,))])
+
+
+def _insert(tx: Tx, row: Row, row_id: int | None) -> int:
     blobs: Blobs = {}
     content, parts = columns_of(row.content, blobs)
     api_content = pack_content(row.api_content, blobs)
@@ -80,10 +103,27 @@ def _insert(tx: Tx, row: Row) -> int:
     values[_CONTENT], values[_API_CONTENT] = content, api_content
     if row.role == "user" and parts is not None:
         values[_DIGEST] = digest_of_row(row)
-    indexed_text = search_text(content) if not row.synthetic and not row.model_only else None
-    row_id = tx.value(_INSERT, (*values, parts, indexed_text))
-    keep_blobs(tx, int(row_id), blobs)
-    return int(row_id)
+    indexed = not row.synthetic and not row.model_only
+    search = _search_columns(tx, content, row.tool_name) if indexed else _search_columns(tx, None, None)
+    if row_id is None:
+        row_id = int(tx.value(_INSERT, (*values, parts, *search)))
+    else:
+        tx.execute(_INSERT, (*values, parts, *search, row_id))
+    keep_blobs(tx, row_id, blobs)
+    return row_id
+
+
+def _search_columns(tx: Tx, content: str | None, tool_name: str | None) -> tuple[str | None, ...]:
+    """What the search index needs of a message beside its content."""
+    text = search_text(content)
+    if tx.backend == "sqlite":
+        return (text,)
+    return text, search_vector(text, content, tool_name)
+
+
+def search_vector(text: str | None, content: str | None, tool_name: str | None) -> str | None:
+    """The `tsvector` of a message that is in the index; `text` is its `search_text`."""
+    return ts_vector(text or (content or "")[:SEARCHED_CHARS_MAX], tool_name)
 
 
 def _extend_last_message(tx: Tx, addition: Row) -> None:
@@ -101,16 +141,12 @@ def _extend_last_message(tx: Tx, addition: Row) -> None:
         api_content = pack_content("".join(text_of(part) or "" for part in parts), {})
     values = (
         content,
-        search_text(content),
+        *_search_columns(tx, content, last.tool_name),
         api_content,
         pack_or_none(addition.tool_calls),
         clean_or_none(addition.finish_reason),
     )
-    tx.execute(
-        "UPDATE messages SET content = ?, search_text = iif(synthetic, NULL, ?), api_content = ?, "
-        "tool_calls = ?, finish_reason = ?, opaque = coalesce(?, opaque), digest = NULL WHERE id = ?",
-        (*values, pack_or_none(addition.opaque), last.id),
-    )
+    tx.execute(_EXTEND, (*values, pack_or_none(addition.opaque), last.id))
 
 
 def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
@@ -128,7 +164,7 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
     tx.execute(
         "UPDATE sessions SET message_count = message_count + ?, tool_call_count = tool_call_count + ?, "
         "preview = coalesce(preview, ?), transcript_digest = coalesce(?, transcript_digest), "
-        "last_active = max(last_active, ?) WHERE id = ?",
+        f"last_active = {greatest('last_active', '?')} WHERE id = ?",
         (*counters.values(), max(row.timestamp for row in rows), session_id),
     )
     if not is_current(digest):
@@ -230,7 +266,7 @@ def live_up_to(kept: Sequence[Row], removed: Sequence[Row], live: Sequence[Row])
     return list(takewhile(lambda row: row.id not in removed_ids, live))
 
 
-def _row_of(blob: Callable[[str], tuple[str, bytes]], record: sqlite3.Row, *, with_content: bool = True) -> Row:
+def _row_of(blob: Callable[[str], tuple[str, bytes]], record: Record, *, with_content: bool = True) -> Row:
     *values, parts = record
     for index in _JSON:
         values[index] = unpack(values[index])
@@ -262,13 +298,13 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], indexes: Sequence[int 
     before = _outline(tx, session_id)
     if matched := _rows_at(before, rows, indexes):
         ids = [old.id for old in matched if old is not None]
-        rows_by_id = {row.id: row for row in read(tx, "id IN (SELECT value FROM json_each(?))", (pack(ids),))}
+        rows_by_id = {row.id: row for row in read(tx, in_json_list("id"), (pack(ids),))}
         origins = [old and rows_by_id[old.id] for old in matched]
     else:
         origins = _origins(live(tx, session_id), rows)
     kept_ids = {old.id for old in origins if old is not None}
     archived_ids = [row.id for row in before if row.id not in kept_ids]
-    sql = "UPDATE messages SET active = 0, compacted = 1 WHERE id IN (SELECT value FROM json_each(?))"
+    sql = f"UPDATE messages SET active = FALSE, compacted = TRUE WHERE {in_json_list('id')}"
     tx.execute(sql, (pack(archived_ids),))
     positions = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
     tx.many("UPDATE messages SET position = ? WHERE id = ?", positions)
@@ -276,13 +312,19 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], indexes: Sequence[int 
         row.position = position
         if old is None or old.id is None:
             row.synthetic = row.model_only = True
-            row.id = _insert(tx, row)
+            row.id = _insert(tx, row, next(_next_ids(tx, 1)))
             continue
         if old.as_message()["content"] != row.content:
             set_api_content(tx, old.id, row.content)
         row.id, row.content = old.id, old.content
-    tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session_id))
+    touch_session(tx, session_id)
     return len(archived_ids)
+
+
+def touch_session(tx: Tx, session_id: str) -> None:
+    tx.execute(
+        f"UPDATE sessions SET last_active = {greatest('last_active', '?')} WHERE id = ?", (time.time(), session_id)
+    )
 
 
 class _Outline(NamedTuple):
@@ -345,6 +387,8 @@ def _same(old: Row, new: Row) -> bool:
 
 def purge_due(tx: Tx) -> None:
     """Words of deleted rows are to leave the index too, in an idle moment."""
+    if tx.backend == "postgres":
+        return  # they left with their rows
     tx.execute(
         "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = excluded.value", (PURGE_DUE,)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,19 +11,29 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 from hermes.core.events import Cuts, Event, RunState
 from hermes.core.json_types import JsonMapping
-from hermes.core.limits import SWEEP_BATCH_ROWS
-from hermes.core.processes import this_process
+from hermes.core.limits import RUN_INPUT_SHOWN_CHARS, SQL_ROWS_MAX, SWEEP_BATCH_ROWS
+from hermes.core.processes import host_of, this_process
 from hermes.core.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
-from hermes.store.connections import Tx
-from hermes.store.history_match import free_session_id
-from hermes.store.leases import acquire, current_token, release
+from hermes.store.dialect import CLOCK, FOR_SHARE, FOR_UPDATE, FOR_UPDATE_SKIP_LOCKED, either, index_hint, not_indexed
+from hermes.store.engine import Record, Tx
+from hermes.store.history_match import FreeSession, find_free_session
+from hermes.store.leases import acquire_free, current_token, release
 from hermes.store.prompts import put
 from hermes.store.replay import closed_stream, joined, part_of, replay
-from hermes.store.repository import Repository, blocks, reads, writes
-from hermes.store.session_rows import check_owner, count_usage, exists, make_session, open_session, used
+from hermes.store.repository import Repository, blocks, reads, reads_slowly, writes
+from hermes.store.session_rows import (
+    check_owner,
+    count_usage,
+    exists,
+    make_session,
+    open_session,
+    prefetch_titles,
+    prefetch_usage,
+    used,
+)
 
 _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # What a spec says that has a column of its own; older rows have it in both places.
@@ -45,8 +54,8 @@ _STATE_COLUMNS = (
 )
 _STATE = ", ".join(_STATE_COLUMNS)
 _LEASED_STATE = (
-    f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS lease_token "
-    "FROM runs WHERE run_id = ?"
+    f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id {FOR_SHARE}) "
+    f"AS lease_token FROM runs WHERE run_id = ? {FOR_UPDATE}"
 )
 # SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
 _PUT_STATE, _PUT_PROGRESS = (
@@ -61,11 +70,26 @@ _CREATE = (
 )
 # A run with what it was told by its caller, which older rows have in their spec.
 _SELECT = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
+# Of what the user said, the beginning of its first text; of what else may be long, nothing.
+_BEGINNING = (
+    "substr(CASE json_type(spec, '$.user_message') WHEN 'text' THEN json_extract(spec, '$.user_message') "
+    f"ELSE coalesce(json_extract(spec, '$.user_message[0].text'), '') END, 1, {RUN_INPUT_SHOWN_CHARS})",
+    "left(CASE json_typeof(spec->'user_message') WHEN 'string' THEN spec->>'user_message' "
+    f"ELSE coalesce(spec->'user_message'->0->>'text', '') END, {RUN_INPUT_SHOWN_CHARS})",
+)
 _SUMMARY_COLUMNS = (
     f"{', '.join(_SPEC_COLUMNS)}, {_STATE}, log_expired, created_at, resumes, holder, NULL AS instructions, "
-    "json_set(spec, '$.user_message', '', '$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
+    + either(
+        f"json_set(spec, '$.user_message', {_BEGINNING[0]}, '$.history', json('null'), '$.results', json('[]'), "
+        "'$.client_tools', json('[]'))",
+        """(spec::jsonb || '{"history": null, "results": [], "client_tools": []}' """
+        f"|| jsonb_build_object('user_message', {_BEGINNING[1]}))::text",
+    )
+    + " AS spec"
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
+_QUEUED = "ended_at IS NULL AND started_at IS NULL AND holder = '' AND status = 'queued'"
+_QUEUED_RUN = _QUEUED.replace("holder", "runs.holder")
 # A row may say that it is of a run; it is, if it stands in the run's own transcript.
 _OF_RUN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
@@ -118,7 +142,7 @@ class Runs(Repository):
     def adopt(self, tx: Tx, run_id: str, holder: str) -> bool:
         """Make a run that its process has left one's own. False: somebody else was quicker."""
         sql = "UPDATE runs SET holder = ? WHERE run_id = ? AND holder = ? AND ended_at IS NULL"
-        return tx.execute(sql, (this_process(), run_id, holder)) > 0
+        return tx.change(sql, (this_process(), run_id, holder)) > 0
 
     @writes
     def append(
@@ -133,8 +157,13 @@ class Runs(Repository):
         """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
         session, creates, replaces = options.get("session"), options.get("creates"), options.get("replaces")
         claims, usage = options.get("claims"), None
+        free: FreeSession | None = None
+        messages.prefetch_ids(tx, 0 if replaces else len(rows))
         if creates is not None and claims is not None:
-            state, session_id = RunState(), free_session_id(tx, creates.session_id)
+            if session is not None and tx.backend == "postgres":
+                prefetch_titles(tx, session)
+            free = find_free_session(tx, creates.session_id)
+            state, session_id = RunState(), free.id
             creates = creates.replace(session_id=session_id)
             set_session_id(session_id, events, rows)
             if session is not None:
@@ -144,6 +173,8 @@ class Runs(Repository):
             state, session_id = RunState(), creates.session_id
             _check_token(run_id, token, current_token(tx, f"session:{session_id}"))
         else:
+            if rows and sum(event.type == "usage" for event in events) == 1:
+                prefetch_usage(tx, rows[0].session_id)
             run = _leased_run(tx, run_id, token)
             state, session_id = _state_of(run), run["session_id"]
         created = session is not None and _open_session(tx, session, rows, usage)
@@ -190,8 +221,9 @@ class Runs(Repository):
         _put(tx, run_id, options.get("partials", ()))
         if claims is None:
             return None
-        new_token = None if state.ended or creates is None else acquire(tx, f"session:{session_id}", *claims, free=True)
-        return ClaimedSession(session_id, new_token)
+        if state.ended or free is None:
+            return ClaimedSession(session_id, None)
+        return ClaimedSession(session_id, acquire_free(tx, f"session:{session_id}", *claims, free.next_token))
 
     @writes
     def put_partials(self, tx: Tx, run_id: str, token: int | None, partials: Sequence[Partial]) -> None:
@@ -224,9 +256,9 @@ class Runs(Repository):
 
     @writes
     def discard(self, tx: Tx, run_id: str) -> None:
-        """Forget a run and, if it kept its rows under its own id, those too."""
-        tx.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
-        tx.execute("DELETE FROM sessions WHERE id = ?", (run_id,))
+        """Forget a run of this process and, if it kept its rows under its own id, those too."""
+        if tx.change("DELETE FROM runs WHERE run_id = ? AND holder = ?", (run_id, this_process())):
+            tx.execute("DELETE FROM sessions WHERE id = ?", (run_id,))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -280,7 +312,9 @@ class Runs(Repository):
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
-        rows = messages.read(tx, f"{_OF_RUN.format('+session_id')} AND id = ?", (run_id, run_id, run_id, row_id))
+        rows = messages.read(
+            tx, f"{_OF_RUN.format(not_indexed('session_id'))} AND id = ?", (run_id, run_id, run_id, row_id)
+        )
         return rows[0] if rows else None
 
     @reads
@@ -291,10 +325,10 @@ class Runs(Repository):
     @reads
     def carrier(self, tx: Tx, run_id: str) -> str | None:
         """The process that carries on a run; None where the run has an end, or waits for the next server."""
-        leased = "(SELECT holder FROM leases WHERE name = 'session:' || session_id AND until > ?)"
-        sql = f"SELECT iif(started_at IS NULL, holder, coalesce({leased}, holder)) FROM runs"
+        leased = f"(SELECT holder FROM leases WHERE name = 'session:' || session_id AND until > {CLOCK})"
+        sql = f"SELECT CASE WHEN started_at IS NULL THEN holder ELSE coalesce({leased}, holder) END FROM runs"
         sql += " WHERE run_id = ? AND ended_at IS NULL AND status <> 'interrupted'"
-        holder: str | None = tx.value(sql, (time.time(), run_id))
+        holder: str | None = tx.value(sql, (run_id,))
         return holder
 
     @reads
@@ -309,7 +343,7 @@ class Runs(Repository):
         limit: int | None = None,
         before: str | None = None,
     ) -> builtins.list[RunRecord]:
-        where, params = "1", []
+        where, params = "TRUE", []
         for sql, value in (
             ("owner = ?", owner),
             ("session_id = ?", session_id),
@@ -324,7 +358,7 @@ class Runs(Repository):
             where += f" AND ({order}) < (SELECT {order} FROM runs WHERE run_id = ?)"
             params.append(before)
         sql = f"{_SELECT} {index} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
-        return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
+        return [_record_of(row) for row in tx.rows(sql, [*params, SQL_ROWS_MAX if limit is None else limit])]
 
     @reads
     def newest(self, tx: Tx, session_id: str) -> str | None:
@@ -342,11 +376,11 @@ class Runs(Repository):
         before: str | None = None,
         **filters: Unpack[RunFilters],
     ) -> tuple[builtins.list[RunRecord], dict[int | None, str | None], int]:
-        """Runs, newest first and without what was said in them, the texts they ended with, and how many there are.
+        """Runs, newest first and with the beginning of what was asked, the texts they ended with, and how many there are.
 
         An unknown `before` is a `KeyError`.
         """
-        where, params = ("1", []) if owner is None else ("owner = ?", [owner])
+        where, params = ("TRUE", []) if owner is None else ("owner = ?", [owner])
         session_id, job_id = filters.get("session_id"), filters.get("job_id")
         chosen: dict[str, Sequence[str]] = {
             "session_id": [session_id] if session_id else (),
@@ -359,7 +393,7 @@ class Runs(Repository):
                 where += f" AND {name} IN ({', '.join('?' * len(values))})"
                 params += values
         index, order = _listed_by(owner, session_id or None)
-        counted_by = "INDEXED BY runs_session" if session_id else "INDEXED BY runs_owner"
+        counted_by = index_hint("runs_session" if session_id else "runs_owner")
         total = int(tx.value(f"SELECT count(*) FROM runs {counted_by} WHERE {where}", params))
         if before is not None:
             last = tx.row(f"SELECT owner, {order} FROM runs WHERE run_id = ?", (before,))
@@ -378,15 +412,76 @@ class Runs(Repository):
     @writes
     def remove(self, tx: Tx, run_id: str) -> bool:
         """Forget a run that has ended, and its log. What was said stays in its session. False: it has no end yet."""
-        return tx.execute("DELETE FROM runs WHERE run_id = ? AND ended_at IS NOT NULL", (run_id,)) > 0
+        return tx.change("DELETE FROM runs WHERE run_id = ? AND ended_at IS NOT NULL", (run_id,)) > 0
 
     @reads
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
         # There are few of them: they are put in order here.
-        sql = f"{_SELECT} INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
+        sql = f"{_SELECT} {index_hint('runs_unfinished')} WHERE ended_at IS NULL {where}"
         rows = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
         return [_record_of(row) for row in rows]
+
+    # --- runs that any replica may take: their holder is empty ---------------------------------------------------
+
+    @writes
+    def offer(self, tx: Tx, run_id: str) -> None:
+        """Let any replica take a queued run that is this process's."""
+        sql = "UPDATE runs SET holder = '' WHERE run_id = ? AND holder = ? AND started_at IS NULL AND ended_at IS NULL"
+        tx.execute(sql, (run_id, this_process()))
+
+    @writes
+    def take_queued(self, tx: Tx) -> RunRecord | None:
+        """Make a queued run one's own: of those that are the first of their session, and whose session is free, one of the
+        owner with the fewest runs at work, the oldest first."""
+        at_work = (
+            "(SELECT count(*) FROM runs o WHERE o.owner = runs.owner AND o.ended_at IS NULL AND o.holder <> ''"
+            " AND o.status <> 'interrupted')"
+        )
+        is_free = f"NOT EXISTS (SELECT 1 FROM leases WHERE name = 'session:' || session_id AND until > {CLOCK})"
+        # An earlier run may have been taken, and not have its session's lease yet.
+        is_first = (
+            "NOT EXISTS (SELECT 1 FROM runs e WHERE e.session_id = runs.session_id AND e.ended_at IS NULL"
+            " AND (e.created_at, e.run_id) < (runs.created_at, runs.run_id))"
+        )
+        where = f"{_QUEUED} AND {is_free} AND {is_first}"
+        sql = f"SELECT run_id FROM runs WHERE {where} ORDER BY {at_work}, created_at, run_id LIMIT 10"
+        for row in tx.rows(f"{sql} {FOR_UPDATE_SKIP_LOCKED}"):
+            adopt = "UPDATE runs SET holder = ? WHERE run_id = ? AND holder = '' AND ended_at IS NULL"
+            if tx.change(adopt, (this_process(), row["run_id"])) > 0:
+                return _record_of(tx.rows(f"{_SELECT} WHERE run_id = ?", (row["run_id"],))[0])
+        return None
+
+    @reads_slowly
+    def unfinished_counts(self, tx: Tx) -> dict[str, tuple[int, int]]:
+        """By owner, how many runs have no end, and how many of them are queued and nobody has taken."""
+        queued = f"sum(CASE WHEN {_QUEUED} THEN 1 ELSE 0 END)"
+        sql = f"SELECT owner, count(*) AS runs, {queued} AS queued FROM runs WHERE ended_at IS NULL GROUP BY owner"
+        return {row["owner"]: (row["runs"], row["queued"]) for row in tx.rows(sql, ())}
+
+    @reads_slowly
+    def any_queued(self, tx: Tx) -> bool:
+        return tx.value(f"SELECT 1 FROM runs WHERE {_QUEUED} LIMIT 1") is not None
+
+    @reads_slowly
+    def queued(self, tx: Tx, before: float) -> builtins.list[str]:
+        """The ids of queued runs that nobody has taken and that were submitted before a time, the oldest first."""
+        sql = f"SELECT run_id FROM runs WHERE {_QUEUED} AND created_at < ? ORDER BY created_at, run_id"
+        return [row["run_id"] for row in tx.rows(sql, (before,))]
+
+    @reads_slowly
+    def left_behind(self, tx: Tx) -> builtins.list[tuple[str, str | None]]:
+        """The runs without an end that are not in the queue and that nobody may be carrying on, and who holds the session
+        of each by a lease that has not run out. Whether a holder is gone is known of processes of this host only: runs
+        that one of another host holds are left out."""
+        host = f"{host_of(this_process())}:"
+        leased = f"leases.name = 'session:' || runs.session_id AND leases.until > {CLOCK}"
+        columns = "runs.run_id AS run_id, leases.holder AS leased_by"
+        sql = (
+            f"SELECT {columns} FROM runs LEFT JOIN leases ON {leased} WHERE runs.ended_at IS NULL AND NOT ({_QUEUED_RUN})"
+            " AND (leases.holder IS NULL OR substr(leases.holder, 1, ?) = ?) ORDER BY runs.created_at, runs.run_id"
+        )
+        return [(row["run_id"], row["leased_by"]) for row in tx.rows(sql, (len(host), host))]
 
     # --- controls from elsewhere --------------------------------------------------------------------------------
 
@@ -398,7 +493,7 @@ class Runs(Repository):
         origin = {"by": control.by, "surface": control.surface, "credential": control.credential}
         data = pack({"data": dict(control.data), **origin})
         values = (control.control_id, run_id, control.control, data, time.time())
-        return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
+        return tx.change("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
 
     @reads
     def controlled(self, tx: Tx, run_ids: Sequence[str]) -> builtins.list[str]:
@@ -410,12 +505,8 @@ class Runs(Repository):
     @writes
     def take_controls(self, tx: Tx, run_id: str) -> builtins.list[Control]:
         """The controls that nobody has taken yet, oldest first; they are taken now."""
-        sql = "SELECT * FROM run_controls WHERE run_id = ? AND taken_at IS NULL ORDER BY created_at, control_id"
-        rows = tx.rows(sql, (run_id,))
-        if rows:
-            tx.execute(
-                "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL", (time.time(), run_id)
-            )
+        sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL RETURNING *"
+        rows = sorted(tx.rows(sql, (time.time(), run_id)), key=lambda row: (row["created_at"], row["control_id"]))
         return [Control(row["control"], control_id=row["control_id"], **unpack(row["data"])) for row in rows]
 
     # --- retention ----------------------------------------------------------------------------------------------
@@ -455,13 +546,13 @@ class Runs(Repository):
         for (run_id,) in expired:
             tx.execute("DELETE FROM run_log WHERE run_id = ?", (run_id,))
             tx.execute("DELETE FROM run_partials WHERE run_id = ?", (run_id,))
-            tx.execute("UPDATE runs SET log_expired = 1, first_events = NULL WHERE run_id = ?", (run_id,))
+            tx.execute("UPDATE runs SET log_expired = TRUE, first_events = NULL WHERE run_id = ?", (run_id,))
         return len(expired)
 
     @writes
     def _drop_runs(self, tx: Tx, kind: str, other_kinds: tuple[str, ...], before: float, now: float) -> int:
         condition = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(other_kinds))})"
-        return tx.execute(
+        return tx.change(
             "DELETE FROM runs WHERE run_id IN "
             f"(SELECT run_id FROM runs WHERE {condition} AND ended_at < ? AND {_UNCLAIMED} LIMIT ?)",
             (*((kind,) if kind else other_kinds), before, now, SWEEP_BATCH_ROWS),
@@ -469,7 +560,7 @@ class Runs(Repository):
 
     @writes
     def _drop_surplus(self, tx: Tx, max_stored: int, now: float) -> int:
-        return tx.execute(
+        return tx.change(
             "DELETE FROM runs WHERE run_id IN (SELECT run_id FROM (SELECT run_id, ended_at, row_number() OVER "
             "(PARTITION BY owner, kind ORDER BY created_at DESC, rowid DESC) AS place FROM runs) AS runs "
             f"WHERE place > ? AND ended_at IS NOT NULL AND {_UNCLAIMED} LIMIT ?)",
@@ -480,10 +571,10 @@ class Runs(Repository):
 def _listed_by(owner: str | None, session_id: str | None) -> tuple[str, str]:
     """The index that has runs in the order of their beginning, and that order."""
     if session_id is not None:
-        return "INDEXED BY runs_session", "created_at, rowid"
+        return index_hint("runs_session"), "created_at, rowid"
     if owner is not None:
-        return "INDEXED BY runs_owner", "created_at, run_id"
-    return "NOT INDEXED", "rowid"  # that of all runs is the order they were added in
+        return index_hint("runs_owner"), "created_at, run_id"
+    return index_hint(""), "rowid"  # that of all runs is the order they were added in
 
 
 def _descending(order: str) -> str:
@@ -526,7 +617,7 @@ def _create(
     tx.execute(_CREATE, values)
 
 
-def _leased_run(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
+def _leased_run(tx: Tx, run_id: str, token: int | None) -> Record:
     run = tx.row(_LEASED_STATE, (run_id,))
     if run is None:
         raise LeaseLost(f"There is no run {run_id} any more.")
@@ -561,11 +652,11 @@ def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row], usage: Json
     if open_session(tx, session["id"], session["source"], fields, reopen=True, counters=counters):
         return True
     if not rows:
-        tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
+        messages.touch_session(tx, session["id"])
     return False
 
 
-def _state_of(run: sqlite3.Row) -> RunState:
+def _state_of(run: Record) -> RunState:
     route, open_state = unpack(run["route"]) or {}, unpack(run["open"]) or {}
     return RunState(
         status=run["status"],
@@ -621,7 +712,7 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
     )
 
 
-def _record_of(row: sqlite3.Row) -> RunRecord:
+def _record_of(row: Record) -> RunRecord:
     spec = {**{name: row[name] for name in _SPEC_COLUMNS}, **unpack(row["spec"])}
     if row["instructions"] is not None:
         spec["instructions"] = row["instructions"]
@@ -659,7 +750,7 @@ def _events(tx: Tx, run_id: str, after: int = 0) -> Iterator[Event]:
 def _partials(tx: Tx, run_id: str) -> list[Partial]:
     """The open streams, each put together from its pieces, in the order of their last deltas."""
     pieces_by_stream: dict[str, list[Any]] = {}
-    for row in tx.rows("SELECT * FROM run_partials WHERE run_id = ? ORDER BY stream_id, offset", (run_id,)):
+    for row in tx.rows('SELECT * FROM run_partials WHERE run_id = ? ORDER BY stream_id, "offset"', (run_id,)):
         pieces_by_stream.setdefault(row["stream_id"], []).append(row)
     partials = [
         Partial(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -25,10 +25,12 @@ from hermes.core.limits import (
     SORTED_MATCHES_MAX,
 )
 from hermes.store.codec import clean, spaced, unspaced
-from hermes.store.connections import TimeUp, Tx
+from hermes.store.dialect import either, index_hint, like, not_indexed
+from hermes.store.engine import Record, TimeUp, Tx
 from hermes.store.lists import escaped
 from hermes.store.repository import Repository, reads_slowly
 from hermes.store.rows import TRANSCRIPT
+from hermes.store.words import WORD, line_of, ts_phrase
 
 R = TypeVar("R")
 
@@ -36,10 +38,18 @@ _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')
 _OPERATORS = ("AND", "OR", "NOT")
 _DEPTH_MAX = 16
 _SORTS = ("relevance", "newest", "oldest")
-_MATCHES = """SELECT f.rowid, {score} FROM messages_fts f JOIN messages m ON m.id = f.rowid
-JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where} ORDER BY {order} LIMIT ? OFFSET ?"""
-_COUNT = """SELECT count(*) FROM messages_fts f JOIN messages m ON m.id = f.rowid
-JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where}"""
+_INDEX = either(
+    "messages_fts f JOIN messages m ON m.id = f.rowid",
+    "(SELECT ?::tsquery AS query) q JOIN messages m ON m.search @@ q.query",
+)
+_MATCHING = (
+    f"FROM {_INDEX} JOIN sessions s ON s.id = m.session_id WHERE {either('messages_fts MATCH ?', 'TRUE')} {{where}}"
+)
+_ID = either("f.rowid", "m.id")
+_MATCHES = f"SELECT {_ID}, {{score}} {_MATCHING} ORDER BY {{order}} LIMIT ? OFFSET ?"
+_COUNT = f"SELECT count(*) {_MATCHING}"
+# The better, the lower. Of few sessions SQLite scores only what else is asked of them: `rank` would score all first.
+_RANK, _RANK_OF_FEW = (either(sqlite, "-ts_rank(m.search, q.query, 1)") for sqlite in ("f.rank", "bm25(messages_fts)"))
 _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.source, s.title,
   s.started_at AS session_started, coalesce(m.search_text, substr(m.content, 1, {SEARCHED_CHARS_MAX})) AS snippet
 FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id IN ({{ids}})"""
@@ -110,12 +120,12 @@ class Search(Repository):
         if limit <= 0:
             return Found()
         of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
-        where, params = _conditions(tx, role, include_inactive, of_sessions)
+        where, params, few = _conditions(tx, role, include_inactive, of_sessions)
 
-        def find(expression: str) -> Found:
-            return _Matches(tx, expression, where, params).page(limit, offset, sort, marks)
+        def find(expression: str, phrases: list[str]) -> Found:
+            return _Matches(tx, expression, phrases, where, params, few).page(limit, offset, sort, marks)
 
-        return _run_query(query, find, Found())
+        return _run_query(tx, query, find, Found())
 
     @reads_slowly
     def count_matches(
@@ -123,11 +133,11 @@ class Search(Repository):
     ) -> int | None:
         """How many messages hold these words; None when that would take too long to say."""
         of_sessions = {name.removeprefix("session_"): value for name, value in filters.items()}
-        where, params = _conditions(tx, role, False, of_sessions)
+        where, params, _ = _conditions(tx, role, False, of_sessions)
         sql = _COUNT.format(where=where)
         try:
             with tx.within(COUNT_S_MAX):
-                return _run_query(query, lambda e: int(tx.value(sql, [e, *params])), 0)
+                return _run_query(tx, query, lambda e, _: int(tx.value(sql, [e, *params])), 0)
         except TimeUp:
             return None
 
@@ -147,51 +157,58 @@ class Search(Repository):
         # All titles stand together in their index, with their owners; the rows themselves hold whole prompts.
         if (owner := filters.get("owner")) is not None:
             where, params = f"{where} AND owner = ?", [*params, owner]
-        where = f"rowid IN (SELECT rowid FROM sessions INDEXED BY sessions_title WHERE title IS NOT NULL AND {where})"
+        key, hint = either("rowid", "id"), index_hint("sessions_title")
+        where = f"{key} IN (SELECT {key} FROM sessions {hint} WHERE title IS NOT NULL AND {where})"
         for name, value in (("source", filters.get("source")), ("id", filters.get("session_id"))):
             if value is not None:
-                where += f" AND +{name} = ?"
+                where += f" AND {not_indexed(name)} = ?"
                 params.append(value)
         count = int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
-        sql = f"SELECT id, title, source, last_active FROM sessions WHERE {where} ORDER BY +last_active DESC, id DESC"
+        order = f"{not_indexed('last_active')} DESC, id DESC"
+        sql = f"SELECT id, title, source, last_active FROM sessions WHERE {where} ORDER BY {order}"
         return [dict(row) for row in tx.rows(f"{sql} LIMIT ? OFFSET ?", [*params, limit, offset])], count
 
 
 def _conditions(
     tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, object]
-) -> tuple[str, list[Any]]:
+) -> tuple[str, list[Any], bool]:
+    """What is asked of matches, its values, and whether that leaves only few messages."""
     where = "" if include_inactive else " AND (m.active OR m.compacted)"
     params: list[Any] = []
+    few = False
     if role is not None:
         where += " AND m.role = ?"
         params.append(role)
     chosen = {name: value for name, value in of_sessions.items() if value is not None}
     if chosen:
         sql = " AND ".join(f"s.{name} = ?" for name in chosen)
-        if _is_small(tx, sql, chosen):
-            sql = f"+f.rowid IN (SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE {sql})"
+        if few := _is_small(tx, sql, chosen):
+            sql = f"{either('+f.rowid', 'm.id')} IN (SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE {sql})"
         where += f" AND {sql}"
         params += chosen.values()
-    return where, params
+    return where, params, few
 
 
-def _run_query(query: str, ask: Callable[[str], R], nothing: R) -> R:
-    """The answer to a query, or to its plain words where it is too much for the index."""
+def _run_query(tx: Tx, query: str, ask: Callable[[str, list[str]], R], nothing: R) -> R:
+    """The answer to a query, or to its plain words where it is too much for the index; with it the phrases to show."""
     expression = fts_query(query)
+    if tx.backend == "postgres":
+        return ask(ts, phrases_of(expression)) if (ts := ts_query(query)) else nothing
     if not expression:
         return nothing
     try:
-        return ask(expression)
+        return ask(expression, phrases_of(expression))
     except sqlite3.OperationalError as error:
         if "fts5" not in str(error):
             raise
-        return ask(plain_query(query))
+        plain = plain_query(query)
+        return ask(plain, phrases_of(plain))
 
 
 def _is_small(tx: Tx, condition: str, values: JsonMapping) -> bool:
     """Whether the chosen sessions hold so little that it is quicker to begin with them."""
     sessions = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
-    count, message_count = tx.rows(f"SELECT count(*), sum(held) FROM ({sessions})", list(values.values()))[0]
+    count, message_count = tx.rows(f"SELECT count(*), sum(held) FROM ({sessions}) AS chosen", list(values.values()))[0]
     return count <= CHOSEN_SESSIONS_MAX and (message_count or 0) <= CHOSEN_ROWS_MAX
 
 
@@ -204,18 +221,22 @@ class _Matches:
 
     tx: Tx
     expression: str
+    phrases: list[str]
     where: str
     params: Sequence[Any]
+    few: bool
 
     def page(self, limit: int, offset: int, sort: str, marks: tuple[str, str]) -> Found:
         ids, complete = self._ordered(limit, offset, sort)
         results = Found()
-        phrases = phrases_of(self.expression)
+        if not ids:
+            results.complete = complete
+            return results
         matched = self.tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
         rows = {row["id"]: row for row in matched}
         for message_id, score in ids:
             if (row := rows.get(message_id)) is not None:
-                text = excerpt((row["snippet"] or "", row["tool_name"] or ""), phrases, marks)
+                text = excerpt((row["snippet"] or "", row["tool_name"] or ""), self.phrases, marks)
                 match = dict(row) | {"snippet": unspaced(text), "score": score}
                 results.append(match | {"context": _context(self.tx, row["session_id"], message_id)})
         results.complete = complete and len(results) == len(ids)
@@ -226,16 +247,17 @@ class _Matches:
         seconds, complete = SEARCH_S_MAX, True
         if sort == "relevance":
             # Ranking has to look at every match before it gives the first; the newest matches come at once.
-            # (`rank` would score them all before it looks at what else is asked of them.)
-            order = "bm25(messages_fts)" if "+f.rowid IN" in self.where else "f.rank"
+            order = _RANK_OF_FEW if self.few else _RANK
             ids, complete = self._gather(limit, offset, order, seconds * 0.8)
             if complete:
                 return ids, True
             sort, seconds = "newest", seconds * 0.1
-        order = "f.rowid DESC" if sort == "newest" else "f.rowid ASC"
+        order = f"{_ID} DESC" if sort == "newest" else f"{_ID} ASC"
         # What was imported is older than its place in the table: few matches are put in order of time.
         few, whole = self._gather(SORTED_MATCHES_MAX + 1, 0, order, seconds)
         if whole and len(few) <= SORTED_MATCHES_MAX:
+            if not few:
+                return [], complete
             sql = f"SELECT id, timestamp FROM messages WHERE id IN ({', '.join('?' * len(few))})"
             times = {row[0]: row[1] for row in self.tx.rows(sql, [match[0] for match in few])}
             few.sort(key=lambda match: (times[match[0]], match[0]), reverse=sort == "newest")
@@ -247,10 +269,11 @@ class _Matches:
     def _gather(self, limit: int, offset: int, order: str, seconds: float) -> tuple[Ids, bool]:
         """Matches in an order, as far as the time reaches. False: it did not."""
         ids: Ids = []
-        score = "NULL" if order.startswith("f.rowid") else f"-{order}"
+        score = "NULL" if order.startswith(_ID) else f"-({order})"
         try:
             with self.tx.within(seconds):
-                sql = _MATCHES.format(score=score, where=self.where, order=order)
+                ties = "" if order.startswith(_ID) else either("", ", m.id")
+                sql = _MATCHES.format(score=score, where=self.where, order=order + ties)
                 for row in self.tx.each(sql, [self.expression, *self.params, limit, offset]):
                     ids.append((row[0], row[1]))
         except TimeUp:
@@ -263,7 +286,7 @@ def _context(tx: Tx, session_id: str, message_id: int) -> list[JsonObject]:
         "SELECT id, role, substr(content, 1, ?) AS content FROM messages WHERE session_id = ? AND id {sign} ? "
         f"AND {TRANSCRIPT} ORDER BY id {{order}} LIMIT 1"
     )
-    near: list[sqlite3.Row | None] = []
+    near: list[Record | None] = []
     for sign, order in (("<", "DESC"), (">", "ASC")):
         near.append(tx.row(sql.format(sign=sign, order=order), (SEARCH_CONTEXT_CHARS, session_id, message_id)))
     return [dict(row) for row in near if row is not None]
@@ -273,39 +296,30 @@ def _context(tx: Tx, session_id: str, message_id: int) -> list[JsonObject]:
 
 # `snippet` of the index compares every hit with every other one, and nothing can stop it.
 _TERM = re.compile(r'"((?:[^"]|"")*+)"( \*)?')
-_LETTER = r"[^\W_]|[\ue000-\uf8ff\U000f0000-\U0010fffd]"  # and private use, as in the index
-_WORD = re.compile(rf"(?:{_LETTER})(?:{_LETTER}|[\u0300-\u036f])*+")
-_MARKS = re.compile("[\u0300-\u036f]+")
 
 
 def phrases_of(expression: str) -> list[str]:
-    """The phrases of a query as they stand in a `_line`."""
-    lines = ((_line(_WORD.finditer(term[1])), term[2]) for term in _TERM.finditer(expression))
+    """The phrases of a query as they stand in a line of words."""
+    lines = ((line_of(WORD.finditer(term[1])), term[2]) for term in _TERM.finditer(expression))
     return list(dict.fromkeys(line[:-1] if prefix else line for line, prefix in lines if line.strip()))
 
 
 def excerpt(texts: Sequence[str], phrases: Sequence[str], marks: tuple[str, str]) -> str:
     """A part with hits of the first text that has any, with marks around them; otherwise how the first text begins."""
     for text in texts:
-        words = list(_WORD.finditer(text))
-        line = _line(words)
+        words = list(WORD.finditer(text))
+        line = line_of(words)
         firsts = {position: phrase for phrase in phrases if (position := line.find(phrase)) >= 0}
         if firsts:
             windows = [
                 _window(line.count(" ", 0, position), phrase, len(words)) for position, phrase in sorted(firsts.items())
             ]
-            lines = [_line(words[start:end]) for start, end in windows]
+            lines = [line_of(words[start:end]) for start, end in windows]
             counts = [sum(phrase in line for phrase in phrases) for line in lines]
             best = counts.index(max(counts))
             return _marked(text, words, windows[best], _hits(lines[best], phrases), marks)
-    words = list(_WORD.finditer(texts[0]))
+    words = list(WORD.finditer(texts[0]))
     return _marked(texts[0], words, (0, min(SNIPPET_TOKENS, len(words))), [], marks)
-
-
-def _line(words: Iterable[re.Match[str]]) -> str:
-    """Words as the index compares them, a space before and behind each."""
-    line = f" {' '.join(word[0] for word in words)} "
-    return line.lower() if line.isascii() else _MARKS.sub("", unicodedata.normalize("NFD", line.casefold()))
 
 
 def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
@@ -365,15 +379,27 @@ def fts_query(text: str) -> str:
     return _render(_parse(text)) or plain_query(text)
 
 
+def ts_query(text: str) -> str:
+    """The same for PostgreSQL."""
+
+    def phrase(term: str) -> str:
+        return ts_phrase(_unquoted(term), prefix=term.endswith(" *"))
+
+    operators = {"": "&", "AND": "&", "OR": "|", "NOT": "& !"}
+    return _render(_parse(text), phrase, operators) or " & ".join(
+        filter(None, (phrase(term) for term in plain_query(text).split(" AND ")))
+    )
+
+
 def title_condition(text: str) -> tuple[str, list[Any]]:
     """The same as a condition on titles, each word wherever it stands; nothing where there is no word."""
     params: list[Any] = []
 
-    def like(term: str) -> str:
+    def has_word(term: str) -> str:
         params.append(f"%{escaped(_bare(term))}%")
-        return r"title LIKE ? ESCAPE '\'"
+        return like("title")
 
-    sql = _render(_parse(text), like, {"NOT": "AND NOT"})
+    sql = _render(_parse(text), has_word, {"NOT": "AND NOT"})
     return f"({sql})" if sql else "", params
 
 
@@ -384,7 +410,11 @@ def words_of(text: str) -> list[str]:
 
 
 def _bare(term: str) -> str:
-    return unspaced(term.removesuffix(" *")[1:-1].replace('""', '"'))
+    return unspaced(_unquoted(term))
+
+
+def _unquoted(term: str) -> str:
+    return term.removesuffix(" *")[1:-1].replace('""', '"')
 
 
 def _parse(text: str) -> _Group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 import time
 from collections.abc import Sequence
 from operator import itemgetter
@@ -12,12 +11,12 @@ from typing import Any
 import msgspec
 
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.store.base import LeaseLost, SessionNotFound
+from hermes.store.base import USAGE_FIELDS, LeaseLost, SessionNotFound
 from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
-from hermes.store.connections import Tx
+from hermes.store.dialect import FOR_UPDATE
+from hermes.store.engine import Record, Tx
 from hermes.store.leases import is_current
 from hermes.store.prompts import put
-from hermes.store.schema import USAGE_FIELDS
 
 
 class SessionRow(msgspec.Struct):
@@ -49,6 +48,7 @@ class SessionRow(msgspec.Struct):
     workdir: str | None
     toolsets: list | None  # type: ignore[type-arg]
     max_iterations: int | None
+    reasoning_effort: str | None
     message_count: int
     tool_call_count: int
     api_call_count: int
@@ -81,6 +81,7 @@ CREATED_WITH = (
     "workdir",
     "toolsets",
     "max_iterations",
+    "reasoning_effort",
     "stateless",
 )
 # A session with its prompt, for `shown`.
@@ -91,9 +92,12 @@ SESSION = (
 _JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = tuple(name for name in SessionRow.__struct_fields__ if name.endswith("_tokens"))
+_USAGE = f"SELECT usage FROM sessions WHERE id = ? {FOR_UPDATE}"
+_TITLE_HOLDER = "SELECT id FROM sessions WHERE owner = ? AND title = ?"
 _CALL_USED = f"""UPDATE sessions SET usage = ?, api_call_count = api_call_count + 1,
   {", ".join(f"{name} = {name} + ?" for name in _TOKENS)},
-  actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END WHERE id = ?"""
+  actual_cost_usd = CASE WHEN CAST(? AS DOUBLE PRECISION) IS NULL THEN actual_cost_usd
+    ELSE coalesce(actual_cost_usd, 0) + CAST(? AS DOUBLE PRECISION) END WHERE id = ?"""
 
 
 def exists(tx: Tx, session_id: str) -> bool:
@@ -182,12 +186,12 @@ def _check_kind(fields: JsonMapping) -> str:
 
 def keep(tx: Tx, session_id: str) -> None:
     """Somebody has named the session: it is no longer one that goes by itself."""
-    tx.execute("UPDATE sessions SET stateless = 0 WHERE id = ? AND stateless", (session_id,))
+    tx.execute("UPDATE sessions SET stateless = FALSE WHERE id = ? AND stateless", (session_id,))
 
 
 def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str) -> None:
     """Add one call to the counters; a session that is not there has none."""
-    row = tx.row("SELECT usage FROM sessions WHERE id = ?", (session_id,))
+    row = tx.row(_USAGE, (session_id,))
     if row is None:
         return
     entries: list[JsonObject] = unpack(row[0]) or []
@@ -264,8 +268,20 @@ def next_title(tx: Tx, owner: str, title: str) -> str:
 
 
 def title_holder(tx: Tx, owner: str, title: str) -> str | None:
-    holder: str | None = tx.value("SELECT id FROM sessions WHERE owner = ? AND title = ?", (owner, title))
+    holder: str | None = tx.value(_TITLE_HOLDER, (owner, title))
     return holder
+
+
+def prefetch_usage(tx: Tx, session_id: str) -> None:
+    """One call of a model will be counted."""
+    tx.prefetch(_USAGE, (session_id,))
+
+
+def prefetch_titles(tx: Tx, fields: JsonMapping) -> None:
+    """A session will be made with these."""
+    owner = fields.get("owner") or "default"
+    if title := plain_title(fields.get("title")) or plain_title(fields.get("auto_title")):
+        tx.prefetch(_TITLE_HOLDER, (owner, title))
 
 
 def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None:
@@ -273,7 +289,7 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
         raise ValueError(f"The title '{title}' belongs to the session '{holder}'.")
 
 
-def session_fields(row: sqlite3.Row) -> JsonObject:
+def session_fields(row: Record) -> JsonObject:
     fields = dict(row)
     fields.pop("prompt_sha256", None)
     fields.pop("usage", None)

@@ -20,15 +20,13 @@ from hermes.core.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.codec import checked_id, clean_or_none, end_reason, plain_title
-from hermes.store.connections import Tx
-from hermes.store.engine import Engine
+from hermes.store.dialect import like
+from hermes.store.engine import Engine, Tx
 from hermes.store.history_match import Binding
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
-from hermes.store.maintenance import Upkeep
 from hermes.store.prompts import Prompts, put
 from hermes.store.repository import blocks, reads, reads_slowly, writes
-from hermes.store.schema import STATE
 from hermes.store.search import Search
 from hermes.store.session_rows import (
     CREATED_WITH,
@@ -46,12 +44,15 @@ from hermes.store.session_rows import (
     session_fields,
     usage_of,
 )
+from hermes.store.sqlite.engine import SqliteEngine
+from hermes.store.sqlite.schema import STATE
 from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
+from hermes.store.upkeep import Upkeep
 
 _CHANGED = (
     *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
-    *("pinned", "workdir", "toolsets", "max_iterations"),
+    *("pinned", "workdir", "toolsets", "max_iterations", "reasoning_effort"),
 )
 # What turns change by themselves; all else is changed by somebody who names the session.
 _CHANGED_BY_TURNS = {"archived", "system_prompt", "prompt_digest"}
@@ -63,7 +64,6 @@ _STATELESS = (
 _NOT_FORKED = ("title", "base_id", "kind", "pinned", "stateless")
 # Rows of turns that have come to their end.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
-_FILE_NAME = "state.db"
 _DELETED_AT_ONCE = 50
 # Folders of a session beside the database: received files and its sandbox; and of its runs: large results of tools.
 _FOLDERS, _RESULTS = ("uploads", "sandbox"), "cache/tool_results"
@@ -81,7 +81,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         if db_path is None:
             db_path = resolve().state_db
         path = None if str(db_path) == ":memory:" else Path(db_path)
-        engine = Engine.of(path, STATE, read_only=read_only)
+        engine = SqliteEngine.of(path, STATE, read_only=read_only)
         self._finalizer: weakref.finalize[[], SessionDB] | None = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         try:
@@ -144,7 +144,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         mine, params = ("AND owner = ?", [owner]) if owner is not None else ("", [])
         for condition, value in (
             ("id = ?", text),
-            (r"id LIKE ? ESCAPE '\'", f"{escaped(text)}%"),
+            (like("id"), f"{escaped(text)}%"),
             ("title = ?", text),
         ):
             sql = f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2"
@@ -197,7 +197,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         """A title of ours for a session that has none, with a number behind it when it is taken."""
         session = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
         free = None if session is None or session["title"] else free_title(tx, session["owner"], title)
-        return free is not None and tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id)) > 0
+        return free is not None and tx.change("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id)) > 0
 
     # --- deleting -----------------------------------------------------------------------------------------------
 
@@ -232,20 +232,19 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         return deleted
 
     def _remove_folders(self, session_ids: Sequence[str], run_ids: Sequence[str]) -> None:
-        if self.path is None or self.path.name != _FILE_NAME:  # the folders of a home belong to its own database
+        if (home := self._engine.folder) is None:
             return
         for folder in _FOLDERS:
             for session_id in session_ids:
-                _remove_folder(self.path.parent / folder / folder_name(session_id))
+                _remove_folder(home / folder / folder_name(session_id))
         for run_id in run_ids:
-            _remove_folder(self.path.parent / _RESULTS / folder_name(run_id))
+            _remove_folder(home / _RESULTS / folder_name(run_id))
 
     @blocks
     def remove_unrecorded_folders(self, before: float) -> int:
         """Remove the folders of turns that are on no record and were last used before then. How many."""
-        if self.path is None or self.path.name != _FILE_NAME:
+        if (home := self._engine.folder) is None:
             return 0
-        home = self.path.parent
         folders = [*(folder for name in _FOLDERS for folder in (home / name).glob(f"{UNRECORDED}*"))]
         folders += (home / _RESULTS).glob("run_*")
         old = [folder for folder in folders if _last_used(folder) < before and not self._is_recorded(folder.name)]
@@ -277,8 +276,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         ]
         for sql, value in (
             ("source = ?", source),
-            (r"title LIKE ? ESCAPE '\'", None if title is None else f"%{escaped(title)}%"),
-            (r"model LIKE ? ESCAPE '\'", None if model is None else f"%{escaped(model)}%"),
+            (like("title"), None if title is None else f"%{escaped(title)}%"),
+            (like("model"), None if model is None else f"%{escaped(model)}%"),
             ("message_count <= ?", max_messages),
             ("archived = ?", archived),
         ):
@@ -339,9 +338,12 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         title: str | None = None,
         at_message_id: int | None = None,
         after_run: str | None = None,
+        *,
+        before_message_id: int | None = None,
         **fields: Any,
     ) -> str:
-        """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
+        """A session of its own that begins like another: up to and with one message of it, or the last one of a run; or
+        with what comes before a message."""
         row = tx.row(SESSION, (source_id,))
         if row is None:
             raise KeyError(f"There is no session '{source_id}'.")
@@ -357,7 +359,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         if new_title is None and source["title"]:
             new_title = next_title(tx, owner, source["title"])
         rows = messages.read(tx, f"session_id = ? AND {messages.TRANSCRIPT} AND {_FINISHED} ORDER BY id", (source_id,))
-        copied_rows = _up_to(rows, at_message_id)
+        copied_rows = _up_to(rows, at_message_id) if before_message_id is None else _before(rows, before_message_id)
         if after_run is not None:
             copied_rows = _up_to_run(copied_rows, after_run)
         live = messages.live_up_to(
@@ -508,6 +510,16 @@ def _up_to_run(rows: list[Row], run_id: str) -> list[Row]:
     if not indexes:
         raise KeyError(f"There are no messages of the run {run_id} in this session.")
     return rows[: indexes[-1] + 1]
+
+
+def _before(rows: list[Row], message_id: int) -> list[Row]:
+    """What comes before a message; before an answer of a tool, what comes before its call."""
+    index = next((i for i, row in enumerate(rows) if row.id == message_id), None)
+    if index is None:
+        raise KeyError(f"There is no message {message_id} in this session.")
+    while index > 0 and rows[index].role == "tool":
+        index -= 1
+    return rows[:index]
 
 
 def _up_to(rows: list[Row], at_message_id: int | None) -> list[Row]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from urllib.parse import urlsplit
 
 from hermes.core.errors import ConfigError
 from hermes.store.base import OpenedSession, SessionNotFound
-from hermes.store.connections import Tx
-from hermes.store.engine import Engine
+from hermes.store.engine import Conflict, Engine, Tx
 from hermes.store.history_match import Bound, find_session
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
-from hermes.store.leases import Leases, acquire
+from hermes.store.leases import Leases, acquire, acquire_free
 from hermes.store.repository import AsyncPart, async_class
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
-from hermes.store.schema import STATE
 from hermes.store.sessions import SessionDB
+from hermes.store.sign_ins import SignIns
+from hermes.store.sqlite.engine import SqliteEngine
+from hermes.store.sqlite.schema import STATE
+from hermes.store.usage_days import UsageDays
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -42,37 +48,52 @@ if TYPE_CHECKING:
 
     class AsyncJobs(AsyncPart, Jobs): ...
 
+    class AsyncSignIns(AsyncPart, SignIns): ...
+
+    class AsyncUsageDays(AsyncPart, UsageDays): ...
+
     class AsyncResponses(AsyncPart, ResponseStore): ...
 
 else:
-    AsyncSessions, AsyncRuns, AsyncLeases, AsyncIdempotency, AsyncJobs, AsyncResponses = map(
-        async_class, (SessionDB, Runs, Leases, Idempotency, Jobs, ResponseStore)
+    AsyncSessions, AsyncRuns, AsyncLeases, AsyncIdempotency, AsyncJobs = map(
+        async_class, (SessionDB, Runs, Leases, Idempotency, Jobs)
     )
+    AsyncSignIns, AsyncUsageDays, AsyncResponses = map(async_class, (SignIns, UsageDays, ResponseStore))
 
 
 class Store:
-    """Sessions, runs, leases, idempotency records and jobs in one database, responses in one beside it.
+    """Sessions, runs, leases, idempotency records, jobs, sign-ins and usage in one database, responses in one beside it.
 
     Making it opens nothing: a file is opened by the first who asks something of it.
     """
 
     def __init__(self, where: Path | Engine | None, *, read_threads: int = 4) -> None:
         self.engine = engine = (
-            where.shared() if isinstance(where, Engine) else Engine.of(where, STATE, read_threads=read_threads)
+            where.shared() if isinstance(where, Engine) else SqliteEngine.of(where, STATE, read_threads=read_threads)
         )
-        self.responses_file = engine.path.with_name("response_store.db") if engine.path else None
         self.sessions = SessionDB.on(engine)
         self.runs, self.leases = Runs(engine), Leases(engine)
         self.idempotency, self.jobs = Idempotency(engine), Jobs(engine)
+        self.sign_ins, self.usage_days = SignIns(engine), UsageDays(engine)
         self._closed = False
 
     @functools.cached_property
     def responses(self) -> ResponseStore:
-        return ResponseStore(_RESPONSES_KEPT, self.responses_file, _RESPONSES_DAYS)
+        return self.make_responses(_RESPONSES_KEPT, _RESPONSES_DAYS)
+
+    def make_responses(self, max_size: int, max_age_days: float) -> ResponseStore:
+        """The responses that belong to this database: on a server in the same schema, else in a file beside it."""
+        if self.engine.backend == "postgres":
+            return ResponseStore(max_size, max_age_days=max_age_days, engine=self.engine)
+        return ResponseStore(max_size, self.path and responses_file(self.path), max_age_days)
 
     @property
     def path(self) -> Path | None:
         return self.engine.path
+
+    @property
+    def in_memory(self) -> bool:
+        return self.engine.path is None and self.engine.backend == "sqlite"
 
     def transaction(self, work: Callable[[], R]) -> R:
         """Do several things as one: all that `work` asks of these stores (but for responses) happens, or nothing."""
@@ -101,6 +122,7 @@ class AsyncStore:
             AsyncLeases(store.leases),
         )
         self.idempotency, self.jobs = AsyncIdempotency(store.idempotency), AsyncJobs(store.jobs)
+        self.sign_ins, self.usage_days = AsyncSignIns(store.sign_ins), AsyncUsageDays(store.usage_days)
 
     @functools.cached_property
     def responses(self) -> AsyncResponses:
@@ -120,19 +142,24 @@ class AsyncStore:
         base_id, history = spec.base_id or spec.session_id, spec.history or []
 
         def work(tx: Tx) -> OpenedSession | None:
-            binding = Bound(spec.session_id, False)
+            binding = Bound(spec.session_id, None)
             if bind:
                 call_ids = [str(result["tool_call_id"]) for result in spec.results]
                 identity, shown_tools = (spec.owner, spec.session_key), spec.kind != "chat"
                 binding = find_session(tx, base_id, history, *identity, call_ids, shown_tools=shown_tools)
-            session = None if binding.new else sessions.get_session(binding.session_id)
+            name = f"session:{binding.session_id}"
+            if (free := binding.new) is not None:  # what was begun in a session has made it: nothing is left over here
+                return OpenedSession(
+                    free.id, acquire_free(tx, name, holder, ttl, free.next_token), (), None, binding.history
+                )
+            session = sessions.get_session(binding.session_id)
             if session is not None and session["owner"] != spec.owner:
                 raise SessionNotFound(binding.session_id)
-            token = acquire(tx, f"session:{binding.session_id}", holder, ttl, free=binding.new)
-            if token is None:
+            if (token := acquire(tx, name, holder, ttl)) is None:
+                if bind:  # it was free a moment ago
+                    raise Conflict(binding.session_id)
                 return None
-            # What was begun in a session has made it: a new one has nothing left over.
-            unfinished = () if binding.new else runs.unfinished(binding.session_id)
+            unfinished = runs.unfinished(binding.session_id)
             return OpenedSession(binding.session_id, token, unfinished, session, binding.history)
 
         return self.blocking.engine.submit_write(work)
@@ -157,28 +184,99 @@ def Async(store: object) -> Any:
     return async_class(kind)(store) if hasattr(store, "_engine") else AsyncPart(store)
 
 
+def responses_file(path: Path) -> Path:
+    return path.with_name("response_store.db")
+
+
 def address(home: Home, settings: Settings) -> str:
     return settings.storage.url.replace("<home>", str(home.path))
 
 
-def store_at(url: str, *, read_threads: int = 4) -> Store:
-    return Store(path_of(url), read_threads=read_threads)
+def store_at(url: str, *, read_threads: int = 4, home: Home | None = None) -> Store:
+    if not is_server(url):
+        return Store(path_of(url), read_threads=read_threads)
+    engine = _server_engine(url, home)
+    try:
+        return Store(engine)
+    finally:
+        engine.release()
+
+
+def is_server(url: str) -> bool:
+    """Whether an address is that of a database server, which others may use too."""
+    return url.partition("://")[0] in ("postgresql", "postgres")
+
+
+def place_of(url: str) -> str:
+    """Where a database is, in words without a password."""
+    if not is_server(url):
+        return str(path_of(url) or "in memory")
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 5432
+    except ValueError:
+        raise _invalid_address() from None
+    rest = f"{parts.path}?{parts.query}#{parts.fragment}"
+    if parts.netloc.count("@") > 1 or "@" in rest:  # part of a password, most likely
+        raise _invalid_address()
+    if not parts.hostname and "host=" not in parts.query:
+        hint = "name host and database: postgresql://user:password@host:5432/database"
+        raise ConfigError("The address of PostgreSQL has no host.", where="storage.url", hint=hint)
+    return f"postgresql://{parts.hostname or 'localhost'}:{port}{parts.path}"
+
+
+def _invalid_address() -> ConfigError:
+    hint = "postgresql://user:password@host:5432/database, with special characters of the password as %40, %2F, ..."
+    return ConfigError("The address of PostgreSQL is not valid.", where="storage.url", hint=hint)
+
+
+def held_alone(url: str, home: Home) -> AbstractAsyncContextManager[None]:
+    """Be the only server of a database until the end; a file has the lock of its home for that."""
+    if not is_server(url):
+        return contextlib.nullcontext()
+    with _extra_needed():
+        from hermes.store.postgres.single_server import held
+    return held(url, _schema(home), place_of(url))
+
+
+def _server_engine(url: str, home: Home | None) -> Engine:
+    with _extra_needed():
+        from hermes.store.postgres.engine import PostgresEngine
+    return PostgresEngine.of(url, _schema(home), place_of(url), home.path if home is not None else None)
+
+
+def _schema(home: Home | None) -> str:
+    return "hermes" if home is None or home.profile == "default" else f"hermes_{home.profile}"
+
+
+@contextlib.contextmanager
+def _extra_needed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        message = f"A database on PostgreSQL needs {error.name}, which is not installed."
+        raise ConfigError(message, where="storage.url", hint="hermes install postgres") from None
 
 
 def path_of(url: str) -> Path | None:
     """The file of an address; None for one in memory."""
     scheme, separator, path = url.partition("://")
     if not separator or scheme != "sqlite":
-        kind = scheme.partition(":")[0][:20]  # what follows may hold a password
-        raise ConfigError(f"There is no store of the kind {kind!r}.", hint="sqlite:///path/state.db")
+        kind = re.match(r"([a-z0-9+]{1,20}):", url)  # anything else may hold a password
+        problem = f"There is no store of the kind {kind[1]!r}." if kind else "This is not an address of a database."
+        hint = "sqlite:///path/state.db, or postgresql://user@host/database"
+        raise ConfigError(problem, where="storage.url", hint=hint)
     if not path:
         return None
-    return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)
+    if not path.startswith("/"):
+        hint = f"sqlite:///absolute/path/{Path(path).name}"
+        raise ConfigError("The address of a SQLite database needs an absolute path.", where="storage.url", hint=hint)
+    return Path("/" + path.lstrip("/"))
 
 
-def open_store(url: str, *, read_threads: int = 4) -> Store:
-    """The store of an address, open: `sqlite:///path/to/state.db`, or `sqlite://` for one in memory."""
-    store = store_at(url, read_threads=read_threads)
+def open_store(url: str, *, read_threads: int = 4, home: Home | None = None) -> Store:
+    """The store of an address, open: `sqlite:///path/to/state.db`, `sqlite://` for one in memory, or `postgresql://…`."""
+    store = store_at(url, read_threads=read_threads, home=home)
     try:
         store.open()
     except BaseException:

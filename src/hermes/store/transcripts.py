@@ -9,11 +9,11 @@ from itertools import takewhile
 from typing import Any
 
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.core.limits import COMPACTIONS_KEPT_S
+from hermes.core.limits import COMPACTIONS_KEPT_S, SQL_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import pack, unpack
-from hermes.store.connections import Tx
+from hermes.store.engine import Tx
 from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_token, require
 
@@ -91,7 +91,7 @@ class Transcripts(Repository):
         end = f"ORDER BY id {order} LIMIT ? OFFSET ?"
         return [
             _public_fields(row)
-            for row in rows.read(tx, f"{where} {end}", [*params, -1 if limit is None else limit, offset])
+            for row in rows.read(tx, f"{where} {end}", [*params, SQL_ROWS_MAX if limit is None else limit, offset])
         ]
 
     @reads
@@ -148,7 +148,11 @@ class Transcripts(Repository):
         """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
         now = time.time()
         tx.execute("DELETE FROM compactions WHERE created_at < ?", (now - COMPACTIONS_KEPT_S,))
-        sql = "INSERT OR REPLACE INTO compactions SELECT ?, ?, id, ?, ?, ? FROM sessions WHERE id = ?"
+        sql = (
+            "INSERT INTO compactions SELECT ?, ?, id, CAST(? AS DOUBLE PRECISION), CAST(? AS INTEGER), ? FROM sessions "
+            "WHERE id = ? ON CONFLICT (owner, digest) DO UPDATE SET session_id = excluded.session_id, "
+            "created_at = excluded.created_at, first_kept = excluded.first_kept, messages = excluded.messages"
+        )
         tx.execute(sql, (owner, digest, now, first_kept, pack(list(messages)), session_id))
 
     @reads
@@ -223,10 +227,10 @@ def _take_back_from(tx: Tx, session_id: str, first: Row) -> int:
 
 def _take_back(tx: Tx, session_id: str, before: list[Row], removed: list[Row]) -> None:
     live_ids = {row.id for row in rows.live_up_to(before, removed, rows.live(tx, session_id))}
-    hidden = "UPDATE messages SET active = 0, compacted = 0 WHERE session_id = ? AND id >= ? AND NOT model_only"
+    hidden = "UPDATE messages SET active = FALSE, compacted = FALSE WHERE session_id = ? AND id >= ? AND NOT model_only"
     tx.execute(hidden, (session_id, removed[0].id))
-    tx.execute("UPDATE messages SET active = 0 WHERE session_id = ? AND active AND model_only", (session_id,))
-    tx.many("UPDATE messages SET active = 1, compacted = 0 WHERE id = ?", [(row_id,) for row_id in live_ids])
+    tx.execute("UPDATE messages SET active = FALSE WHERE session_id = ? AND active AND model_only", (session_id,))
+    tx.many("UPDATE messages SET active = TRUE, compacted = FALSE WHERE id = ?", [(row_id,) for row_id in live_ids])
     if any(not row.active for row in before if row.id in live_ids):  # the order of what was said is that of its ids
         tx.execute("UPDATE messages SET position = NULL WHERE session_id = ? AND active", (session_id,))
     rows.recount(tx, session_id)

@@ -8,11 +8,10 @@ from typing import Any, get_args, get_type_hints
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
-from hermes.store.base import MESSAGE_COLUMNS, Row
+from hermes.store.base import MESSAGE_COLUMNS, USAGE_FIELDS, Row
 from hermes.store.codec import BadSessionId, checked_id, checked_role, end_reason, pack, pack_or_none, plain_title
-from hermes.store.connections import Tx
+from hermes.store.engine import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
-from hermes.store.schema import USAGE_FIELDS
 from hermes.store.session_rows import (
     SESSION,
     SessionRow,
@@ -78,7 +77,7 @@ class Transfer(Repository):
 
     @reads_slowly
     def _ids(self, tx: Tx, source: str | None, session_key: str | None) -> list[str]:
-        where, params = "1", []
+        where, params = "TRUE", []
         for name, value in (("source", source), ("session_key", session_key)):
             if value is not None:
                 where += f" AND {name} = ?"

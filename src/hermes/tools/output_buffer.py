@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hermes.core import limits
+from hermes.core.formatting import COLOURS
 from hermes.core.home import make_private_folder, private_opener
 from hermes.core.threads import RunBlocking
 from hermes.guards.secrets import Secrets
@@ -19,22 +20,29 @@ from hermes.sandbox.quota import note_spill
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
+# One that leads to nothing.
+_STRAY = re.compile(r"\x1b(?!\[[0-9;:]*m)|\x9b")
 _UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
 _UNFINISHED_CHARS_MAX = 4096
 _FILE_PIECE_CHARS = 256 * 1024
 
 
 class OutputDecoder:
-    """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked."""
+    """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked.
+
+    `coloured` is the last text with the sequences that set colours, for people who look on; where there are none, or
+    something in it was masked or is still held back, the text itself.
+    """
 
     def __init__(self, secrets: Secrets) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._mask = secrets.stream()
+        self._mask, self._redact = secrets.stream(), secrets.redact
         self._pending = ""
+        self.coloured = ""
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
         """The text of these bytes. An escape sequence or line end that may be incomplete is returned with the next."""
-        text = self._pending + self._decoder.decode(data, end)
+        whole = text = self._pending + self._decoder.decode(data, end)
         self._pending = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
@@ -44,7 +52,15 @@ class OutputDecoder:
         if text.endswith("\r") and not end:
             text, self._pending = text[:-1], f"\r{self._pending}"
         text = self._mask.feed(text.replace("\r\n", "\n").replace("\x00", "\ufffd"))
-        return text + self._mask.finish() if end else text
+        text = text + self._mask.finish() if end else text
+        self.coloured = self._with_colours(whole, text) if COLOURS.search(whole) else text
+        return text
+
+    def _with_colours(self, whole: str, text: str) -> str:
+        """The text as it came, where it differs by nothing but its colours: these could be in the middle of a secret."""
+        kept = _ESCAPES.sub(lambda match: match[0] if COLOURS.fullmatch(match[0]) else "", whole)
+        kept = _STRAY.sub("", kept).replace("\r\n", "\n").replace("\x00", "\ufffd")
+        return kept if COLOURS.sub("", kept) == text == self._redact(text) else text
 
 
 class HeadAndTail:
@@ -159,8 +175,9 @@ class CapturedOutput:
         if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
             await self.spill.add(text if self.spill.begun else self.ends.text() + text)
         self.ends.add(text)
-        for at in range(0, len(text) if self._live.open else 0, limits.COMMAND_PIECE_CHARS):
-            self._live.add(text[at : at + limits.COMMAND_PIECE_CHARS])
+        shown = self._decoder.coloured
+        for at in range(0, len(shown) if self._live.open else 0, limits.COMMAND_PIECE_CHARS):
+            self._live.add(shown[at : at + limits.COMMAND_PIECE_CHARS])
             await asyncio.sleep(0)
         if end:
             self._live.flush()

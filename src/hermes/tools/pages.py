@@ -73,7 +73,7 @@ def _read_pdf(data: bytes) -> Page:
     try:
         pypdf = import_module("pypdf")
     except ImportError:
-        message = "PDF files are read with the extra `web`: pip install 'hermes[web]'."
+        message = "PDF files are read with the extra `web`: hermes install web"
         raise Unreadable(message, "tool_unavailable") from None
     until, texts, size = time.monotonic() + PAGE_READ_S_MAX, [""], 0
     complete = True

@@ -109,7 +109,7 @@ def fit_image(data: bytes) -> tuple[str, bytes]:
         if kind not in SENT_AS_IS:
             raise _unreadable_image("This is no image of a known kind")
         if len(data) > limits.IMAGE_UNSCALED_BYTES_MAX:
-            hint = "Tell the user: pip install 'hermes[images]', with which large images are made smaller."
+            hint = "Tell the user: hermes install images, with which large images are made smaller."
             raise ToolError("The image is too large to be sent as it is.", "too_large", hint)
         return kind, data
     from PIL import Image

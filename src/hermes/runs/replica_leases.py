@@ -1,0 +1,63 @@
+"""Leases that a replica holds as a whole: a sign that its process is there, and for one of them the right to keep house."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hermes.core.limits import LEASE_RENEW_S, LEASE_TTL_S
+from hermes.core.processes import this_process
+from hermes.store.base import StoreError
+from hermes.store.stores import AsyncLeases
+
+log = logging.getLogger(__name__)
+_LEADER = "leader"
+
+
+def process_lease(holder: str) -> str:
+    return f"process:{holder}"
+
+
+class ReplicaLeases:
+    """Held by `keep` until it is cancelled; `release` gives back what it has."""
+
+    def __init__(self, leases: AsyncLeases) -> None:
+        self._leases = leases
+        # The token of each lease, and until when it is surely held, by the loop's clock.
+        self._held: dict[str, tuple[int, float]] = {}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica does what is to be done by one of them."""
+        _, until = self._held.get(_LEADER, (0, 0.0))
+        return asyncio.get_running_loop().time() < until
+
+    async def keep(self) -> None:
+        while True:
+            await self.renew()
+            await asyncio.sleep(LEASE_RENEW_S)
+
+    async def renew(self) -> None:
+        for name in (process_lease(this_process()), _LEADER):
+            try:
+                await self._renew(name)
+            except StoreError as error:
+                log.warning("the lease %s could not be renewed: %s", name, error)
+
+    async def _renew(self, name: str) -> None:
+        asked_at = asyncio.get_running_loop().time()
+        token, _ = self._held.get(name, (None, 0.0))
+        if token is not None and await self._leases.renew(name, token, LEASE_TTL_S):
+            self._held[name] = token, asked_at + LEASE_TTL_S
+            return
+        self._held.pop(name, None)
+        if (token := await self._leases.acquire(name, this_process(), LEASE_TTL_S)) is not None:
+            self._held[name] = token, asked_at + LEASE_TTL_S
+
+    async def release(self) -> None:
+        held, self._held = self._held, {}
+        for name, (token, _) in held.items():
+            try:
+                await self._leases.release(name, token)
+            except StoreError as error:
+                log.warning("the lease %s could not be given back: %s", name, error)

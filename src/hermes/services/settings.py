@@ -1,0 +1,80 @@
+"""Settings as they are shown to a person, and changed by one who is not at the machine. It blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hermes.core.errors import ConfigError, ServiceError
+from hermes.core.json_types import JsonObject
+from hermes.settings import config
+from hermes.settings.check import has_reference, masked
+from hermes.settings.keys import find
+
+if TYPE_CHECKING:
+    from hermes.settings.config import Settings, Value
+    from hermes.settings.keys import Key
+
+# What may be changed over the API, by an admin: how much, how long and how. Nothing that decides who may come in, what is
+# run where, which files and addresses are reached, what needs approval, or where something is kept; and nothing that
+# counts only after a restart.
+EDITABLE = frozenset(
+    {
+        *(f"agent.{name}" for name in ("max_turns", "api_max_retries", "max_answer_chars", "max_parallel_tools")),
+        *("agent.reasoning_effort", "agent.clarify_timeout"),
+        *(f"compression.{name}" for name in ("enabled", "threshold", "target_ratio", "protect_first_n")),
+        "prompt_caching.cache_ttl",
+        *(f"memory.{name}_enabled" for name in ("memory", "user_profile")),
+        *(f"memory.{name}_char_limit" for name in ("memory", "user")),
+        *(f"delegation.{name}" for name in ("max_iterations", "max_concurrent_children", "max_summary_chars")),
+        *(f"auxiliary.{name}.timeout" for name in ("compression", "vision", "title_generation")),
+        "auxiliary.title_generation.enabled",
+        *("terminal.timeout", "terminal.max_timeout"),
+        *("tool_output.max_bytes", "tool_output.max_chars", "file_read_max_chars", "web.extract_char_limit"),
+        *(f"sessions.{name}" for name in ("auto_prune", "retention_days", "api_retention_days")),
+        "cron.max_parallel_jobs",
+    }
+)
+
+
+def rows(settings: Settings) -> list[JsonObject]:
+    """Every setting with its value and where that comes from; secrets are masked."""
+    return [_row(name, key, value) for name, key, value in settings.items()]
+
+
+def _row(name: str, key: Key, value: Value) -> JsonObject:
+    return {
+        "key": name,
+        "value": masked(key, value.value),
+        "source": value.source,
+        "where": value.where or None,
+        "default": masked(key, key.default),
+        "expected": key.expected,
+        "choices": list(key.choices),
+        "secret": key.mark.secret,
+        "editable": key.name in EDITABLE,
+    }
+
+
+def change(settings: Settings, name: str, value: Any, *, by: str) -> JsonObject:
+    """Write a setting that may be changed so, or with None take it out of the files. The setting as it is then, which
+    something stronger than the file may still decide."""
+    try:
+        key, path = find(name)
+    except config.UnknownKey as error:
+        raise ServiceError(error.message, "setting_not_found") from None
+    if key.name not in EDITABLE:
+        message = f"{key.name} cannot be changed over the API; change it at the machine: hermes config set."
+        raise ServiceError(message, "setting_read_only")
+    if has_reference(value):
+        raise ServiceError("A value may not refer to a variable here.", "invalid_arguments", field="value")
+    try:
+        if value is None:
+            config.unset_value(settings.home, key.name, by=by)
+        else:
+            config.set_value(settings.home, key.name, value, by=by)
+    except config.BadValue as error:
+        raise ServiceError(error.message, "invalid_arguments", field="value") from None
+    except ConfigError as error:
+        raise ServiceError(f"{error.message} Change it at the machine.", "setting_read_only") from None
+    fresh = config.reload_if_changed(settings)[0]
+    return _row(".".join(path), key, fresh.origin(key.name))

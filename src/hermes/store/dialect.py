@@ -1,0 +1,67 @@
+"""Where SQLite and PostgreSQL say the same differently: named pieces of SQL that hold both, for use in any statement.
+
+`?` stands for a value in both. PostgreSQL's side is put in place by `translate`; to SQLite it is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import count
+
+_EITHER = re.compile(r"(?:/\*sqlite\*/.*?)?/\*pg ?(.*?)\*/", re.DOTALL)
+
+
+def either(sqlite: str, postgres: str) -> str:
+    return f"/*sqlite*/{sqlite}/*pg {postgres}*/"
+
+
+@lru_cache(maxsize=4096)
+def translate(sql: str) -> bytes:
+    """The statement for PostgreSQL, with its placeholders."""
+    numbers = count(1)
+    return re.sub(r"\?", lambda _: f"${next(numbers)}", _EITHER.sub(r"\1", sql)).encode()
+
+
+def index_hint(name: str) -> str:
+    """The index that SQLite must use; an empty name: none. PostgreSQL chooses by its statistics."""
+    return either(f"INDEXED BY {name}" if name else "NOT INDEXED", "")
+
+
+def greatest(first: str, second: str) -> str:
+    return either(f"max({first}, {second})", f"greatest({first}, {second})")
+
+
+def is_same(column: str) -> str:
+    """Equal, or both NULL."""
+    return either(f"{column} IS ?", f"{column} IS NOT DISTINCT FROM ?")
+
+
+def like(column: str) -> str:
+    r"""A pattern that ignores case, with `\` before what is meant literally."""
+    return either(rf"{column} LIKE ? ESCAPE '\'", rf"{column} ILIKE ? ESCAPE '\'")
+
+
+def in_json_list(column: str) -> str:
+    """One of the numbers of a list given as JSON, which may be longer than a statement may have parameters."""
+    return either(
+        f"{column} IN (SELECT value FROM json_each(?))",
+        f"{column} IN (SELECT value::bigint FROM json_array_elements_text(?::json))",
+    )
+
+
+def json_text(column: str, key: str) -> str:
+    return either(f"json_extract({column}, '$.{key}')", f"({column}->>'{key}')")
+
+
+def not_indexed(column: str) -> str:
+    """A column that SQLite is not to look up in an index."""
+    return either(f"+{column}", column)
+
+
+# The time in seconds: of this process where it is alone with its file, of the server where others use it too.
+CLOCK = either("clock()", "extract(epoch FROM clock_timestamp())::float8")
+# Others wait until this transaction has ended before they change the row, or before they lock it themselves; rows that
+# somebody has locked are passed over.
+FOR_SHARE, FOR_UPDATE = either("", "FOR SHARE"), either("", "FOR UPDATE")
+FOR_UPDATE_SKIP_LOCKED = either("", "FOR UPDATE SKIP LOCKED")

@@ -1,0 +1,447 @@
+"""The PostgreSQL engine: transactions on pools of connections, retried when others were in the way or the server away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from greenlet import getcurrent
+
+from hermes.core.limits import (
+    BUSY_S_MAX,
+    PG_AWAY_S_MAX,
+    PG_CHECK_S_MAX,
+    PG_CONFLICTS_MAX,
+    PG_POOL_MAX,
+    PG_POOL_MIN,
+    PG_RETRY_WAIT_S_MAX,
+    PG_RETRY_WAIT_S_MIN,
+    PG_THREAD_POOL_MAX,
+    SLOW_READ_S_MAX,
+    SLOW_READERS_MAX,
+)
+from hermes.core.threads import Threads
+from hermes.store.base import StoreError, StoreTimeout, StoreUnreachable
+from hermes.store.engine import Conflict, Engine, Maintenance
+from hermes.store.postgres import opening
+from hermes.store.postgres.commits import END_BACKEND, Marker, Markers
+from hermes.store.postgres.connections import Bridge, Unencodable, is_connected, run_in_bridge
+from hermes.store.postgres.connections import Tx as PostgresTx
+from hermes.store.postgres.errors import RETRIED, STALE, explained, is_lost, unreachable
+from hermes.store.postgres.pools import LoopPool, ThreadPool
+from hermes.store.postgres.waiting import close_now
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+Work = Callable[[Any], R]
+# What a transaction has read stays true for it; where another one has changed it since, it is run again.
+_WRITE = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+class _Retries:
+    """How often, and how long, a transaction that did not come through is tried again."""
+
+    def __init__(self, place: str, away_s: float | None = None) -> None:
+        """`away_s`: how long a server that is away is waited for, if not as long as one that is busy."""
+        now = time.monotonic()
+        self._place, self._until = place, now + BUSY_S_MAX
+        self._away_until = self._until if away_s is None else min(self._until, now + away_s)
+        self._wait_s, self._conflicts = PG_RETRY_WAIT_S_MIN, 0
+        self.clean = False
+
+    def wait_s(self, error: BaseException) -> float:
+        """How long to wait before the next try; raises where there is none."""
+        if isinstance(error, Unencodable):
+            self.clean = True
+            return 0.0
+        conflict = isinstance(error, (Conflict, *RETRIED))
+        self._conflicts += conflict
+        again = conflict and self._conflicts < PG_CONFLICTS_MAX
+        lost = is_lost(error)
+        if not (again or lost) or time.monotonic() > (self._away_until if lost else self._until):
+            raise explained(error, self._place) from error
+        wait_s = random.uniform(self._wait_s / 2, self._wait_s)  # noqa: S311  (only to keep replicas out of step)
+        self._wait_s = min(2 * self._wait_s, PG_RETRY_WAIT_S_MAX)
+        return wait_s
+
+
+class PostgresEngine(Engine):
+    """One schema of one database. An event loop has a pool of its own; threads share another."""
+
+    backend = "postgres"
+    path = None
+    read_only = False
+
+    def __init__(self, url: str, schema: str, place: str, folder: Path | None = None) -> None:
+        super().__init__()
+        self.url, self.schema, self.place, self.folder = url, schema, place, folder
+        self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPool] = weakref.WeakKeyDictionary()
+        self._slow: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._pool: ThreadPool | None = None
+        self.markers = Markers()
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+        self._callers = Threads(PG_POOL_MIN)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ready = self._closed = self._forked = False
+        # Why the last transaction on a loop found no server, if it did not.
+        self._loss: BaseException | None = None
+        self._users = 0
+        _all.add(self)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        from hermes.store.postgres import maintenance
+
+        return maintenance
+
+    # --- blocking -----------------------------------------------------------------------------------------------
+
+    def write(self, work: Work[R], *, sync: bool = False) -> R:
+        if (tx := self._current_tx()) is not None:
+            return tx.nested(work)
+        return self._run(work, _WRITE)
+
+    def read(self, work: Work[R], *, slow: bool = False, stop: threading.Event | None = None) -> R:
+        if (tx := self._current_tx()) is not None:
+            return work(tx)
+        return self._run(work, _READ)
+
+    def _current_tx(self) -> PostgresTx | None:
+        current = getcurrent()
+        if isinstance(current, Bridge) and current.engine is self:
+            return current.tx
+        return getattr(self._thread, "tx", None)
+
+    def _run(self, work: Work[R], begin: str) -> R:
+        retries = _Retries(self.place, PG_AWAY_S_MAX)
+        while True:
+            attempt = _Attempt(self, work, begin, on_loop=False, clean=retries.clean)
+            try:
+                with self._connection() as db:
+                    try:
+                        self._thread.tx = attempt.begin(db)
+                        attempt.run()
+                    except BaseException:
+                        _roll_back(db)
+                        raise
+                    finally:
+                        self._thread.tx = None
+                return attempt.finish()
+            except (psycopg.Error, Conflict, Unencodable) as error:
+                if attempt.marker is not None:
+                    if is_lost(error) and self._is_committed(attempt.marker):
+                        return attempt.finish()
+                    self.markers.put(attempt.marker)
+                time.sleep(retries.wait_s(error))
+
+    def _is_committed(self, marker: Marker) -> bool:
+        retries = _Retries(self.place)
+        while True:
+            try:
+                with self._connection() as db:
+                    db.execute(END_BACKEND, (marker.backend_pid,))
+                    answer = db.execute(*marker.question).fetchone()
+                return bool(answer and answer[0])
+            except psycopg.Error as error:
+                with _unknown_outcome(self.place):
+                    wait_s = retries.wait_s(error)
+                time.sleep(wait_s)
+
+    def run_outside_transaction(self, statements: Sequence[str]) -> None:
+        if self._current_tx() is not None:
+            raise StoreError("This cannot be done in the middle of a transaction.", where=self.place)
+        try:
+            with self._connection() as db:
+                for statement in statements:
+                    db.execute(statement)
+        except psycopg.Error as error:
+            raise explained(error, self.place) from error
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+        pool = self._thread_pool()
+        db = pool.take(BUSY_S_MAX)
+        try:
+            yield db
+        except BaseException as error:
+            _drop_useless(pool, db, error)
+            raise
+        finally:
+            pool.put(db)
+
+    def _thread_pool(self) -> ThreadPool:
+        self.open()
+        with self._lock:
+            self._check_usable()
+            if self._pool is None:
+                self._pool = ThreadPool(partial(opening.connect_thread, self.url, self.schema), PG_THREAD_POOL_MAX)
+            return self._pool
+
+    # --- on an event loop ---------------------------------------------------------------------------------------
+
+    def submit_write(self, work: Work[R], *, sync: bool = False) -> asyncio.Future[R]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[R] = loop.create_future()
+        task = loop.create_task(self._run_on_loop(work, _WRITE))
+        self._tasks.add(task)
+
+        def settle(task: asyncio.Task[R]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():
+                done.cancel()
+                return
+            error = task.exception()
+            if done.done():
+                return
+            if error is None:
+                done.set_result(task.result())
+            else:
+                done.set_exception(error)
+
+        task.add_done_callback(settle)
+        return done
+
+    async def read_soon(self, work: Work[R], *, slow: bool = False) -> R:
+        if not slow:
+            return await self._run_on_loop(work, _READ)
+        loop = asyncio.get_running_loop()
+        limit = self._slow.setdefault(loop, asyncio.Semaphore(SLOW_READERS_MAX))
+        try:
+            async with asyncio.timeout(SLOW_READ_S_MAX), limit:
+                return await self._run_on_loop(work, _READ)
+        except TimeoutError:
+            if self._loss is not None:
+                raise unreachable(self.place, self._loss) from None
+            message = f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once."
+            raise StoreTimeout(message, hint="ask for less, or try again later") from None
+
+    async def _run_on_loop(self, work: Work[R], begin: str) -> R:
+        retries = _Retries(self.place)
+        while True:
+            attempt = _Attempt(self, work, begin, on_loop=True, clean=retries.clean)
+            try:
+                async with self._connection_on_loop() as db:
+                    try:
+                        bridge = Bridge()
+                        bridge.tx, bridge.engine = attempt.begin(db), self
+                        await run_in_bridge(bridge, attempt.run)
+                        self._loss = None
+                    except BaseException:
+                        await _roll_back_on_loop(db)
+                        raise
+                return attempt.finish()
+            except (psycopg.Error, Conflict, Unencodable) as error:
+                if attempt.marker is not None:
+                    if is_lost(error) and await self._is_committed_on_loop(attempt.marker):
+                        return attempt.finish()
+                    self.markers.put(attempt.marker)
+                self._loss = error if is_lost(error) else None
+                await asyncio.sleep(retries.wait_s(error))
+
+    async def _is_committed_on_loop(self, marker: Marker) -> bool:
+        retries = _Retries(self.place)
+        while True:
+            try:
+                async with self._connection_on_loop() as db:
+                    await db.execute(END_BACKEND, (marker.backend_pid,))
+                    answer = await (await db.execute(*marker.question)).fetchone()
+                return bool(answer and answer[0])
+            except psycopg.Error as error:
+                with _unknown_outcome(self.place):
+                    wait_s = retries.wait_s(error)
+                await asyncio.sleep(wait_s)
+
+    @asynccontextmanager
+    async def _connection_on_loop(self, timeout_s: float | None = None) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        self._check_usable()
+        pool = self._pools.get(asyncio.get_running_loop()) or await self._loop_pool()
+        db = await pool.take(BUSY_S_MAX if timeout_s is None else timeout_s)
+        try:
+            yield db
+        except BaseException as error:
+            _drop_useless(pool, db, error)
+            raise
+        finally:
+            pool.put(db)
+
+    async def _loop_pool(self) -> LoopPool:
+        if not self._ready:
+            await self.apply(self.open)
+        loop = asyncio.get_running_loop()
+        if (pool := self._pools.get(loop)) is None:
+            connect = partial(opening.connect_loop, self.url, self.schema)
+            pool = self._pools[loop] = LoopPool(connect, PG_POOL_MAX)
+            weakref.finalize(loop, pool.idle.close)
+        return pool
+
+    async def apply(self, function: Callable[[], R]) -> R:
+        self._check_usable()
+        return await self._callers.call(function)  # type: ignore[no-any-return]
+
+    # --- its life -----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._check_usable()
+        if not self._ready:
+            self.check_finished(opening.make_ready(self.url, self.schema, self.place), self.place)
+            self._ready = True
+
+    def exists(self) -> bool:
+        self._check_usable()
+        return self._ready or opening.has_tables(self.url, self.schema, self.place)
+
+    async def check(self) -> None:
+        try:
+            async with asyncio.timeout(PG_CHECK_S_MAX), self._connection_on_loop() as db:
+                await opening.check_writable(db, self.place)
+        except TimeoutError as error:
+            raise unreachable(self.place, TimeoutError(f"no answer within {PG_CHECK_S_MAX:g} s")) from error
+        except psycopg.Error as error:
+            raise unreachable(self.place, error) from error
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise StoreError(
+                "The database was opened before this process was forked off, and cannot be used in it.",
+                where=self.place,
+                hint="start the process anew instead of forking it (for example the spawn method of multiprocessing)",
+            )
+        if self._closed:
+            raise StoreError("The database is closed.", where=self.place)
+
+    @classmethod
+    def of(cls, url: str, schema: str, place: str, folder: Path | None = None) -> PostgresEngine:
+        """The engine of a schema, shared by all who ask; each gives it back with `release`."""
+        with _registry_lock:
+            if (engine := _engines.get((url, schema))) is None or engine._forked:
+                engine = _engines[url, schema] = cls(url, schema, place, folder)
+            engine._users += 1
+            return engine
+
+    def shared(self) -> PostgresEngine:
+        with _registry_lock:
+            self._check_usable()
+            self._users += 1
+        return self
+
+    def drop(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        with _registry_lock:
+            self._users -= 1
+            if self._users > 0 or self._closed:
+                return
+            _engines.pop((self.url, self.schema), None)
+            self._closed = True
+        if self._forked:
+            return
+        for pool in self._pools.values():
+            pool.idle.close()
+        if self._pool is not None:
+            self._pool.idle.close()
+        self._callers.close()
+
+
+class _Attempt(Generic[R]):
+    """One run of the work of a transaction."""
+
+    def __init__(self, engine: PostgresEngine, work: Work[R], begin: str, *, on_loop: bool, clean: bool) -> None:
+        self._engine, self._work, self._begin = engine, work, begin
+        self._on_loop, self._clean = on_loop, clean
+        # Set once COMMIT is sent of a transaction that has changed something.
+        self.marker: Marker | None = None
+        self._tx: PostgresTx
+        self._result: R
+
+    def begin(self, db: Any) -> PostgresTx:
+        self._tx = PostgresTx(db, self._begin, on_loop=self._on_loop, clean=self._clean)
+        return self._tx
+
+    def run(self) -> None:
+        # Taken before the transaction has its view: a marker that another one uses meanwhile would be in the way.
+        markers = self._engine.markers
+        marker = markers.take()
+        try:
+            self._result = self._work(self._tx)
+        except BaseException:
+            markers.put(marker)
+            raise
+        if self._tx.has_changes and not self._tx.read_only:
+            self.marker = marker
+            marker.backend_pid = self._tx.backend_pid
+        else:
+            markers.put(marker)
+        self._tx.commit(self.marker)
+
+    def finish(self) -> R:
+        """What is due once the transaction counts."""
+        if self.marker is not None:
+            self._engine.markers.put(self.marker)
+        for act in self._tx.later:
+            try:
+                act()
+            except Exception:
+                log.exception("what was to follow a change of %s", self._engine.place)
+        return self._result
+
+
+@contextmanager
+def _unknown_outcome(place: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        message = "The connection to PostgreSQL was lost during a commit: whether the change was made is not known."
+        raise StoreUnreachable(message, where=place, hint="look before trying it again") from error
+
+
+def _drop_useless(pool: LoopPool | ThreadPool, db: Any, error: BaseException) -> None:
+    if is_lost(error):
+        close_now(db)
+        pool.idle.drop_all()  # they were made to the same server
+    elif isinstance(error, STALE):
+        close_now(db)
+
+
+def _roll_back(db: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.Error):
+        if is_connected(db):
+            db.execute("ROLLBACK")
+
+
+async def _roll_back_on_loop(db: psycopg.AsyncConnection[Any]) -> None:
+    with suppress(psycopg.Error):
+        if is_connected(db):
+            await db.execute("ROLLBACK")
+
+
+_engines: dict[tuple[str, str], PostgresEngine] = {}
+_all: weakref.WeakSet[PostgresEngine] = weakref.WeakSet()
+_registry_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The connections are the parent's."""
+    global _registry_lock  # noqa: PLW0603
+    _registry_lock = threading.Lock()
+    for engine in _all:
+        engine._forked = True
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,116 @@
+"""What can be wrong with a PostgreSQL server: errors in words with what to do. No password is in them."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import errors
+
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.limits import BUSY_S_MAX
+from hermes.store.base import (
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRuleBroken,
+    StoreTimeout,
+    StoreUnreachable,
+)
+
+# The prepared statements of the connection are not what psycopg takes them for: one was to be prepared behind a
+# statement that failed, or its tables have changed since.
+STALE = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement, errors.FeatureNotSupported)
+# The transaction is run again: another one was in the way, or the connection is replaced.
+RETRIED = (
+    *STALE,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.UniqueViolation,
+    errors.ForeignKeyViolation,
+    errors.LockNotAvailable,
+)
+# The server is stopping, starting, or no longer the one that takes changes.
+_AWAY = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.DatabaseDropped,
+    errors.IdleInTransactionSessionTimeout,
+    errors.ReadOnlySqlTransaction,
+    errors.TooManyConnections,
+)
+_REFUSED = (
+    errors.InvalidPassword,
+    errors.InvalidAuthorizationSpecification,
+    errors.InvalidCatalogName,
+    errors.InvalidSchemaName,
+    errors.InsufficientPrivilege,
+)
+# A connection that was not made has no state: then libpq's words tell, without the names of hosts and files in quotes.
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+_REFUSED_WORDS = re.compile(
+    "authentication failed|no password supplied|does not exist|permission denied for|not permitted to log in"
+    "|no pg_hba.conf entry|does not support SSL|certificate verify failed|server certificate for|invalid"
+)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is gone, or is of no use any more."""
+    if isinstance(error, _AWAY):
+        return True
+    # What the server has said has a state; the rest is the connection's.
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
+
+
+def unreachable(place: str, error: BaseException) -> StoreUnreachable:
+    return StoreUnreachable(
+        f"PostgreSQL is out of reach: {_first_line(error)}.",
+        where=place,
+        hint="check that the server runs and that storage.url names its address",
+    )
+
+
+def explained(error: BaseException, place: str) -> BaseException:
+    if not isinstance(error, psycopg.Error):
+        return error
+    if is_lost(error):
+        return unreachable(place, error)
+    if isinstance(error, errors.QueryCanceled):
+        return StoreTimeout("The store had no answer in time.", where=place, hint="ask for less, or try again later")
+    if isinstance(error, psycopg.IntegrityError):
+        return StoreRuleBroken(
+            f"The change breaks a rule of the tables: UNIQUE or FOREIGN KEY ({_first_line(error)}).", where=place
+        )
+    if isinstance(error, RETRIED):
+        message = f"Other changes have been in the way for more than {BUSY_S_MAX:g} s."
+        return StoreBusy(message, where=place, hint="try again")
+    if isinstance(error, errors.DiskFull):
+        return StoreFull("The disk of the database server is full; nothing was changed.", where=place)
+    if isinstance(error, errors.InsufficientPrivilege):
+        return StoreReadOnly(f"The database user lacks a right: {_first_line(error)}.", where=place)
+    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+        return StoreDamaged(f"The database is damaged: {_first_line(error)}.", where=place)
+    return StoreError(f"The database failed: {_first_line(error)}.", where=place)
+
+
+def refused_at_start(error: BaseException, place: str) -> HermesError:
+    """What keeps a process from starting: a configuration to correct, or a server that is away."""
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        # What libpq has to say may quote the password.
+        message = "The address of PostgreSQL is not valid, or has a parameter that PostgreSQL does not know."
+        return ConfigError(message, where=place, hint="correct storage.url (HERMES_DATABASE_URL)")
+    line = _first_line(error)
+    stateless = getattr(error, "sqlstate", None) is None
+    if isinstance(error, _REFUSED) or (stateless and _REFUSED_WORDS.search(_QUOTED.sub("", str(error)))):
+        hint = "correct storage.url (HERMES_DATABASE_URL): user, password and database, and the user's rights"
+        return ConfigError(f"PostgreSQL refuses this configuration: {line}.", where=place, hint=hint)
+    return unreachable(place, error)
+
+
+def _first_line(error: BaseException) -> str:
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = primary or str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

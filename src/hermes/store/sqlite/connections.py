@@ -1,0 +1,258 @@
+"""Connections to SQLite: what a transaction offers, how a file is opened, and waiting for other processes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+import random
+import sqlite3
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from hermes.core import limits
+from hermes.core.limits import BUSY_TIMEOUT_S, PROGRESS_STEPS
+from hermes.core.text import whole_text
+from hermes.store.base import StoreError
+from hermes.store.engine import Params, Record, TimeUp
+from hermes.store.engine import Tx as AnyTx
+
+R = TypeVar("R")
+# What upkeep has done: nothing that was due, a part of it, or all that was left.
+Done = Literal["nothing", "more", "all"]
+# For a value whose type it does not know sqlite3 looks for two methods that nothing has, and it does not know None.
+sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be made
+    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says how far it has come. A
+    migration leaves its mark in a file that `has_marks`."""
+
+    migrations: Sequence[Sequence[str]]
+    index: str = ""
+    probe: Callable[[Tx], bool] | None = None
+    upkeep: Callable[[Tx], Done] | None = None
+    has_marks: bool = False
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+
+# The counters, each in a row on a page that is written anyway.
+_NEXT_VALUE = {
+    "lease_token": "INSERT INTO leases VALUES ('', '', 1, 0) "
+    "ON CONFLICT (name) DO UPDATE SET token = token + 1 RETURNING token",
+    "response_use": "UPDATE counters SET value = value + 1 WHERE name = 'used' RETURNING value",
+}
+
+
+class Tx(AnyTx):
+    __slots__ = ("_db", "_stop")
+    backend = "sqlite"
+
+    def __init__(self, db: sqlite3.Connection, stop: threading.Event | None = None) -> None:
+        self._db, self._stop = db, stop
+        self.read_only, self.later = False, []
+
+    def execute(self, sql: str, params: Params = ()) -> None:
+        self._run(sql, params)
+
+    def change(self, sql: str, params: Params = ()) -> int:
+        return self._run(sql, params).rowcount
+
+    def many(self, sql: str, rows: Sequence[Params]) -> None:
+        self._db.executemany(sql, rows)
+
+    def row(self, sql: str, params: Params = ()) -> Record | None:
+        row: Record | None = self._run(sql, params).fetchone()
+        return row
+
+    def rows(self, sql: str, params: Params = ()) -> list[Record]:
+        return self._run(sql, params).fetchall()
+
+    def each(self, sql: str, params: Params = ()) -> Iterator[Record]:
+        return iter(self._run(sql, params))
+
+    def value(self, sql: str, params: Params = (), default: object = None) -> Any:
+        row = self._run(sql, params).fetchone()
+        return default if row is None else row[0]
+
+    def _run(self, sql: str, params: Params) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, params)
+        except UnicodeEncodeError:  # half a surrogate pair, which names and finds nothing
+            return self._db.execute(sql, [whole_text(p) if isinstance(p, str) else p for p in params])
+
+    def prefetch(self, sql: str, params: Params = ()) -> None:
+        pass  # there are no round trips
+
+    def next_value(self, counter: Literal["lease_token", "response_use"]) -> int:
+        return int(self._run(_NEXT_VALUE[counter], ()).fetchone()[0])
+
+    def nested(self, work: Callable[[Any], R]) -> R:
+        callbacks = len(self.later)
+        self._db.execute("SAVEPOINT part")
+        try:
+            result = work(self)
+        except BaseException:
+            del self.later[callbacks:]
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK TO part")
+                self._db.execute("RELEASE part")
+            raise
+        self._db.execute("RELEASE part")
+        return result
+
+    @property
+    def changes(self) -> int:
+        return self._db.total_changes
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        watch(self._db, self._stop, time.monotonic() + seconds)
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                raise TimeUp from None
+            raise
+        finally:
+            watch(self._db, self._stop)
+
+
+def watch(db: sqlite3.Connection, stop: threading.Event | None, until: float = math.inf) -> None:
+    """Interrupt what this connection does once `stop` is set or the time has come; with neither, no longer."""
+    if stop is None and until == math.inf:
+        db.set_progress_handler(None, 0)
+    else:
+        db.set_progress_handler(
+            lambda: (stop is not None and stop.is_set()) or time.monotonic() > until, PROGRESS_STEPS
+        )
+
+
+class Connection(sqlite3.Connection):
+    """A connection. With a stamp it reads a file that nobody had open then, and leaves nothing beside it."""
+
+    stamp: tuple[int, int] | None = None
+    stale = False
+
+    def as_it_was(self, path: Path | None) -> bool:
+        return self.stamp is None or path is None or stamp_of(path) == self.stamp
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """The state of a file, or nothing while it is in use."""
+    if path.with_name(path.name + "-wal").exists() and path.with_name(path.name + "-wal").stat().st_size:
+        return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of the same name; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def require_fts5() -> None:
+    if not has_fts5():
+        raise StoreError(
+            "This Python's SQLite was built without full-text search (FTS5).",
+            hint="use a Python whose sqlite3 module has FTS5, such as the one of the system or of python.org",
+        )
+
+
+def connect(where: str) -> Connection:
+    db = sqlite3.connect(
+        where,
+        factory=Connection,
+        uri=where != ":memory:",
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    db.row_factory = sqlite3.Row
+    add_functions(db)
+    return db
+
+
+def add_functions(db: sqlite3.Connection) -> None:
+    db.create_function("clock", 0, lambda: time.time())  # noqa: PLW0108  (looked up at each call)
+    db.create_function("sha256", 1, lambda text: hashlib.sha256(text.encode()).hexdigest(), deterministic=True)
+
+
+def uri(path: Path, mode: str) -> str:
+    return f"file:{urllib.parse.quote(str(path))}?mode={mode}"
+
+
+@functools.cache
+def has_fts5() -> bool:
+    with sqlite3.connect(":memory:") as db:
+        options = [row[0] for row in db.execute("PRAGMA compile_options")]
+    db.close()
+    return "ENABLE_FTS5" in options
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system that a path lies on, as the system calls it; empty where it does not say."""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].replace("\\040", " ")
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, after.split()[0]
+    return kind
+
+
+def is_busy(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+    """Wait for another process, but not for ever.
+
+    The waits are short: SQLite's own grow to 100 ms, while two busy workers hold the lock for a millisecond each.
+    """
+    until, wait_s = time.monotonic() + limits.BUSY_S_MAX, limits.BUSY_WAIT_S_MIN
+    db.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                return db.execute(sql)
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or time.monotonic() > until:
+                    raise
+            time.sleep(random.uniform(wait_s / 2, wait_s))  # noqa: S311  (only to keep two processes out of step)
+            wait_s = min(2 * wait_s, limits.BUSY_WAIT_S_MAX)
+    finally:
+        db.execute(f"PRAGMA busy_timeout={int(limits.BUSY_TIMEOUT_S * 1000)}")
+
+
+@contextmanager
+def write_transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes: all of it, or nothing."""
+    patiently(db, "BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")

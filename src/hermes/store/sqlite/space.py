@@ -1,0 +1,48 @@
+"""Giving the space of deleted rows back to the file system, a few pages at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+from hermes.core.limits import FREE_PAGES_KEPT_MIN, UPKEEP_STEP_S
+from hermes.store.engine import Tx as AnyTx
+from hermes.store.sqlite.connections import Done, Tx
+
+_INCREMENTAL = 2
+# So much of a file may be free: what is given back and taken again at once is only work.
+_FREE_SHARE = 16
+
+
+def gives_back(db: sqlite3.Connection | AnyTx) -> bool:
+    """Whether the file can become smaller page by page; only a whole vacuum changes that."""
+    mode = db.value("PRAGMA auto_vacuum") if isinstance(db, AnyTx) else db.execute("PRAGMA auto_vacuum").fetchone()[0]
+    return bool(mode == _INCREMENTAL)
+
+
+def give_back(tx: Tx) -> Done:
+    """Cut free pages off the file for a few milliseconds."""
+    if not gives_back(tx):
+        return "nothing"
+    free, pages = int(tx.value("PRAGMA freelist_count")), int(tx.value("PRAGMA page_count"))
+    surplus = free - max(FREE_PAGES_KEPT_MIN, (pages - free) // _FREE_SHARE)
+    if surplus <= 0:
+        return "nothing"
+    until = time.monotonic() + UPKEEP_STEP_S
+    while True:
+        tx.execute("PRAGMA incremental_vacuum(1)")  # a larger number frees one page as well: sqlite3 steps only once
+        surplus -= 1
+        if surplus <= 0 or time.monotonic() > until:
+            break
+    return "more" if surplus > 0 else "all"
+
+
+def vacuum(db: sqlite3.Connection) -> None:
+    """Write the whole file anew, without free pages; from then on it gives them back by itself."""
+    db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
+    db.execute("VACUUM")
+
+
+def prepare(db: sqlite3.Connection) -> None:
+    """A file that has nothing in it yet will give its space back."""
+    db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")

@@ -1,0 +1,56 @@
+"""What was used on which day (UTC), by owner and model: named numbers that are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
+
+from hermes.store.codec import clean
+from hermes.store.engine import Tx
+from hermes.store.repository import Repository, reads_slowly, writes
+
+Group = Literal["day", "owner", "provider", "model"]
+
+
+class UsageKey(NamedTuple):
+    """`day`: the number of days since 1970."""
+
+    day: int
+    owner: str
+    provider: str
+    model: str
+
+
+_ADD = (
+    "INSERT INTO usage_days VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (day, owner, provider, model, name) DO UPDATE SET value = usage_days.value + excluded.value"
+)
+
+
+class UsageDays(Repository):
+    @writes
+    def add(self, tx: Tx, amounts: Mapping[UsageKey, Mapping[str, float]]) -> None:
+        # In one order, so that replicas do not wait for each other in a circle.
+        for key in sorted(amounts):
+            for name in sorted(amounts[key]):
+                tx.execute(_ADD, (key.day, *map(clean, key[1:]), name, amounts[key][name]))
+
+    @reads_slowly
+    def sums(
+        self, tx: Tx, first_day: int, groups: Sequence[Group], owner: str | None = None
+    ) -> dict[tuple[str | int, ...], dict[str, float]]:
+        """The numbers since a day, added up by these columns; of one owner, or of all."""
+        columns = [column for column in get_args(Group) if column in groups]
+        where, values = (
+            ("day >= ? AND owner = ?", (first_day, owner)) if owner is not None else ("day >= ?", (first_day,))
+        )
+        grouped = ", ".join([*columns, "name"])
+        found: dict[tuple[str | int, ...], dict[str, float]] = {}
+        for row in tx.rows(f"SELECT {grouped}, sum(value) FROM usage_days WHERE {where} GROUP BY {grouped}", values):
+            *key, name, value = tuple(row)
+            found.setdefault(tuple(key), {})[name] = value
+        return dict(sorted(found.items()))
+
+    @writes
+    def sweep(self, tx: Tx, first_day: int) -> int:
+        return tx.change("DELETE FROM usage_days WHERE day < ?", (first_day,))

@@ -1,0 +1,610 @@
+"""NATS between replicas: what is wrong with a connection is told, and what travels arrives once, or is seen to be missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.bus import frames, nats_bus, nats_peers
+from hermes.bus.memory import Subscription
+from hermes.bus.nats_bus import NatsBus, NatsFollower, decode_batch, encode_batches
+from hermes.bus.nats_connection import BusError, NatsConnection, is_nats, namespace_of
+from hermes.bus.nats_members import Members
+from hermes.bus.nats_peers import NatsPeers, NatsPeerServer
+from hermes.bus.nats_queue import NatsQueue
+from hermes.bus.peers import PeerGone, name_of
+from hermes.cluster.engines import free_port
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.events import Event
+from hermes.core.limits import QUEUE_EVENTS_MAX
+from hermes.core.processes import this_process
+from support.nats_server import NatsServer, eventually, nats_server
+
+SURELY_S = 20.0
+RUN = "run_1"
+
+
+def delta(seq: int, text: str = "x") -> Event:
+    data = {"message_id": "m", "offset": seq - 1, "text": text}
+    return Event(RUN, "text.delta", 1, data, seq, round(time.time(), 3))
+
+
+class Side:
+    """One replica's connection and bus."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.connection = NatsConnection(url, namespace)
+        self.bus = NatsBus(self.connection)
+        self.members = Members(self.connection)
+        self.peers = NatsPeers(self.connection, self.members)
+
+    async def open(self) -> Side:
+        await self.connection.connect()
+        self.bus.start()
+        return self
+
+    async def close(self) -> None:
+        await self.members.close()
+        await self.bus.stop()
+        await self.connection.close()
+
+
+async def stored(side: Side, after: int, expected: list[int]) -> list[int]:
+    """What the stream has, which gets events a moment after their readers."""
+    seqs: list[int] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SURELY_S):
+            while (seqs := [event.seq for event in await side.bus.recent(RUN, after)]) != expected:
+                await asyncio.sleep(0.01)
+    return seqs
+
+
+@pytest.fixture
+async def sides(shared_nats: str, namespace: str) -> AsyncIterator[tuple[Side, Side]]:
+    one, other = [await Side(shared_nats, namespace).open() for _ in range(2)]
+    yield one, other
+    await one.close()
+    await other.close()
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["", "redis://x", "nats:", "nats://", "nats://h:x", "http://h:4222", "memory:x", "nats://a,b"]
+)
+def test_wrong_bus_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"bus\.url") as told:
+        is_nats(url)
+    assert told.value.exit_code == 78 and told.value.hint
+
+
+def test_bus_urls() -> None:
+    assert not is_nats("memory:")
+    assert all(map(is_nats, ("nats://h", "nats://u:p@h:4222", "tls://h:1", "nats://a:1, nats://b:2")))
+
+
+def test_namespace_is_that_of_profile() -> None:
+    assert (namespace_of("default", "default"), namespace_of("team", "work")) == ("default", "team-work")
+    with pytest.raises(ConfigError):
+        namespace_of("a.b", "default")
+
+
+async def refusal(url: str) -> HermesError:
+    connection = NatsConnection(url, "t")
+    try:
+        await connection.connect()
+    except HermesError as error:
+        assert connection.client is None
+        return error
+    await connection.close()
+    raise AssertionError("it was connected")
+
+
+async def test_unreachable_nats_at_start() -> None:
+    error = await refusal(f"nats://user:hunter2@127.0.0.1:{free_port()}")
+    assert isinstance(error, BusError) and error.exit_code == 69
+    assert "out of reach" in str(error) and "hunter2" not in str(error) and error.hint
+
+
+async def test_nats_without_jetstream(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "n", jetstream=False) as server:
+        error = await refusal(server.url)
+    assert isinstance(error, ConfigError) and "JetStream" in str(error) and "nats-server -js" in error.hint
+
+
+async def test_refused_credentials(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "n", "--user", "u", "--pass", "hunter2") as server:
+        error = await refusal(server.url.replace("nats://", "nats://u:wrong-word@"))
+        assert isinstance(error, ConfigError) and "credentials" in str(error) and "wrong-word" not in str(error)
+        connection = NatsConnection(server.url.replace("nats://", "nats://u:hunter2@"), "t")
+        await connection.connect()
+        await connection.check()
+        assert "hunter2" not in connection.shown_url
+        await connection.close()
+
+
+async def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hermes.bus.nats_client", raising=False)
+    monkeypatch.setitem(sys.modules, "nats.aio.client", None)
+    error = await refusal("nats://127.0.0.1:4222")
+    assert isinstance(error, ConfigError) and error.hint == "hermes install nats"
+
+
+async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
+    connection = NatsConnection(own_nats.url, "t")
+    await connection.connect()
+    await connection.js.delete_stream(connection.runs_stream)
+    await connection.js.add_stream(name=connection.runs_stream, subjects=["orders"])
+    await connection.close()
+    assert "not one of Hermes" in str(await refusal(own_nats.url))
+
+
+async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsServer) -> None:
+    side = await Side(own_nats.url, "t").open()
+    changes: list[bool] = []
+    side.connection.changes.append(lambda: changes.append(side.connection.connected))
+    own_nats.stop(forget=True)
+    await eventually(lambda: changes == [False])
+    with pytest.raises(BusError, match="out of reach"):
+        await side.bus.check()
+    own_nats.start()
+    await eventually(lambda: changes == [False, True])
+    await side.bus.check()
+    assert (await side.connection.js.stream_info(side.connection.events_stream)).state.messages == 0
+    await side.close()
+
+
+# --- live events ------------------------------------------------------------------------------------------------------
+
+
+async def taken(subscription: Any, last: int) -> list[int]:
+    """The numbers that come, up to this one."""
+    seqs: list[int] = []
+    async with asyncio.timeout(SURELY_S):
+        while last not in seqs:
+            seqs += [event.seq for event in await subscription.take()]
+    return seqs
+
+
+async def test_events_reach_reader_of_other_replica(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    sent = [delta(seq, text) for seq, text in enumerate(("a", "ä", "half \ud800", "", "z"), start=1)]
+    for event in sent:
+        one.bus.publish(RUN, event)
+    events: list[Event] = []
+    async with asyncio.timeout(SURELY_S):
+        while len(events) < len(sent):
+            events += await reader.take()
+    assert events == sent
+
+
+async def test_sink_is_given_events_of_other_replica(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    got: list[int] = []
+
+    def sink(event: Event) -> bool:
+        got.append(event.seq)
+        return True
+
+    reader = other.bus.subscribe(RUN, sink)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    waiting = asyncio.ensure_future(reader.take())
+    await asyncio.sleep(0)
+    for seq in (1, 2, 3):
+        one.bus.publish(RUN, delta(seq))
+    await eventually(lambda: got == [1, 2, 3])
+    assert not waiting.done() and reader.delivered_seq == 3
+    waiting.cancel()
+
+
+async def test_readers_of_one_run_share_a_subscription(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    client = other.connection.client
+    assert client is not None
+    before = len(client._subs)
+    readers = [other.bus.subscribe(RUN) for _ in range(3)]
+    followers = [await other.bus.watch(RUN, reader) for reader in readers]
+    assert len(client._subs) == before + 1 and all(follower.joins(0) for follower in followers)
+    one.bus.publish(RUN, delta(1))
+    assert [await taken(reader, 1) for reader in readers] == [[1]] * 3
+    for follower in followers:
+        other.bus.unwatch(RUN, follower)
+    await eventually(lambda: len(client._subs) == before)
+
+
+async def test_missing_events_are_noticed_and_found_in_stream(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    for seq in (1, 2):
+        one.bus.publish(RUN, delta(seq))
+    assert one.connection.client is not None
+    await eventually(lambda: not one.bus._outgoing)
+    await one.connection.sync()
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    one.bus.publish(RUN, delta(3))
+    assert await taken(reader, 3) == [3]
+    assert not follower.joins(0) and not follower.joins(1)
+    assert await stored(other, 0, [1, 2, 3]) == [1, 2, 3]
+    assert [event.seq for event in await other.bus.recent(RUN, 1, time.time() - 60)] == [2, 3]
+    assert follower.joins(2)
+
+
+async def test_lost_message_makes_reader_catch_up(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    one.bus.publish(RUN, delta(1))
+    assert await taken(reader, 1) == [1]
+    one.bus.publish(RUN, delta(2))
+    one.bus._outgoing.clear()
+    one.bus.publish(RUN, delta(3))
+    await eventually(lambda: reader.overflowed)
+    assert not follower.joins(1) and await other.bus.recent(RUN, 1) == []
+    reader.overflowed = False
+    follower.reset()
+    assert follower.joins(3)
+    one.bus.publish(RUN, delta(4))
+    assert await taken(reader, 4) == [4]
+
+
+def test_event_that_came_before_the_reader_read_the_store_shows_the_gap() -> None:
+    subscription = Subscription()
+    follower = NatsFollower(subscription)
+    follower.receive(22, [delta(23)])
+    follower.reset()
+    assert not follower.joins(1) and follower.joins(22)
+    # Past its limit the queue is emptied: nothing that is known of it says what is missing now.
+    for seq in range(24, 24 + QUEUE_EVENTS_MAX):
+        follower.receive(seq - 1, [delta(seq)])
+    assert subscription.overflowed
+    subscription.overflowed = False
+    follower.reset()
+    assert follower.joins(30)
+    follower.receive(23 + QUEUE_EVENTS_MAX, [delta(24 + QUEUE_EVENTS_MAX)])
+    assert subscription.overflowed
+
+
+async def test_repeated_events_are_dropped(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0) and one.connection.client is not None
+    subject = f"{one.connection.prefix}.events.{RUN}"
+    for before, seqs in ((0, (1, 2)), (0, (1, 2)), (1, (2, 3))):
+        [data] = encode_batches(before, [delta(seq) for seq in seqs])
+        await one.connection.client.publish(subject, data)
+    assert await taken(reader, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"m", b"m\xc1", b"j{", frames.encode(1), frames.encode([1, [["a"]]]), frames.encode([0, []])]
+)
+async def test_bad_batch_does_not_end_subscription(sides: tuple[Side, Side], data: bytes) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0) and one.connection.client is not None
+    await one.connection.client.publish(f"{one.connection.prefix}.events.{RUN}", data)
+    one.bus.publish(RUN, delta(1))
+    assert await taken(reader, 1) == [1]
+    assert await stored(other, 0, [1]) == [1]
+
+
+def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
+    events = [delta(1, "a" * 200_000), delta(2, "b" * 200_000), delta(3, "c" * 300_000), delta(4)]
+    batches = [decode_batch(data) for data in encode_batches(0, events)]
+    assert [(before, rest if isinstance(rest, int) else [event[0] for event in rest]) for before, rest in batches] == [
+        (0, [1]),
+        (1, [2]),
+        (2, 3),
+        (3, [4]),
+    ]
+
+
+async def test_reference_sends_reader_to_store(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    one.bus.publish(RUN, delta(1, "x" * 300_000))
+    await eventually(lambda: reader.overflowed)
+    assert not follower.joins(0) and follower.joins(1)
+
+
+async def test_publishing_without_nats_drops_and_wakes_readers(own_nats: NatsServer) -> None:
+    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
+    reader, local = other.bus.subscribe(RUN), one.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    own_nats.stop(forget=True)
+    await eventually(lambda: not one.connection.connected and reader.overflowed)
+    one.bus.publish(RUN, delta(1))
+    assert [event.seq for event in await local.take()] == [1]
+    await eventually(lambda: one.bus.dropped == 1)
+    assert await other.bus.recent(RUN, 0) == []
+    reader.overflowed = False
+    own_nats.start()
+    # Readers must look at the store once more when NATS is back, and its streams too.
+    await eventually(lambda: one.connection.connected and reader.overflowed)
+    reader.overflowed = False
+    follower.reset()
+    one.bus.publish(RUN, delta(2))
+    assert await taken(reader, 2) == [2]
+    # The stream is empty now, and the event before this one was never sent.
+    assert not follower.joins(0) and follower.joins(1)
+    await one.close()
+    await other.close()
+
+
+async def test_stalled_nats_bounds_what_waits(own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_bus, "NATS_OUTGOING_EVENTS_MAX", 10)
+    side = await Side(own_nats.url, "t").open()
+    for seq in range(1, 21):
+        side.bus.publish(RUN, delta(seq))
+    assert side.bus.dropped == 10
+    await side.close()
+
+
+async def test_event_published_here_ends_following(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    reader = other.bus.subscribe(RUN)
+    follower = await other.bus.watch(RUN, reader)
+    assert follower.joins(0)
+    other.bus.publish(RUN, delta(4096))
+    assert reader.overflowed
+    reader.overflowed = False
+    one.bus.publish(RUN, delta(1))
+    await eventually(lambda: not one.bus._outgoing)
+    other.bus.publish(RUN, delta(4097))
+    assert await taken(reader, 4097) == [4097]
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+VALUES = [None, 1, 1.5, "ä", "half \ud800 of a pair", {"a": [1, {"b": None}]}, 1 << 80, "x" * 3_000_000]
+
+
+class Answering:
+    """What a replica answers."""
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self.closed = asyncio.Event()
+        self.server = NatsPeerServer(connection, {"echo": self.echo, "fail": self.fail}, {"count": self.count})
+
+    async def echo(self, value: Any) -> Any:
+        return value if value != "large" else VALUES[-1]
+
+    async def fail(self) -> None:
+        raise RuntimeError("no")
+
+    async def count(self, to: int, hang: bool) -> AsyncGenerator[list[Any], None]:
+        try:
+            for number in range(to):
+                yield [number, "x" * 1_000_000]
+            if hang:
+                await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture
+async def answering(sides: tuple[Side, Side]) -> AsyncIterator[Answering]:
+    found = Answering(sides[0].connection)
+    await found.server.start()
+    yield found
+    await found.server.close()
+
+
+OWN = name_of(this_process())
+
+
+@pytest.mark.parametrize("at", range(len(VALUES) - 1))
+async def test_replica_value_round_trip(sides: tuple[Side, Side], answering: Answering, at: int) -> None:
+    assert await sides[1].peers.ask(OWN, "echo", VALUES[at]) == VALUES[at]
+
+
+@pytest.mark.parametrize("run_id", ["run.1", "*", ">", "a b", "x\r\nPUB y 0\r\n", "", "ä" * 200])
+async def test_any_run_id_is_one_token_of_a_subject(sides: tuple[Side, Side], run_id: str) -> None:
+    one, other = sides
+    subject = one.connection.events_subject(run_id)
+    assert subject.count(".") == 3 and subject.isascii() and not set(subject) & set("*> \r\n")
+    reader, stranger = other.bus.subscribe(run_id), other.bus.subscribe("run_2")
+    followers = [await other.bus.watch(run_id, reader), await other.bus.watch("run_2", stranger)]
+    assert all(follower.joins(0) for follower in followers)
+    event = delta(1)
+    event.run_id = run_id
+    one.bus.publish(run_id, event)
+    assert await taken(reader, 1) == [1]
+    assert not stranger._events
+
+
+async def test_large_answer_of_replica_comes_in_parts(sides: tuple[Side, Side], answering: Answering) -> None:
+    assert await sides[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
+
+
+async def test_too_large_question_is_refused(sides: tuple[Side, Side], answering: Answering) -> None:
+    with pytest.raises(PeerGone):
+        await sides[1].peers.ask(OWN, "echo", VALUES[-1])
+
+
+@pytest.mark.parametrize("operation", ["fail", "unknown", "count"])
+async def test_failing_replica_operation_raises_peer_gone(
+    sides: tuple[Side, Side], answering: Answering, operation: str
+) -> None:
+    with pytest.raises(PeerGone):
+        await sides[1].peers.ask(OWN, operation)
+    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+
+
+@pytest.mark.parametrize("name", ["", "*", "peer-*", "a b\r\nPUB x 0"])
+async def test_bad_replica_name_is_gone(sides: tuple[Side, Side], answering: Answering, name: str) -> None:
+    with pytest.raises(PeerGone):
+        await sides[1].peers.ask(name, "echo", 1)
+
+
+async def test_unknown_replica_is_gone_at_once(sides: tuple[Side, Side]) -> None:
+    began = time.monotonic()
+    with pytest.raises(PeerGone):
+        await sides[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
+    assert [value async for value in sides[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"m\xc1", frames.encode(5), frames.encode(["echo", 5])])
+async def test_bad_question_does_not_end_answers(sides: tuple[Side, Side], answering: Answering, data: bytes) -> None:
+    client = sides[1].connection.client
+    assert client is not None
+    await client.publish(nats_peers._subject(sides[1].connection, OWN), data)
+    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+
+
+async def test_replica_stream_is_followed_to_end(sides: tuple[Side, Side], answering: Answering) -> None:
+    values = [value async for value in sides[1].peers.follow(OWN, "count", 3, False)]
+    assert [number for number, _ in values] == [0, 1, 2] and len(values[0][1]) == 1_000_000
+
+
+async def test_replica_stream_idle_keepalive(
+    sides: tuple[Side, Side], answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_peers, "PEER_IDLE_S", 0.05)
+    assert [value async for value in sides[1].peers.follow(OWN, "count", 0, True)] == [[]]
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+async def test_members_are_seen_counted_and_leave(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (side.members for side in sides)
+    one._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    gone: list[str] = []
+    spent: list[tuple[str, float]] = []
+    other.on_gone.append(gone.append)
+    other.on_spent = lambda rate, amount: spent.append((rate, amount))
+    await one.start()
+    await other.start()
+    await eventually(lambda: one.names() and other.names())
+    assert other.names() == [name_of(one._holder)]
+    one.put("alice", 2)
+    one.put("bob", 1)
+    one.put(None, 3)
+    one.spend("alice requests", 1.0)
+    await eventually(lambda: other.others(None) == 3)
+    assert (other.others("alice"), other.others("carol"), spent) == (2, 0, [("alice requests", 1.0)])
+    one.put("alice", 0)
+    await eventually(lambda: other.others(None) == 1)
+    await one.close()
+    await eventually(lambda: gone == ["elsewhere:1:1.00"])
+    assert other.names() == [] and other.others(None) == 0
+
+
+async def test_silent_member_is_gone(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.bus.nats_members.REPLICA_GONE_S", 1.0)
+    one, other = (side.members for side in sides)
+    one._holder = "elsewhere:1:1.00"
+    await other.start()
+    await one.start()
+    await eventually(lambda: len(other.names()) == 1)
+    assert one._beating is not None
+    one._beating.cancel()
+    await eventually(lambda: other.names() == [])
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03"])
+async def test_bad_sign_of_life_is_ignored(sides: tuple[Side, Side], data: bytes) -> None:
+    one, other = sides
+    await other.members.start()
+    client = one.connection.client
+    assert client is not None
+    await client.publish(f"{one.connection.prefix}.alive", data)
+    one.members._holder = "elsewhere:1:1.00"
+    await one.members.start()
+    await eventually(lambda: len(other.members.names()) == 1)
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+async def test_queued_message_is_delivered_once(sides: tuple[Side, Side]) -> None:
+    queues = [NatsQueue(side.connection) for side in sides]
+    for number in range(4):
+        await queues[0].put(f"run_{number}")
+    assert await queues[1].size() == 4
+    deliveries = [await queues[number % 2].take(SURELY_S) for number in range(4)]
+    assert await queues[0].take(0.1) is None
+    for delivery in deliveries:
+        assert delivery is not None and delivery.count == 1
+        await delivery.extend()
+        await delivery.ack()
+
+    async def is_empty() -> bool:
+        return await queues[0].size() == 0
+
+    await eventually(is_empty)
+
+
+async def test_message_given_back_comes_again_later(sides: tuple[Side, Side]) -> None:
+    queue = NatsQueue(sides[0].connection)
+    await queue.put("run_1")
+    delivery = await queue.take(SURELY_S)
+    assert delivery is not None
+    await delivery.nak(0.2)
+    began = time.monotonic()
+    again = await queue.take(SURELY_S)
+    assert again is not None and again.count == 2 and time.monotonic() - began > 0.1
+
+
+async def test_queue_without_nats(own_nats: NatsServer) -> None:
+    side = await Side(own_nats.url, "t").open()
+    queue = NatsQueue(side.connection)
+    await queue.put("run_1")
+    own_nats.stop(forget=True)
+    await eventually(lambda: not side.connection.connected)
+    await queue.put("run_2")
+    assert await queue.take(5) is None and await queue.size() is None
+    own_nats.start()
+    await eventually(lambda: side.connection.connected)
+
+    async def is_there() -> bool:
+        return await queue.size() == 0
+
+    await eventually(is_there)
+    await queue.put("run_3")
+
+    async def is_delivered() -> bool:
+        return await queue.take(1) is not None
+
+    await eventually(is_delivered)
+    await side.close()
+
+
+async def test_live_events_are_received_while_they_are_read(nats_url: str) -> None:
+    nats, other = NatsConnection(nats_url, "direct"), NatsConnection(nats_url, "direct")
+    await nats.connect()
+    await other.connect()
+    assert nats.client is not None and other.client is not None
+    received: list[bytes] = []
+    subscription = await nats.client.subscribe_directly("direct.test", received.append)
+    await nats.sync()
+    for text in (b"a", b"", b"c"):
+        await other.client.publish("direct.test", text)
+    await eventually(lambda: len(received) == 3)
+    assert received == [b"a", b"", b"c"]
+    # Nothing has gone through the subscription's own queue and task.
+    assert subscription.delivered == 0
+    await nats.client.unsubscribe_directly(subscription)
+    assert not nats.client._receivers
+    await nats.close()
+    await other.close()

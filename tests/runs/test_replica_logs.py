@@ -1,0 +1,228 @@
+"""Logs that several processes read and one writes, over NATS: the second reads what the first has shown, wherever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hermes.bus.nats_bus import NatsBus
+from hermes.bus.nats_connection import NatsConnection
+from hermes.core.events import Event
+from hermes.core.ids import random_hex
+from hermes.core.spec import RunSpec
+from hermes.guards.secrets import Secrets
+from hermes.runs.log import RunLog
+from hermes.runs.writer import RunWriter
+from hermes.store.base import Row
+from hermes.store.stores import AsyncStore, Store
+from support.nats_server import NatsServer, eventually, nats_server
+
+SURELY_S = 20.0
+
+
+class Replica:
+    def __init__(self, url: str, namespace: str, folder: Path, store: Store) -> None:
+        self.connection = NatsConnection(url, namespace)
+        self.bus = NatsBus(self.connection)
+        self.log = RunLog(self.bus, window_s=0.0, journal=folder)
+        self.store = AsyncStore(store)
+
+    async def start(self) -> Replica:
+        await self.connection.connect()
+        self.bus.start()
+        return self
+
+    async def write(self, spec: RunSpec) -> RunWriter:
+        writer = self.log.open(spec.run_id, self.store.runs, secrets=Secrets())
+        await self.store.runs.create(spec)
+        started = writer.event("run.started", model="m", provider="p")
+        await writer.append(started, session={"id": spec.session_id, "source": "cli"})
+        return writer
+
+    async def read(self, run_id: str, into: list[Event], after: int = 0) -> None:
+        async for event in self.log.subscribe(run_id, self.store.runs, after):
+            into.append(event)  # noqa: PERF401  (others look at it meanwhile)
+
+    async def sent(self) -> None:
+        """Wait until NATS has what was written."""
+        await asyncio.sleep(0)
+        await eventually(lambda: not self.bus._outgoing)
+        await self.connection.sync()
+        await asyncio.sleep(0.1)  # the stream has it a moment after its readers
+
+    async def stop(self) -> None:
+        self.log.shut()
+        await self.bus.stop()
+        await self.connection.close()
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    with nats_server(tmp_path / "nats") as server:
+        yield server  # type: ignore[misc]
+
+
+@pytest.fixture(params=["shared", "apart"])
+async def two(
+    request: pytest.FixtureRequest, tmp_path: Path, nats: NatsServer
+) -> AsyncIterator[tuple[Replica, Replica]]:
+    """Two replicas on one database; their journals are in one folder, or each has its own."""
+    store, namespace = Store(tmp_path / "state.db"), f"t{random_hex(6)}"
+    folders = [tmp_path / "journal", tmp_path / ("journal" if request.param == "shared" else "other")]
+    found = [await Replica(nats.url, namespace, folder, store).start() for folder in folders]
+    yield found[0], found[1]
+    for replica in found:
+        await replica.stop()
+    store.close()
+
+
+async def finish(writer: RunWriter, spec: RunSpec) -> None:
+    await writer.complete("m1", Row(spec.session_id, "assistant", "", run_id=spec.run_id))
+    await writer.emit("run.completed", usage={}, row=None)
+
+
+@pytest.mark.parametrize("begins", ["before", "amid", "after"])
+async def test_reader_of_other_replica_sees_same_log(two: tuple[Replica, Replica], begins: str) -> None:
+    one, other = two
+    spec = RunSpec("hi", session_id="s")
+    writer = await one.write(spec)
+    seen: dict[str, list[Event]] = {"one": [], "other": []}
+
+    def begin() -> list[asyncio.Task[None]]:
+        sides = zip((one, other), seen.values(), strict=True)
+        return [asyncio.create_task(side.read(spec.run_id, into)) for side, into in sides]
+
+    reading = begin() if begins == "before" else []
+    for number in range(40):
+        writer.text("m1", f"word {number} ")
+        await asyncio.sleep(0.001)
+        if begins == "amid" and number == 20:
+            reading = begin()
+    await finish(writer, spec)
+    reading = reading or begin()
+    async with asyncio.timeout(SURELY_S):
+        await asyncio.gather(*reading)
+    assert [event.as_dict() for event in seen["one"]] == [event.as_dict() for event in seen["other"]]
+    assert sum(event.type == "text.delta" for event in seen["other"]) == 40 and seen["other"][-1].final
+
+
+async def test_reader_sees_text_that_was_shown_before_it_came(two: tuple[Replica, Replica]) -> None:
+    one, other = two
+    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
+    writer = await one.write(spec)
+    writer.text("m1", "a ")
+    await one.sent()
+    # Nothing follows for long, as when a model thinks or a tool works.
+    reading = asyncio.create_task(other.read(spec.run_id, seen))
+    await eventually(lambda: any(event.type == "text.delta" for event in seen))
+    reading.cancel()
+
+
+async def test_reader_catches_up_after_nats_was_away(two: tuple[Replica, Replica], nats: NatsServer) -> None:
+    one, other = two
+    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
+    writer = await one.write(spec)
+    reading = asyncio.create_task(other.read(spec.run_id, seen))
+    writer.text("m1", "a ")
+    await eventually(lambda: any(event.type == "text.delta" for event in seen))
+    nats.stop(forget=True)
+    await eventually(lambda: not one.connection.connected and not other.connection.connected)
+    writer.text("m1", "b ")
+    await asyncio.sleep(0)
+    nats.start()
+    await eventually(lambda: one.connection.connected and other.connection.connected)
+    writer.text("m1", "c ")
+    await finish(writer, spec)
+    async with asyncio.timeout(SURELY_S):
+        await reading
+    whole: list[Event] = []
+    await one.read(spec.run_id, whole)
+    assert [event.as_dict() for event in seen] == [event.as_dict() for event in whole]
+
+
+async def test_text_of_stopped_writer_is_moved_to_store(two: tuple[Replica, Replica]) -> None:
+    """From its journal where that is shared, and otherwise from the stream."""
+    one, other = two
+    spec = RunSpec("hi", session_id="s")
+    writer = await one.write(spec)
+    for text in ("a ", "b ", "c "):
+        writer.text("m1", text)
+        writer.reasoning("m1", text, "text")
+        writer.output("call-1", text)
+    await one.sent()
+    assert await other.store.runs.partials(spec.run_id) == []
+    record = await other.store.runs.get(spec.run_id)
+    assert record is not None
+    await other.log.absorb_from(spec.run_id, other.store.runs, record.holder)
+    partials = {partial.stream_id: partial for partial in await other.store.runs.partials(spec.run_id)}
+    assert {partial.text for partial in partials.values()} == {"a b c "} and len(partials) == 3
+    assert partials["m1"].last_seq == writer.last_seq - 2
+    await other.log.absorb_from(spec.run_id, other.store.runs, record.holder)
+    assert {one.stream_id: one for one in await other.store.runs.partials(spec.run_id)} == partials
+
+
+async def test_journal_of_process_that_lost_the_run_is_not_shown(two: tuple[Replica, Replica]) -> None:
+    one, other = two
+    spec = RunSpec("hi", session_id="s")
+    writer = await one.write(spec)
+    writer.text("m1", "stale ")
+    await asyncio.sleep(0.01)
+    other.store.blocking.engine.write(
+        lambda tx: tx.execute("UPDATE runs SET holder = 'elsewhere:1:1.00' WHERE run_id = ?", (spec.run_id,))
+    )
+    page, _ = await other.log._page(spec.run_id, other.store.runs, 0)
+    assert [event.type for event in page] == ["run.started"]
+
+
+@pytest.mark.parametrize(("adopted", "texts"), [(False, ["shown "]), (True, [])])
+async def test_journal_left_behind_is_kept_for_whoever_is_about_to_go_on(
+    two: tuple[Replica, Replica], adopted: bool, texts: list[str]
+) -> None:
+    """Whoever moves a journal moves what others need of it, who may hold the lease and have read nothing yet."""
+    one, _ = two
+    spec, elsewhere = RunSpec("hi", session_id="s"), "elsewhere:1:1.00"
+    writer = await one.write(spec)
+    writer.text("m1", "shown ")
+    await asyncio.sleep(0.01)
+    one.log.shut()
+    assert await one.store.leases.acquire("session:s", elsewhere, 30) is not None
+    if adopted:
+        sql = "UPDATE runs SET holder = ? WHERE run_id = ?"
+        one.store.blocking.engine.write(lambda tx: tx.execute(sql, (elsewhere, spec.run_id)))
+    await one.log.absorb(one.store.runs)
+    assert [partial.text for partial in await one.store.runs.partials(spec.run_id)] == texts
+
+
+async def test_paused_writer_gives_nothing_out_until_it_goes_on(two: tuple[Replica, Replica]) -> None:
+    one, _ = two
+    spec = RunSpec("hi", session_id="s")
+    writer = await one.write(spec)
+    reader = one.bus.subscribe(spec.run_id)
+    writer.pause()
+    writer.text("m1", "late ")
+    committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
+    await asyncio.sleep(0.05)
+    assert not reader._events and not committing.done()
+    writer.go_on()
+    await asyncio.wait_for(committing, SURELY_S)
+    assert [event.type for event in await reader.take()] == ["text.delta", "notice"]
+
+
+async def test_writer_that_lost_its_run_gives_nothing_out(two: tuple[Replica, Replica]) -> None:
+    one, _ = two
+    spec = RunSpec("hi", session_id="s")
+    writer = await one.write(spec)
+    reader = one.bus.subscribe(spec.run_id)
+    writer.pause()
+    writer.text("m1", "late ")
+    committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
+    await asyncio.sleep(0)
+    writer.go_on(lost=True)
+    with pytest.raises(Exception, match="lost its session"):
+        await asyncio.wait_for(committing, SURELY_S)
+    await writer.close()
+    await asyncio.sleep(0.01)
+    assert not reader._events

@@ -1,0 +1,212 @@
+"""Replicas of one home over NATS: who carries submitted runs out, and what goes on while NATS is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from crash.plans import answer
+from hermes.cluster.engines import free_port
+from support.gateway import SURELY_S, Gateway, until
+from support.model_server import Handler, Reply, Request
+from support.replicas import Replicas, two_replicas
+from support.workers import Json, get, post
+
+from .test_workers import has_seen, has_status, stream, submitted
+
+
+def carriers(server: Replicas) -> Counter[int]:
+    """How many runs each process has carried out, or is carrying out."""
+    with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+        holders = db.execute("SELECT holder FROM runs WHERE started_at IS NOT NULL").fetchall()
+    return Counter(int(holder.split(":")[1]) for (holder,) in holders)
+
+
+def waiting(server: Replicas) -> int:
+    with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+        count: int = db.execute("SELECT count(*) FROM runs WHERE started_at IS NULL AND ended_at IS NULL").fetchone()[0]
+        return count
+
+
+async def test_submitted_runs_are_spread_and_bounded(home_folder: Path) -> None:
+    async with two_replicas(home_folder, answer, bus={"max_inflight": 2}) as server:
+        one, other = await server.both()
+        runs = [await submitted(one, f"n{at}: w") for at in range(6)]
+        await until(lambda: sum(carriers(server).values()) == 4)
+        assert carriers(server) == dict.fromkeys(server.pids, 2) and waiting(server) == 2
+        server.go()
+        for run_id in runs:
+            await has_status(other, run_id, "completed")
+        assert sum(carriers(server).values()) == 6
+
+
+async def test_queued_runs_of_one_session_are_carried_out_in_order(home_folder: Path) -> None:
+    async with two_replicas(home_folder, answer) as server:
+        one, other = await server.both()
+        await post(one, "/api/sessions", {"id": "s"}, 201)
+        runs = []
+        for at in range(4):
+            body = {"input": f"Turn n{at}: c.", "session_id": "s"}
+            runs.append((await post((one, other)[at % 2], "/v1/runs", body, 202))["run_id"])
+        for run_id in runs:
+            await has_status(other, run_id, "completed")
+        effects = (home_folder / "workspace" / "effects.txt").read_text().split()
+        assert effects == [f"call-n{at}-0-0" for at in range(4)]
+
+
+KEYS = {"alice": "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa", "bob": "k3Xw-9dN5_tR7yMf2QsV4hLz8JbP6cGe"}
+
+
+async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
+    keys = [{"name": name, "key": key, "scopes": ["runs"]} for name, key in KEYS.items()]
+    settings = {"bus": {"max_inflight": 1}, "api_server": {"keys": keys}}
+    async with two_replicas(home_folder, answer, **settings) as server:
+        one, other = await server.both()
+
+        async def submit(name: str, plan: str) -> str:
+            headers = {"Authorization": f"Bearer {KEYS[name]}"}
+            async with one.post("/v1/runs", json={"input": f"Turn {plan}."}, headers=headers) as response:
+                assert response.status == 202
+                return str((await response.json())["run_id"])
+
+        runs = [("alice", await submit("alice", f"a{at}: w")) for at in range(5)]
+        await until(lambda: sum(carriers(server).values()) == 2)
+        runs += [("bob", await submit("bob", f"b{at}: c")) for at in range(2)]
+        scopes = home_folder / "workspace" / "scopes"
+        await until(lambda: len(list(scopes.glob("*/effects.txt"))) == 1)
+        for folder in scopes.iterdir():
+            (folder / "go").touch()
+        for name, run_id in runs:
+            headers = {"Authorization": f"Bearer {KEYS[name]}"}
+            async with asyncio.timeout(SURELY_S):
+                while True:
+                    async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
+                        found = (await response.json())["status"]
+                    assert found in ("queued", "running", "completed"), found
+                    if found == "completed":
+                        break
+                    await asyncio.sleep(0.01)
+            # What is another owner's is unknown, whichever replica carries it out.
+            headers = {"Authorization": f"Bearer {KEYS['bob' if name == 'alice' else 'alice']}"}
+            async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
+                assert response.status == 404
+        with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+            owners = [owner for (owner,) in db.execute("SELECT owner FROM runs ORDER BY started_at")]
+        # The first of the second owner came last, and was the next to be carried out.
+        assert owners[:3] == ["alice", "alice", "bob"] and owners[-1] == "alice"
+
+
+async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> None:
+    async with two_replicas(home_folder, answer, bus={"max_inflight": 1}) as server:
+        one, other = await server.both()
+        for at in range(2):
+            await submitted(one, f"n{at}: w")
+        await until(lambda: sum(carriers(server).values()) == 2)
+        run_id = await submitted(one, "late: c")
+        assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "queued"
+        await post(other, f"/v1/runs/{run_id}/stop", {})
+        await has_status(one, run_id, "cancelled")
+        assert b"run.cancelled" in await stream(other, f"/v1/runs/{run_id}/events")
+
+
+async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> None:
+    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 1}}
+    async with two_replicas(home_folder, answer, **settings) as server:
+        one, other = await server.both()
+        for at in range(2):
+            await submitted(one, f"n{at}: w")
+        await until(lambda: sum(carriers(server).values()) == 2)
+        run_id = await submitted(one, "late: c")
+        await has_status(other, run_id, "failed")
+        assert b"session_busy" in await stream(other, f"/v1/runs/{run_id}/events")
+
+
+async def readiness(client: object, wanted: str) -> Json:
+    async with asyncio.timeout(SURELY_S):
+        while True:
+            found: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
+            if found["checks"]["bus"]["status"] == wanted:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_replicas_go_on_while_nats_is_away(home_folder: Path) -> None:
+    async with two_replicas(home_folder, answer) as server:
+        one, other = await server.both()
+        assert (await readiness(one, "ok"))["checks"]["bus"]["kind"] == "nats"
+        running = await submitted(one, "one: w/c")
+        await until((home_folder / "workspace" / "effects.txt").exists)
+        _, readers = await server.client()
+        async with readers.get(f"/v1/runs/{running}/events") as at_one:
+            await has_seen(at_one, b"tool.started")
+            server.nats.stop(forget=True)
+            found = (await readiness(other, "degraded"))["checks"]["bus"]
+            assert found["kind"] == "nats" and "out of reach" in found["error"]
+            late = await submitted(other, "two: w")
+            await until(lambda: sum(carriers(server).values()) == 2)
+            stopped = await submitted(other, "three: w")
+            await until(lambda: sum(carriers(server).values()) == 3)
+            await post(one, f"/v1/runs/{stopped}/stop", {})
+            await has_status(one, stopped, "cancelled")
+            server.go()
+            await has_seen(at_one, b"run.completed")
+        for client in (one, other):
+            await has_status(client, late, "completed")
+            assert await stream(client, f"/v1/runs/{running}/events") == await stream(one, f"/v1/runs/{running}/events")
+        server.nats.start()
+        for client in (one, other):
+            await readiness(client, "ok")
+        again = await submitted(one, "four: c")
+        assert b"run.completed" in await stream(other, f"/v1/runs/{again}/events")
+
+
+def slow_words() -> Handler:
+    def reply(_: Request) -> Reply:
+        return Reply(text=[f"Word {n}. " for n in range(60)], gap_s=0.05)
+
+    return reply
+
+
+async def test_viewers_see_same_bytes_across_nats_restart(home_folder: Path) -> None:
+    async with two_replicas(home_folder, slow_words()) as server:
+        one, other = await server.both()
+        run_id = (await post(one, "/v1/runs", {"input": "Count."}, 202))["run_id"]
+        path = f"/v1/runs/{run_id}/events"
+        reading = [asyncio.ensure_future(stream(client, path)) for client in (one, other)]
+        await until(lambda: len(server.model.requests) == 1)
+        await asyncio.sleep(0.5)
+        server.nats.stop(forget=True)
+        await asyncio.sleep(1.0)
+        server.nats.start()
+        at_one, at_other = await asyncio.gather(*reading)
+        assert at_one == at_other == await stream(other, path)
+        assert at_one.count(b"Word ") >= 60 and b"run.completed" in at_one
+
+
+REFUSED: list[tuple[str, Json, int, str]] = [
+    ("no address", {"url": "natz://somewhere"}, 78, "bus.url"),
+    ("a namespace with dots", {"url": "nats://127.0.0.1:1", "namespace": "a.b"}, 78, "bus.namespace"),
+    ("nobody there", {"url": f"nats://u:hunter2@127.0.0.1:{free_port()}"}, 69, "out of reach"),
+]
+
+
+@pytest.mark.parametrize(("_", "bus", "code", "words"), REFUSED)
+async def test_bus_that_cannot_be_used_is_told_at_start(
+    home_folder: Path, _: str, bus: Json, code: int, words: str
+) -> None:
+    gateway = Gateway(home_folder, bus=bus)
+    with pytest.raises(AssertionError, match=words):
+        await gateway.start()
+    assert await gateway.ended() == code
+    assert "hunter2" not in gateway.said and "Traceback" not in gateway.said
+    # A server with a bus has a state file of its own, which goes with it.
+    if (state_file := home_folder / "gateway_state.json").exists():
+        state = json.loads(state_file.read_text())
+        assert state["gateway_state"] == "startup_failed" and "hunter2" not in json.dumps(state)
+    assert not any("hunter2" in path.read_text() for path in (home_folder / "logs").glob("*.log"))

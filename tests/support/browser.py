@@ -1,0 +1,70 @@
+"""A real browser at a real server with its scripted model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+
+from .gateway import Gateway
+from .model_server import ModelServer
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WIDE = {"width": 1280, "height": 820}
+# A busy machine takes its time.
+expect.set_options(timeout=30_000)
+# What the browser says by itself about answers that a test asks for.
+_EXPECTED = ("Failed to load resource", "net::ERR_")
+
+
+def executable() -> str:
+    """The machine's own browser; none is ever downloaded."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise FileNotFoundError("There is no Chromium here. On Debian and Ubuntu: apt-get install chromium")
+    return found
+
+
+class Site:
+    """A server with its scripted model, and windows that look at it."""
+
+    def __init__(self, browser: Browser, model: ModelServer, folder: Path) -> None:
+        self.browser, self.model, self.folder = browser, model, folder
+        self.gateway: Gateway
+        self.contexts: list[BrowserContext] = []
+        # What no page may ever say: errors of scripts, and violations of the policy.
+        self.complaints: list[str] = []
+
+    async def serve(self, **settings: Any) -> None:
+        """Start the server; it keeps its address when it is started again."""
+        custom = {"provider": "custom", "default": "m", "base_url": self.model.url + "/v1", "api_key": "k"}
+        self.gateway = Gateway(self.folder / "home", **{"model": custom, **settings})
+        await self.gateway.start()
+        self.gateway.port = int(self.gateway.url.rpartition(":")[2])
+
+    async def context(self, **options: Any) -> BrowserContext:
+        context = await self.browser.new_context(**{"viewport": WIDE, "locale": "en-GB", **options})
+        context.set_default_timeout(30_000)
+        self.contexts.append(context)
+        return context
+
+    async def open(self, path: str = "", context: BrowserContext | None = None, **options: Any) -> Page:
+        """A window with the page."""
+        page = await (context or await self.context(**options)).new_page()
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.complaints.append(f"{error}\n{error.stack}"))
+        await page.goto(f"{self.gateway.url}/{path}")
+        return page
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(word in message.text for word in _EXPECTED):
+            self.complaints.append(message.text)
+
+    async def close(self) -> None:
+        for context in self.contexts:
+            await context.close()
+        if hasattr(self, "gateway"):
+            await self.gateway.end()
+            await self.gateway.client.close()

@@ -1,0 +1,38 @@
+"""What the tests of the page work with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
+
+from support.browser import Site, executable
+from support.model_server import ModelServer
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def empty_site(browser: Browser, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site whose server the test starts itself."""
+    async with ModelServer() as model:
+        site = Site(browser, model, tmp_path)
+        try:
+            yield site
+        finally:
+            await site.close()
+        assert site.complaints == []
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site(empty_site: Site) -> Site:
+    await empty_site.serve()
+    return empty_site

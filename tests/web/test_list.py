@@ -1,0 +1,189 @@
+"""The list of conversations, the keyboard, and the palette."""
+
+import asyncio
+import contextlib
+
+import pytest
+from playwright.async_api import Page, expect
+from test_chat import say
+
+from hermes.store.sessions import SessionDB
+from support.browser import Site
+from support.model_server import Reply
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def talked(site: Site, *texts: str) -> None:
+    """Conversations with one message each, the last one first in the list."""
+    site.model.script = [Reply(text=f"Answer to {text}") for text in texts]
+    for text in texts:
+        session = (await site.gateway.post("/api/sessions", {}, 201))["session"]["id"]
+        await site.gateway.post(f"/api/sessions/{session}/chat", {"message": text})
+
+
+def entry(page: Page, title: str):  # type: ignore[no-untyped-def]
+    return page.locator(".entry", has_text=title)
+
+
+async def choose(page: Page, title: str, action: str) -> None:
+    await entry(page, title).hover()
+    await entry(page, title).get_by_role("button").click()
+    await page.get_by_role("menuitem", name=action, exact=True).click()
+
+
+async def test_search_as_you_type(site: Site) -> None:
+    await talked(site, "Plant the red tulips", "Paint the garden fence")
+    page = await site.open()
+    await page.get_by_role("searchbox", name="Search").press_sequentially("tuli")
+    await expect(page.locator(".match mark").first).to_have_text("tuli")
+    await expect(page.locator(".match", has_text="fence")).to_have_count(0)
+    await page.locator(".match").first.click()
+    await expect(page.locator(".bubble")).to_have_text("Plant the red tulips")
+    await page.get_by_role("searchbox", name="Search").press("Escape")
+    await expect(page.locator(".entry")).to_have_count(2)
+
+
+async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
+    await talked(site, "Alpha", "Beta", "Gamma")
+    page = await site.open()
+    await expect(page.locator(".entry a")).to_have_text(["Gamma", "Beta", "Alpha"])
+    await choose(page, "Alpha", "Pin")
+    await expect(page.locator(".entry a")).to_have_text(["Alpha", "Gamma", "Beta"])
+    await expect(page.get_by_role("region", name="Pinned")).to_contain_text("Alpha")
+    await choose(page, "Beta", "Rename")
+    field = page.get_by_role("textbox", name="Rename")
+    await field.fill("Delta")
+    await field.press("Enter")
+    await expect(page.locator(".entry a")).to_have_text(["Alpha", "Gamma", "Delta"])
+    await choose(page, "Gamma", "Archive")
+    await expect(page.locator(".entry a")).to_have_text(["Alpha", "Delta"])
+    await choose(page, "Delta", "Delete")
+    await expect(page.locator(".entry a")).to_have_text(["Alpha"])
+    await page.locator(".toast", has_text="deleted").get_by_role("button", name="Undo").click()
+    await expect(page.locator(".entry a")).to_have_text(["Alpha", "Delta"])
+    await page.get_by_role("button", name="Archive", exact=True).click()
+    await expect(page.locator(".entry a")).to_have_text(["Gamma"])
+    await choose(page, "Gamma", "Delete")
+    async with asyncio.timeout(60):
+        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 2:
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("action", ["Archive", "Delete"])
+async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action: str) -> None:
+    await talked(site, "Alpha", "Beta")
+    page = await site.open()
+    await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
+    fault = {"error": {"message": "No room is left.", "type": "server_error", "code": None, "param": None}}
+    await page.route("**/api/sessions/*", lambda route: route.fulfill(status=503, json=fault))
+    await choose(page, "Beta", action)
+    await expect(page.locator(".toast", has_text="No room is left.")).to_be_visible()
+    await expect(page.locator(".toast", has_text="rchived")).to_have_count(0)
+    await expect(page.locator(".toast", has_text="eleted")).to_have_count(0)
+    await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
+
+
+async def test_a_deletion_is_carried_out_when_the_page_is_left(site: Site) -> None:
+    await talked(site, "Alpha", "Beta")
+    page = await site.open()
+    await choose(page, "Beta", "Delete")
+    await expect(page.locator(".toast", has_text="deleted")).to_be_visible()
+    await page.close()
+    async with asyncio.timeout(60):
+        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 1:
+            await asyncio.sleep(0.2)
+
+
+async def test_more_conversations_than_a_page_of_the_api_are_listed(site: Site) -> None:
+    with contextlib.closing(SessionDB(site.gateway.folder / "state.db")) as sessions:
+        for number in range(230):
+            sessions.create_session(f"many-{number}", "api_server")
+            sessions.append_message(f"many-{number}", "user", f"Number {number}")
+    page = await site.open()
+    await expect(page.locator(".entry")).to_have_count(60)
+    for count in (120, 180, 230):
+        await page.get_by_role("button", name="Show more").click()
+        await expect(page.locator(".entry")).to_have_count(count)
+
+
+async def test_a_conversation_is_exported(site: Site) -> None:
+    await talked(site, "Alpha")
+    page = await site.open()
+    async with page.expect_download() as download:
+        await choose(page, "Alpha", "Export")
+    path = await (await download.value).path()
+    assert "Answer to Alpha" in path.read_text()
+
+
+async def test_keys_do_everything(site: Site) -> None:
+    await talked(site, "Alpha", "Beta")
+    site.model.script = [Reply(text="By key.")]
+    page = await site.open()
+    palette = page.get_by_role("combobox", name="Search for commands")
+    await expect(page.locator(".entry")).to_have_count(2)
+    await page.locator(".brand").focus()
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("Command palette")
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await page.keyboard.press("j")
+    await expect(page.locator(".bubble")).to_have_text("Beta")
+    await page.keyboard.press("Control+k")
+    await expect(palette).to_be_focused()
+    await page.keyboard.type("alph")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".bubble")).to_have_text("Alpha")
+    await page.keyboard.press("Control+k")
+    await expect(palette).to_be_focused()
+    await page.keyboard.type("health")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Health")).to_be_visible()
+    await page.locator(".brand").focus()
+    await page.keyboard.press("n")
+    await expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    await page.keyboard.type("Written")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("By key.")).to_be_visible()
+    await page.locator(".messages").focus()
+    await page.keyboard.press("t")
+    await expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    await page.keyboard.press("s")
+    await expect(page.locator(".sidebar")).to_have_count(0)
+    await page.keyboard.press("/")
+    await expect(page.get_by_role("searchbox", name="Search")).to_be_focused()
+
+
+async def test_a_message_far_back_is_reached_from_the_search(site: Site) -> None:
+    messages = [
+        {"role": "user" if number % 2 == 0 else "assistant", "content": f"message number {number}"}
+        for number in range(1200)
+    ]
+    messages[40]["content"] = "the needle in the haystack"
+    told = await site.gateway.post(
+        "/api/sessions/import",
+        {"sessions": [{"format": "hermes.session/1", "id": "long", "title": "Long", "messages": messages}]},
+    )
+    assert told["imported"] == 1, told
+    page = await site.open("#/c/long")
+    await expect(page.get_by_text("message number 1199")).to_be_visible()
+    # Only what is near is in the document.
+    assert await page.locator(".row").count() < 80
+    await page.get_by_role("searchbox", name="Search").fill("needle")
+    await page.locator(".match").first.click()
+    await expect(page.get_by_text("the needle in the haystack").last).to_be_in_viewport()
+    await expect(page.get_by_text("message number 42")).to_be_visible()
+    await page.get_by_role("button", name="To the newest message").click()
+    await expect(page.get_by_text("message number 1199")).to_be_in_viewport()
+
+
+async def test_what_could_not_be_sent_is_kept(site: Site) -> None:
+    page = await site.open()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    await page.route("**/v1/runs", lambda route: route.fulfill(status=429, json=_REFUSED))
+    await say(page, "Important")
+    await expect(page.locator(".toast")).to_contain_text("Too many. Wait a moment")
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Important")
+
+
+_REFUSED = {"error": {"message": "Too many.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}}

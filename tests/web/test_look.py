@@ -1,0 +1,237 @@
+"""First visit, sign-in, faults that say what to do, sizes, colours and languages."""
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+from test_chat import say
+
+from support.browser import Site
+from support.model_server import Reply
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+KEY = "sk-correct-horse-battery"
+
+
+async def overflow(page: Page) -> int:
+    return int(await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+async def test_first_visit(site: Site) -> None:
+    page = await site.open()
+    await expect(page.get_by_role("heading", name="What shall we do?")).to_be_visible()
+    tries = page.locator(".tries button")
+    await expect(tries).to_have_count(3)
+    await tries.nth(2).click()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value(re.compile("hash function"))
+
+
+async def test_sign_in_keeps_no_key(empty_site: Site) -> None:
+    site = empty_site
+    await site.serve(api_server={"key": KEY})
+    site.model.script = [Reply(text="Hello.")]
+    context = await site.context()
+    page = await site.open(context=context)
+    field = page.get_by_label("Key")
+    await field.fill("wrong")
+    await field.press("Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("not a key of this server")
+    await field.fill(KEY)
+    await field.press("Enter")
+    await say(page, "Hi")
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert KEY not in kept
+    assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in await context.cookies()] == [(True, "Strict")]
+    async with page.expect_event("load"):  # the page begins anew
+        await page.get_by_role("button", name="Sign out").click()
+    await expect(field).to_be_visible()
+    await page.reload()
+    await expect(field).to_be_visible()
+
+
+async def sign_in(page: Page, key: str) -> None:
+    await page.get_by_label("Key", exact=True).fill(key)
+    await page.get_by_role("button", name="Sign in").click()
+
+
+async def test_the_next_owner_sees_nothing_of_the_last(empty_site: Site) -> None:
+    site = empty_site
+    other = {
+        "name": "other",
+        "key": "sk-other-other-other",
+        "scopes": ["chat", "runs", "sessions:read", "sessions:write"],
+    }
+    await site.serve(api_server={"key": KEY, "keys": [other]})
+    site.model.script = [Reply(text="A private answer.")]
+    context = await site.context()
+    page = await site.open(context=context)
+    box = page.get_by_role("textbox", name="Message")
+
+    async def nothing_is_left() -> None:
+        await expect(page.get_by_role("heading", name="What shall we do?")).to_be_visible()
+        await expect(page.get_by_text("No conversations yet.")).to_be_visible()
+        await expect(page.get_by_text("private")).to_have_count(0)
+        await expect(box).to_have_value("")
+        assert "private" not in await page.evaluate("JSON.stringify(sessionStorage)")
+
+    await sign_in(page, KEY)
+    await say(page, "A private question")
+    await expect(page.get_by_text("A private answer.")).to_be_visible()
+    conversation = page.url
+    await box.fill("A private draft")
+    await page.get_by_role("button", name="Sign out").click()
+    await sign_in(page, other["key"])
+    await nothing_is_left()
+    # The same without a sign-out: the sign-in has ended by itself.
+    await page.get_by_role("button", name="Sign out").click()
+    await sign_in(page, KEY)
+    await page.locator(".entry a", has_text="A private question").click()
+    await expect(page.get_by_text("A private answer.")).to_be_visible()
+    assert page.url == conversation
+    await box.fill("A private draft")
+    await context.clear_cookies()
+    await sign_in(page, other["key"])
+    await nothing_is_left()
+
+
+async def test_a_link_to_a_conversation_leads_there_after_the_sign_in(empty_site: Site) -> None:
+    site = empty_site
+    await site.serve(api_server={"key": KEY})
+    site.model.script = [Reply(text="Hello.")]
+    first = await site.open()
+    await sign_in(first, KEY)
+    await say(first, "Hi")
+    await expect(first.get_by_text("Hello.")).to_be_visible()
+    page = await site.open(first.url.split("/", 3)[3])
+    await sign_in(page, KEY)
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await expect(page.locator(".toast")).to_have_count(0)
+    # What happens elsewhere is found, as after a reload.
+    site.model.script = [Reply(text="Later.")]
+    await (
+        first.get_by_role("link", name="New conversation")
+        .or_(first.get_by_role("button", name="New conversation"))
+        .first.click()
+    )
+    await say(first, "Elsewhere")
+    await expect(page.locator(".entry", has_text="Elsewhere")).to_be_visible()
+
+
+async def test_a_key_is_offered_what_it_may(empty_site: Site) -> None:
+    site = empty_site
+    keys = [{"name": "reader", "key": "sk-reader-reader-reader", "scopes": ["sessions:read"]}]
+    await site.serve(api_server={"key": KEY, "keys": keys})
+    page = await site.open()
+    await page.get_by_label("Key").fill("sk-reader-reader-reader")
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_text("may read conversations, not continue them")).to_be_visible()
+    await page.get_by_text("Pages").click()
+    pages = page.get_by_role("navigation", name="Pages")
+    await expect(pages.get_by_role("link", name="Usage")).to_be_visible()
+    await expect(pages.get_by_role("link", name="API keys")).to_have_count(0)
+    await expect(pages.get_by_role("link", name="Jobs")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "note"),
+    [(["chat"], "may read conversations, not continue them"), (["runs"], "may continue conversations, not begin them")],
+)
+async def test_a_key_is_offered_no_message_that_it_may_not_send(empty_site: Site, scopes: list[str], note: str) -> None:
+    site = empty_site
+    keys = [{"name": "some", "key": "sk-some-some-some-some", "scopes": scopes}]
+    await site.serve(api_server={"key": KEY, "keys": keys})
+    page = await site.open()
+    await page.get_by_label("Key").fill("sk-some-some-some-some")
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_text(note)).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
+
+
+async def test_a_model_that_refuses_its_key(site: Site) -> None:
+    site.model.script = [Reply(status=401, error="bad key")]
+    page = await site.open()
+    await say(page, "Hi")
+    fault = page.get_by_role("alert")
+    await expect(fault).to_contain_text("Check the key of the model service")
+    await expect(fault.get_by_role("link", name="Model settings")).to_be_visible()
+    site.model.script = [Reply(text="Better.")]
+    await fault.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_text("Better.")).to_be_visible()
+
+
+async def test_no_model(empty_site: Site) -> None:
+    site = empty_site
+    await site.serve(model={"provider": "custom", "default": "m", "base_url": "http://127.0.0.1:9/v1", "api_key": "k"})
+    page = await site.open()
+    await say(page, "Hi")
+    await expect(page.get_by_role("alert")).to_contain_text("The model service does not answer", timeout=60_000)
+
+
+async def test_phone(site: Site) -> None:
+    site.model.script = [
+        Reply(
+            text="| a | b | c | d |\n|---|---|---|---|\n"
+            + "| a long cell | another long cell | and one | more |\n\n"
+            + "`"
+            + "x" * 200
+            + "`"
+        )
+    ]
+    page = await site.open(viewport={"width": 320, "height": 600}, has_touch=True, is_mobile=True)
+    await say(page, "A table, please")
+    await expect(page.locator(".prose table")).to_be_visible()
+    assert await overflow(page) <= 0
+    await page.get_by_role("button", name="Conversations and pages").click()
+    await expect(page.locator(".sidebar")).to_be_visible()
+    assert await overflow(page) <= 0
+    await page.locator(".entry a").click()
+    await expect(page.locator(".sidebar")).to_have_count(0)
+    for name in ("runs", "jobs", "usage", "settings", "health", "memory", "skills", "mcp", "keys", "model"):
+        await page.evaluate("name => { location.hash = `#/${name}` }", name)
+        await expect(page.locator(".page-body > *").first).to_be_visible()
+        assert await overflow(page) <= 0, name
+
+
+async def test_dark_by_system_and_by_switch(site: Site) -> None:
+    page = await site.open(color_scheme="dark")
+    await expect(page.locator(".composer")).to_be_visible()
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert await page.evaluate(background) == "rgb(23, 24, 27)"
+    await page.get_by_role("button", name="Colours").click()
+    assert await page.evaluate(background) == "rgb(253, 253, 252)"
+    await page.reload()
+    await expect(page.locator(".composer")).to_be_visible()
+    assert await page.evaluate(background) == "rgb(253, 253, 252)"
+
+
+async def test_german_and_right_to_left(site: Site) -> None:
+    site.model.script = [Reply(text="مرحبا بالعالم")]
+    page = await site.open(locale="de-DE")
+    await expect(page.get_by_role("heading", name="Was wollen wir tun?")).to_be_visible()
+    assert await page.evaluate("document.documentElement.lang") == "de"
+    box = page.get_by_role("textbox", name="Nachricht")
+    await box.fill("שלום")
+    await box.press("Enter")
+    await expect(page.get_by_text("مرحبا بالعالم")).to_be_visible()
+    await expect(page.get_by_role("region", name="Heute")).to_be_visible()
+    for selector in (".bubble", ".prose .block > p"):
+        assert await page.locator(selector).evaluate("node => getComputedStyle(node).direction") == "rtl"
+    await page.goto(f"{site.gateway.url}/#/settings")
+    await page.get_by_label("Sprache").select_option("en")
+    await expect(page.get_by_role("heading", name="This browser")).to_be_visible()
+
+
+async def test_nothing_comes_from_elsewhere(site: Site) -> None:
+    site.model.script = [Reply(text="![x](https://example.org/track.png) and $x$ and\n\n```js\n1\n```\n")]
+    context = await site.context()
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    page = await site.open(context=context)
+    await say(page, "Hi")
+    await expect(page.locator(".prose math")).to_be_visible()
+    await expect(page.locator(".prose a", has_text="x")).to_have_attribute("href", "https://example.org/track.png")
+    assert [url for url in asked if not url.startswith((site.gateway.url, "data:"))] == []

@@ -1,0 +1,187 @@
+"""The pages beside the conversations, and what axe-core says about all of them."""
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+from test_chat import say
+
+from support.browser import Site
+from support.model_server import Call, Reply
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+PAGES = {
+    "runs": "Runs",
+    "jobs": "Jobs",
+    "skills": "Skills",
+    "memory": "Memory",
+    "usage": "Usage",
+    "health": "Health",
+    "mcp": "MCP servers",
+    "keys": "API keys",
+    "model": "Model",
+    "settings": "Settings",
+}
+
+
+async def faults(page: Page) -> list[str]:
+    """What axe-core finds, with the first place of each."""
+    # Evaluated by the debugger, so that the page's policy does not have to allow it.
+    await page.evaluate(AXE.read_text())
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:2]]}" for one in found["violations"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(site: Site, scheme: str) -> None:
+    site.model.script = [
+        Reply(text="Look:", reasoning="Hm.", tool_calls=[Call("terminal", {"command": "echo hello"}, id="call_1")]),
+        Reply(
+            text="# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n- [x] done\n\n> quoted `code` [link](https://example.org)\n\n```python\nprint('x') # y\n```\n\n$x^2$"
+        ),
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_2")]),
+    ]
+    page = await site.open(color_scheme=scheme)
+    await expect(page.locator(".tries")).to_be_visible()
+    assert await faults(page) == []
+    await say(page, "Look around")
+    await expect(page.locator(".prose math")).to_be_visible()
+    await page.locator(".tool-head").click()
+    await page.get_by_role("button", name="Details").click()
+    await expect(page.locator(".code .hljs-built_in")).to_be_visible()
+    assert await faults(page) == []
+    await say(page, "Clean up")
+    await expect(page.get_by_role("alertdialog")).to_be_visible()
+    assert await faults(page) == []
+    await page.keyboard.press("Control+k")
+    await expect(page.get_by_role("combobox", name="Search for commands")).to_be_focused()
+    assert await faults(page) == []
+    await page.keyboard.press("Escape")
+    for name, title in PAGES.items():
+        await page.goto(f"{site.gateway.url}/#/{name}")
+        await expect(page.get_by_role("heading", name=title, exact=True).first).to_be_visible()
+        await expect(page.locator(".page-body > *").first).to_be_visible()
+        await expect(page.get_by_text("Loading…")).to_have_count(0)
+        assert await faults(page) == [], name
+
+
+async def test_axe_finds_nothing_at_the_sign_in(empty_site: Site) -> None:
+    await empty_site.serve(api_server={"key": "sk-correct-horse-battery"})
+    page = await empty_site.open()
+    await expect(page.get_by_label("Key")).to_be_visible()
+    assert await faults(page) == []
+
+
+async def test_a_run_has_a_timeline(site: Site) -> None:
+    site.model.script = [
+        Reply(tool_calls=[Call("terminal", {"command": "sleep 0.2"}, id="call_1")]),
+        Reply(text="Done."),
+    ]
+    page = await site.open()
+    await say(page, "Sleep")
+    await expect(page.get_by_text("Done.")).to_be_visible()
+    await page.get_by_role("link", name="Timeline of this turn").click()
+    rows = page.get_by_role("region", name="Timeline").locator("tbody tr")
+    await expect(rows.locator(".span-model")).to_have_count(2)
+    await expect(rows.locator(".span-tool")).to_have_count(1)
+    await expect(page.get_by_text("completed")).to_be_visible()
+    await page.get_by_role("link", name="To the conversation").click()
+    await expect(page.get_by_text("Done.")).to_be_visible()
+    await page.goto(f"{site.gateway.url}/#/runs")
+    await expect(page.get_by_role("region", name="Runs").get_by_role("link", name="Sleep")).to_be_visible()
+
+
+async def test_jobs_are_made_run_and_paused(empty_site: Site) -> None:
+    site = empty_site
+    await site.serve(cron={"enabled": True})
+    site.model.script = [Reply(text="All is well.")]
+    page = await site.open("#/jobs")
+    await page.get_by_role("button", name="New job").click()
+    await page.get_by_label("Name").fill("Look at the garden")
+    await page.get_by_label("Schedule").fill("nonsense")
+    await page.get_by_label("What to do").fill("Say how the garden is.")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert")).to_contain_text("nonsense")
+    await page.get_by_label("Schedule").fill("every 2h")
+    await page.get_by_role("button", name="Save").click()
+    row = page.locator("tr", has_text="Look at the garden")
+    await expect(row).to_contain_text("every 2h")
+    await row.get_by_role("button", name="Actions").click()
+    await page.get_by_role("menuitem", name="Run now").click()
+    await expect(row.locator(".badge")).to_have_text("completed", timeout=60_000)
+    await row.get_by_role("button", name="Actions").click()
+    await page.get_by_role("menuitem", name="History").click()
+    await expect(page.get_by_role("dialog").get_by_text("completed")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await row.get_by_role("button", name="Actions").click()
+    await page.get_by_role("menuitem", name="Pause").click()
+    await expect(row).to_contain_text("paused")
+    await row.get_by_role("button", name="Actions").click()
+    await page.get_by_role("menuitem", name="Delete").click()
+    await expect(page.get_by_text("No jobs yet.")).to_be_visible()
+
+
+async def test_memory_and_skills_are_edited(site: Site) -> None:
+    page = await site.open("#/memory")
+    notes = page.get_by_role("region", name="Notes")
+    await notes.get_by_role("textbox").fill("The bins go out on Monday.")
+    await notes.get_by_role("button", name="Add").click()
+    await expect(notes.locator("li")).to_have_text(["The bins go out on Monday."])
+    await notes.get_by_role("button", name="Edit").click()
+    await notes.locator("li textarea").fill("The bins go out on Tuesday.")
+    await notes.get_by_role("button", name="Save").click()
+    await expect(notes.locator("li")).to_have_text(["The bins go out on Tuesday."])
+    assert "Tuesday" in str(await site.gateway.get("/api/memory"))
+    await notes.get_by_role("button", name="Delete").click()
+    await expect(notes.locator("li")).to_have_count(0)
+    await page.goto(f"{site.gateway.url}/#/skills/+")
+    await page.get_by_label("Name").fill("water-plants")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("button", name="Delete")).to_be_visible()
+    text = page.get_by_label("Text (SKILL.md)")
+    await expect(text).to_have_value(
+        "---\nname: water-plants\ndescription: When to use it, in a sentence.\n---\n\n# Steps\n\n1. …\n"
+    )
+    await text.fill("---\nname: water-plants\ndescription: Water the plants.\n---\n\n# Steps\n\n1. Slowly.\n")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_text("Saved.")).to_be_visible()
+    await page.goto(f"{site.gateway.url}/#/skills")
+    await expect(page.locator(".cards li", has_text="water-plants")).to_contain_text("Water the plants.")
+    await page.get_by_role("link", name="water-plants").click()
+    await page.get_by_role("button", name="Delete").click()
+    await expect(page.locator(".cards li", has_text="water-plants")).to_have_count(0)
+
+
+async def test_settings_show_their_source_and_are_changed(site: Site) -> None:
+    page = await site.open("#/settings")
+    await page.get_by_role("searchbox", name="Filter").fill("agent.max_turns")
+    row = page.locator("tr", has_text="agent.max_turns")
+    await expect(row).to_contain_text("default")
+    await row.get_by_role("button", name="Change agent.max_turns").click()
+    await row.get_by_role("textbox").fill("37")
+    await row.get_by_role("button", name="Save").click()
+    await expect(row).to_contain_text("file")
+    await expect(row).to_contain_text("37")
+    assert "37" in (site.folder / "home" / "config.yaml").read_text()
+
+
+async def test_another_model_is_connected(site: Site) -> None:
+    site.model.models = [{"id": "better", "object": "model"}]
+    site.model.script = [Reply(text="ready")] * 4
+    page = await site.open("#/model")
+    await page.get_by_label("Service").select_option("Another address")
+    await page.get_by_role("textbox", name="Address").fill(site.model.url + "/v1")
+    await page.get_by_label("Key", exact=True).fill("sk-of-the-model-service")
+    await page.get_by_role("button", name="Ask for models").click()
+    await expect(page.get_by_role("combobox", name="Model")).to_have_value("better")
+    await page.get_by_role("button", name="Try").click()
+    await expect(page.get_by_text("It answers")).to_be_visible()
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_text("is used from now on")).to_be_visible()
+    await expect(page.locator(".tile").first).to_contain_text("better")
+    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
+    assert "sk-of-the-model-service" not in kept

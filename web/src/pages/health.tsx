@@ -1,0 +1,48 @@
+import type { DetailedHealth } from "../api/types";
+import { formatDuration, t } from "../state/language";
+import { Load, useLoad } from "../ui/load";
+import { StatusBadge } from "../ui/status_badge";
+import { Table } from "../ui/table";
+
+export default function Health() {
+  const health = useLoad<DetailedHealth>("health/detailed", 5);
+  return (
+    <Load from={health}>
+      {(found) => (
+        <>
+          <div class="tiles">
+            <Tile label={t("health.state")} value={<StatusBadge status={found.readiness.status} />} />
+            <Tile label={t("health.version")} value={found.version} />
+            <Tile label={t("health.uptime")} value={formatDuration(found.uptime_seconds)} />
+            <Tile label={t("health.active")} value={String(found.active_agents)} />
+          </div>
+          <Table label={t("health.checks")} columns={[t("health.check"), t("health.state"), t("health.detail")]}>
+            {Object.entries(found.readiness.checks).map(([name, check]) => (
+              <tr key={name}>
+                <th scope="row">{name}</th>
+                <td>
+                  <StatusBadge status={check.status} />
+                </td>
+                <td class="wide">
+                  {Object.entries(check)
+                    .filter(([field]) => field !== "status")
+                    .map(([field, value]) => `${field}: ${String(value)}`)
+                    .join(" · ")}
+                </td>
+              </tr>
+            ))}
+          </Table>
+        </>
+      )}
+    </Load>
+  );
+}
+
+export function Tile({ label, value }: { label: string; value: preact.ComponentChildren }) {
+  return (
+    <div class="tile">
+      <span class="faint">{label}</span>
+      <strong>{value}</strong>
+    </div>
+  );
+}

@@ -1,0 +1,47 @@
+import { useSignal } from "@preact/signals";
+import type { ComponentType } from "preact";
+import { useEffect } from "preact/hooks";
+import { t } from "../state/language";
+import { sidebarOpen } from "../state/preferences";
+import { page } from "../state/route";
+import { IconButton } from "../ui/button";
+import { PAGES } from "../view/sidebar";
+
+/** Pages come when they are asked for. */
+const LOADERS: Record<string, () => Promise<{ default: ComponentType }>> = {
+  runs: () => import("./runs"),
+  jobs: () => import("./jobs"),
+  skills: () => import("./skills"),
+  memory: () => import("./memory"),
+  usage: () => import("./usage"),
+  health: () => import("./health"),
+  mcp: () => import("./mcp"),
+  keys: () => import("./keys"),
+  model: () => import("./model"),
+  settings: () => import("./settings"),
+};
+
+export function PageView() {
+  const name = page.value;
+  const loaded = useSignal<{ name: string; View: ComponentType } | null>(null);
+  useEffect(() => {
+    const load = LOADERS[name];
+    if (load) void load().then((module) => (loaded.value = { name, View: module.default }));
+  }, [name, loaded]);
+  const entry = PAGES.find((other) => other.page === name);
+  const View = loaded.value?.name === name ? loaded.value.View : null;
+  return (
+    <div class="page">
+      <header class="head">
+        <IconButton
+          icon="menu"
+          label={t("sidebar")}
+          expanded={sidebarOpen.value}
+          onClick={() => (sidebarOpen.value = !sidebarOpen.value)}
+        />
+        <h1>{entry ? t(entry.label) : t("missing.page")}</h1>
+      </header>
+      <div class="page-body">{View && <View />}</div>
+    </div>
+  );
+}

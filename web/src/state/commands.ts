@@ -1,0 +1,98 @@
+import { signal } from "@preact/signals";
+import { conversations } from "./conversations";
+import { attempt } from "./faults";
+import { plainText } from "./items";
+import type { Key } from "./language";
+import { current, resend, startNew } from "./open";
+import { sidebarOpen, theme } from "./preferences";
+import { conversationId, go } from "./route";
+
+export const shown = signal<"palette" | "keys" | null>(null);
+
+export interface Command {
+  label: Key;
+  /** As `KeyboardEvent.key`, with `Ctrl+` where Control (or Command) is held. */
+  key: string;
+  run(): void;
+}
+
+const focus = (selector: string) => document.querySelector<HTMLElement>(selector)?.focus();
+
+function step(by: number): void {
+  const list = conversations.groups.value.flatMap((group) => group.sessions);
+  const at = list.findIndex((session) => session.id === conversationId.value);
+  const next = list[at < 0 ? 0 : at + by];
+  if (next) go("c", next.id);
+}
+
+function decide(choice: "once" | "deny"): void {
+  const buttons = [
+    ...document.querySelectorAll<HTMLElement>("[data-approval] button.primary, [data-approval] button.danger"),
+  ];
+  buttons.find((button) => button.classList.contains(choice === "once" ? "primary" : "danger"))?.click();
+}
+
+function again(): void {
+  const open = current.value;
+  const row = open?.rows.value.findLast((other) => other.role === "user");
+  if (open && row) void resend(open, row.id, plainText(row.content));
+}
+
+/** Everything a key does; the palette and the list of keys are made from it. */
+export const COMMANDS: Command[] = [
+  { label: "keys.palette", key: "Ctrl+k", run: () => (shown.value = "palette") },
+  { label: "new", key: "n", run: startNew },
+  { label: "keys.search", key: "/", run: () => showSearch() },
+  { label: "keys.write", key: "c", run: () => focus(".composer textarea") },
+  { label: "keys.read", key: "m", run: () => focus(".messages") },
+  { label: "keys.next", key: "j", run: () => step(1) },
+  { label: "keys.previous", key: "k", run: () => step(-1) },
+  { label: "stop", key: "Ctrl+.", run: stop },
+  { label: "keys.allow", key: "a", run: () => decide("once") },
+  { label: "keys.deny", key: "x", run: () => decide("deny") },
+  {
+    label: "keys.edit",
+    key: "e",
+    run: () => [...document.querySelectorAll<HTMLElement>(".user .edit")].at(-1)?.click(),
+  },
+  { label: "retry", key: "r", run: again },
+  { label: "details", key: "d", run: () => dispatchEvent(new Event("hermes:details")) },
+  { label: "sidebar", key: "s", run: () => (sidebarOpen.value = !sidebarOpen.value) },
+  {
+    label: "keys.theme",
+    key: "t",
+    run: () => (theme.value = { system: "light", light: "dark", dark: "system" }[theme.value] as typeof theme.value),
+  },
+  { label: "keys.title", key: "?", run: () => (shown.value = "keys") },
+];
+
+function stop(): void {
+  const open = current.value;
+  const running = open?.running.value;
+  if (open && running) void attempt(() => open.stop(running));
+}
+
+function showSearch(): void {
+  sidebarOpen.value = true;
+  setTimeout(() => focus("#search"));
+}
+
+function isTyping(target: EventTarget | null): boolean {
+  return (
+    target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName))
+  );
+}
+
+export function listen(): void {
+  addEventListener("keydown", (event) => {
+    if (event.isComposing || event.altKey || event.defaultPrevented) return;
+    const control = event.ctrlKey || event.metaKey;
+    if (!control && (isTyping(event.target) || document.querySelector("dialog[open]"))) return;
+    const pressed = `${control ? "Ctrl+" : ""}${event.key}`;
+    const command = COMMANDS.find((other) => other.key === pressed);
+    if (!command) return;
+    event.preventDefault();
+    command.run();
+  });
+  addEventListener("hermes:keys", () => (shown.value = "keys"));
+}

@@ -1,0 +1,33 @@
+import { ApiError, Unreachable } from "../api/client";
+import en from "../locales/en.json";
+import { type Key, t } from "./language";
+import { toast } from "./toasts";
+
+/** What went wrong, and where there is a remedy, what to do about it. */
+export function explain(code: string | null, message: string): string {
+  const key = `fault.${code}`;
+  return key in en ? `${message ? `${message} ` : ""}${t(key as Key)}` : message;
+}
+
+export function describe(error: unknown): string {
+  if (error instanceof Unreachable) return t("fault.unreachable");
+  if (error instanceof ApiError) return explain(error.code, error.message);
+  return error instanceof Error ? error.message : String(error);
+}
+
+export function report(error: unknown): void {
+  // The form to sign in says it.
+  if (error instanceof ApiError && error.status === 401) return;
+  toast(describe(error), { kind: "error" });
+}
+
+/** Do something, and show why it could not be done; whether it could. */
+export async function attempt(action: () => Promise<unknown>): Promise<boolean> {
+  try {
+    await action();
+    return true;
+  } catch (error) {
+    report(error);
+    return false;
+  }
+}

@@ -1,0 +1,89 @@
+import { computed, signal } from "@preact/signals";
+import en from "../locales/en.json";
+import { kept } from "./preferences";
+
+export type Key = keyof typeof en;
+type Texts = Record<Key, string>;
+
+/** Further languages come when they are wanted. */
+const OTHERS: Record<string, () => Promise<{ default: Texts }>> = {
+  de: () => import("../locales/de.json"),
+};
+
+export const LANGUAGES = ["en", ...Object.keys(OTHERS)];
+export const chosenLanguage = kept<string>("language", "");
+const texts = signal<Texts>(en);
+
+export const language = computed(() => {
+  const wanted = chosenLanguage.value ? [chosenLanguage.value] : navigator.languages;
+  for (const name of wanted) {
+    const short = name.slice(0, 2).toLowerCase();
+    if (LANGUAGES.includes(short)) return short;
+  }
+  return "en";
+});
+
+export async function loadLanguage(): Promise<void> {
+  const load = OTHERS[language.value];
+  texts.value = load ? (await load()).default : en;
+  document.documentElement.lang = language.value;
+}
+
+export async function chooseLanguage(name: string): Promise<void> {
+  chosenLanguage.value = name;
+  await loadLanguage();
+}
+
+/** The text of a key; `{name}` stands for a value, and `one|many` is chosen by the value `n`. */
+export function t(key: Key, values: Record<string, string | number> = {}): string {
+  let text = texts.value[key];
+  if ("n" in values && text.includes("|")) {
+    const [one, many] = text.split("|");
+    text = (values.n === 1 ? one : many) ?? text;
+  }
+  return text.replace(/\{(\w+)\}/g, (whole, name: string) => String(values[name] ?? whole));
+}
+
+const locale = computed(() => chosenLanguage.value || navigator.language || "en");
+
+export function formatNumber(value: number): string {
+  return new Intl.NumberFormat(locale.value).format(value);
+}
+
+export function formatTime(seconds: number): string {
+  return new Intl.DateTimeFormat(locale.value, { hour: "2-digit", minute: "2-digit" }).format(seconds * 1000);
+}
+
+export function formatMoment(seconds: number): string {
+  return new Intl.DateTimeFormat(locale.value, { dateStyle: "medium", timeStyle: "short" }).format(seconds * 1000);
+}
+
+export function formatDay(seconds: number): string {
+  return new Intl.DateTimeFormat(locale.value, { weekday: "long", day: "numeric", month: "long" }).format(
+    seconds * 1000,
+  );
+}
+
+export function formatMonth(seconds: number): string {
+  return new Intl.DateTimeFormat(locale.value, { month: "long", year: "numeric" }).format(seconds * 1000);
+}
+
+export function formatDuration(seconds: number): string {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60
+    ? `${minutes} min ${Math.round(seconds % 60)} s`
+    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export function formatBytes(bytes: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  let value = bytes;
+  while (value >= 1000 && unit < units.length - 1) {
+    value /= 1000;
+    unit++;
+  }
+  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
+}

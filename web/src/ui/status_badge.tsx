@@ -1,0 +1,21 @@
+import en from "../locales/en.json";
+import { type Key, t } from "../state/language";
+
+const LOOKS: Record<string, string> = {
+  completed: "good",
+  ok: "good",
+  connected: "good",
+  failed: "bad",
+  error: "bad",
+  degraded: "warn",
+  cancelled: "warn",
+  queued: "",
+  running: "warn",
+  waiting_for_approval: "warn",
+  waiting_for_input: "warn",
+};
+
+export function StatusBadge({ status }: { status: string }) {
+  const key = `status.${status}`;
+  return <span class={`badge ${LOOKS[status] ?? ""}`}>{key in en ? t(key as Key) : status}</span>;
+}

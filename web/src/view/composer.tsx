@@ -1,0 +1,217 @@
+import { useSignal } from "@preact/signals";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { may, models } from "../state/access";
+import type { Conversation } from "../state/conversation";
+import { attempt } from "../state/faults";
+import { type Key, t } from "../state/language";
+import { newChoices, send } from "../state/open";
+import { keepUnsent, takeUnsent } from "../state/unsent";
+import { addFiles, removeUpload, uploads } from "../state/uploads";
+import { Button, IconButton } from "../ui/button";
+import { Icon } from "../ui/icons";
+
+export const EFFORTS = ["", "none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+function nameOf(conversation: Conversation | null): string {
+  return conversation?.id ?? "new";
+}
+
+function draftKey(conversation: Conversation | null): string {
+  return `hermes.draft.${nameOf(conversation)}`;
+}
+
+function loadDraft(conversation: Conversation | null): string {
+  const draft = sessionStorage.getItem(draftKey(conversation)) ?? "";
+  const text = [...takeUnsent(nameOf(conversation)), draft].filter(Boolean).join("\n\n");
+  if (text !== draft) sessionStorage.setItem(draftKey(conversation), text);
+  return text;
+}
+
+/** Where a message is written; a draft is kept for each conversation. */
+export function Composer({ conversation }: { conversation: Conversation | null }) {
+  const text = useSignal("");
+  useMemo(() => {
+    text.value = loadDraft(conversation);
+  }, [text, conversation]);
+  const area = useRef<HTMLTextAreaElement>(null);
+  const picker = useRef<HTMLInputElement>(null);
+  const running = conversation?.running.value ?? null;
+  const write = (value: string) => {
+    text.value = value;
+    if (value) sessionStorage.setItem(draftKey(conversation), value);
+    else sessionStorage.removeItem(draftKey(conversation));
+  };
+  useEffect(() => {
+    if (matchMedia("(pointer: fine)").matches) area.current?.focus();
+  }, []);
+  useEffect(() => {
+    const fill = (event: Event) => {
+      write((event as CustomEvent<string>).detail);
+      area.current?.focus();
+    };
+    addEventListener("hermes:fill", fill);
+    return () => removeEventListener("hermes:fill", fill);
+  });
+  const submit = async () => {
+    const message = text.value.trim();
+    const files = uploads.value;
+    if (!message && !files.length) return;
+    const forget = keepUnsent(nameOf(conversation), message);
+    write("");
+    uploads.value = [];
+    const sent = await send(message, files);
+    forget();
+    if (sent) return;
+    // What could not be sent is not lost; a conversation that was begun with it has a field of its own by now.
+    uploads.value = files;
+    setTimeout(() => dispatchEvent(new CustomEvent("hermes:fill", { detail: message })));
+  };
+  const steer = () => {
+    const message = text.value.trim();
+    if (!message || !running || !conversation) return;
+    write("");
+    void attempt(() => conversation.steer(running, message)).then((done) => {
+      if (!done) write(message);
+    });
+  };
+  const keys = (event: KeyboardEvent) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (running && (event.ctrlKey || event.metaKey)) steer();
+    else void submit();
+  };
+  const paste = (event: ClipboardEvent) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length) return;
+    event.preventDefault();
+    void addFiles(files);
+  };
+  const empty = !text.value.trim() && !uploads.value.length;
+  const maySend = may("runs") || (may("chat") && may("sessions:write"));
+  if (!maySend) return <p class="composer-note">{t("composer.read_only")}</p>;
+  if (!conversation && !may("sessions:write")) return <p class="composer-note">{t("composer.no_new")}</p>;
+  return (
+    <form
+      class="composer"
+      aria-label={t("composer.label")}
+      onSubmit={(event) => {
+        event.preventDefault();
+        void submit();
+      }}
+    >
+      {uploads.value.length > 0 && (
+        <ul class="uploads">
+          {uploads.value.map((upload) => (
+            <li key={upload.url}>
+              {upload.mime.startsWith("image/") ? <img src={upload.url} alt="" /> : <Icon name="file" />}
+              <span>{upload.name}</span>
+              <IconButton
+                icon="close"
+                size={14}
+                label={t("upload.remove", { name: upload.name })}
+                onClick={() => removeUpload(upload)}
+              />
+            </li>
+          ))}
+        </ul>
+      )}
+      <textarea
+        ref={area}
+        rows={1}
+        dir="auto"
+        aria-label={t("composer.label")}
+        placeholder={t(running ? "composer.next" : "composer.placeholder")}
+        value={text.value}
+        onInput={(event) => write(event.currentTarget.value)}
+        onKeyDown={keys}
+        onPaste={paste}
+      />
+      <div class="composer-row">
+        <input
+          ref={picker}
+          type="file"
+          multiple
+          class="visually-hidden"
+          tabIndex={-1}
+          aria-label={t("upload.choose")}
+          onChange={(event) => {
+            void addFiles(event.currentTarget.files ?? []);
+            event.currentTarget.value = "";
+          }}
+        />
+        <IconButton icon="paperclip" label={t("upload.choose")} onClick={() => picker.current?.click()} />
+        <ModelChoice conversation={conversation} />
+        <EffortChoice conversation={conversation} />
+        <span class="space" />
+        {running && !empty && (
+          <>
+            <Button kind="quiet" icon="steer" onClick={steer}>
+              {t("steer")}
+            </Button>
+            <Button type="submit" kind="plain">
+              {t("queue")}
+            </Button>
+          </>
+        )}
+        {running ? (
+          <IconButton
+            class="send stop"
+            icon="stop"
+            label={t("stop")}
+            disabled={running.status.value === "stopping"}
+            onClick={() => conversation && void attempt(() => conversation.stop(running))}
+          />
+        ) : (
+          <button type="submit" class="icon-button send" aria-label={t("send")} title={t("send")} disabled={empty}>
+            <Icon name="send" />
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}
+
+type Choices = { model?: string | null; reasoning_effort?: string | null };
+
+function choose(conversation: Conversation | null, fields: Choices): void {
+  if (conversation) void attempt(() => conversation.update(fields));
+  else newChoices.value = { ...newChoices.value, ...fields };
+}
+
+function ModelChoice({ conversation }: { conversation: Conversation | null }) {
+  const chosen = (conversation ? conversation.session.value?.model : newChoices.value.model) ?? "";
+  const known = models.value.map((model) => model.id);
+  if (known.length < 2 && !chosen) return null;
+  return (
+    <label class="choice">
+      <span class="visually-hidden">{t("model")}</span>
+      <select value={chosen} onChange={(event) => choose(conversation, { model: event.currentTarget.value || null })}>
+        <option value="">{t("model.default", { name: known[0] ?? "" })}</option>
+        {known.slice(1).map((id) => (
+          <option key={id}>{id}</option>
+        ))}
+        {chosen && !known.includes(chosen) && <option>{chosen}</option>}
+      </select>
+    </label>
+  );
+}
+
+function EffortChoice({ conversation }: { conversation: Conversation | null }) {
+  const chosen =
+    (conversation ? conversation.session.value?.reasoning_effort : newChoices.value.reasoning_effort) ?? "";
+  return (
+    <label class="choice">
+      <span class="visually-hidden">{t("effort")}</span>
+      <select
+        value={chosen}
+        onChange={(event) => choose(conversation, { reasoning_effort: event.currentTarget.value || null })}
+      >
+        {EFFORTS.map((effort) => (
+          <option key={effort} value={effort}>
+            {t(`effort.${effort || "default"}` as Key)}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

@@ -1,0 +1,153 @@
+import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { address, get } from "../api/client";
+import type { List, Session, StoredFile } from "../api/types";
+import { models, toolsets, workspaces } from "../state/access";
+import type { Conversation } from "../state/conversation";
+import { attempt } from "../state/faults";
+import { formatBytes, formatMoment, formatNumber, t } from "../state/language";
+import { newChoices } from "../state/open";
+import { link } from "../state/route";
+import { IconButton } from "../ui/button";
+import { Icon } from "../ui/icons";
+
+/** The model, tools, folder, files and figures of a conversation. */
+export function Details({ conversation, onClose }: { conversation: Conversation | null; onClose(): void }) {
+  const session = conversation?.session.value ?? null;
+  return (
+    <aside class="details" aria-label={t("details")}>
+      <header>
+        <h2>{t("details")}</h2>
+        <IconButton icon="close" label={t("close")} onClick={onClose} />
+      </header>
+      <Workdir conversation={conversation} />
+      <Toolsets conversation={conversation} />
+      {session && <Figures session={session} />}
+      {conversation && <Files conversation={conversation} />}
+      {conversation && <Exports id={conversation.id} />}
+    </aside>
+  );
+}
+
+type Fields = Partial<Pick<Session, "workdir" | "toolsets">>;
+
+function change(conversation: Conversation | null, fields: Fields): void {
+  if (conversation) void attempt(() => conversation.update(fields));
+  else newChoices.value = { ...newChoices.value, ...fields };
+}
+
+function Workdir({ conversation }: { conversation: Conversation | null }) {
+  const kept = (conversation ? conversation.session.value?.workdir : newChoices.value.workdir) ?? "";
+  if (!workspaces.value.length && !kept) return null;
+  return (
+    <label class="field">
+      <span>{t("workdir")}</span>
+      <input
+        type="text"
+        dir="ltr"
+        value={kept}
+        placeholder={t("workdir.default")}
+        list="workspaces"
+        onChange={(event) => change(conversation, { workdir: event.currentTarget.value.trim() || null })}
+      />
+      <datalist id="workspaces">
+        {workspaces.value.map((path) => (
+          <option key={path} value={path} />
+        ))}
+      </datalist>
+    </label>
+  );
+}
+
+function Toolsets({ conversation }: { conversation: Conversation | null }) {
+  const chosen = conversation ? conversation.session.value?.toolsets : newChoices.value.toolsets;
+  const offered = toolsets.value.filter((set) => set.available);
+  const on = (name: string) => !chosen || chosen.includes(name);
+  const toggle = (name: string) => {
+    const names = offered.map((set) => set.name).filter((other) => (other === name ? !on(name) : on(other)));
+    change(conversation, { toolsets: names.length === offered.length ? null : names });
+  };
+  return (
+    <fieldset class="field">
+      <legend>{t("toolsets")}</legend>
+      {offered.map((set) => (
+        <label key={set.name} class="check" title={set.description}>
+          <input type="checkbox" checked={on(set.name)} onChange={() => toggle(set.name)} />
+          {set.label}
+        </label>
+      ))}
+    </fieldset>
+  );
+}
+
+function Figures({ session }: { session: Session }) {
+  const rows: [string, string][] = [
+    [t("model"), session.model ?? models.value[0]?.id ?? ""],
+    [t("figure.messages"), formatNumber(session.message_count)],
+    [t("figure.tools"), formatNumber(session.tool_call_count)],
+    [t("figure.input"), formatNumber(session.input_tokens)],
+    [t("figure.cached"), formatNumber(session.cache_read_tokens)],
+    [t("figure.output"), formatNumber(session.output_tokens)],
+    ...(session.actual_cost_usd === null
+      ? []
+      : [[t("figure.cost"), `$${session.actual_cost_usd.toFixed(4)}`] as [string, string]]),
+    [t("figure.started"), formatMoment(session.started_at)],
+  ];
+  return (
+    <dl class="figures">
+      {rows.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+function Files({ conversation }: { conversation: Conversation }) {
+  const files = useSignal<StoredFile[]>([]);
+  const id = encodeURIComponent(conversation.id);
+  const count = conversation.rows.value.length;
+  useEffect(() => {
+    get<List<StoredFile>>(`api/sessions/${id}/files`).then(
+      (found) => {
+        files.value = found.data;
+      },
+      () => {},
+    );
+  }, [id, count, files]);
+  if (!files.value.length) return null;
+  return (
+    <div class="field">
+      <h3>{t("files")}</h3>
+      <ul class="plain-list">
+        {files.value.map((file) => (
+          <li key={file.id}>
+            <a href={address(`api/sessions/${id}/files/${encodeURIComponent(file.id)}`)} download={file.name}>
+              <Icon name="file" size={14} /> {file.name}
+            </a>{" "}
+            <span class="faint">{formatBytes(file.bytes)}</span>
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+function Exports({ id }: { id: string }) {
+  const path = `api/sessions/${encodeURIComponent(id)}/export`;
+  return (
+    <div class="field">
+      <h3>{t("export")}</h3>
+      <p class="links">
+        {["markdown", "json", "jsonl"].map((format) => (
+          <a key={format} href={address(`${path}?format=${format}`)} download>
+            {format}
+          </a>
+        ))}
+      </p>
+      <a href={link("runs", "session", id)}>{t("timeline.of_session")}</a>
+    </div>
+  );
+}

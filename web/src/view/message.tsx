@@ -1,0 +1,219 @@
+import { useSignal } from "@preact/signals";
+import { type Variants, variantsOf } from "../state/branches";
+import type { Conversation } from "../state/conversation";
+import { attempt, explain } from "../state/faults";
+import { type EndItem, type Item, plainText, type UserItem, type WorkingItem } from "../state/items";
+import { formatDuration, formatNumber, formatTime, t } from "../state/language";
+import { resend, send } from "../state/open";
+import { link } from "../state/route";
+import { Button, IconButton } from "../ui/button";
+import { CopyButton } from "../ui/copy_button";
+import { Icon } from "../ui/icons";
+import { PartView } from "./part";
+
+export function ItemView({ item, conversation }: { item: Item; conversation: Conversation }) {
+  switch (item.kind) {
+    case "user":
+      return <UserMessage item={item} conversation={conversation} />;
+    case "part":
+      return <PartView part={item.part} conversation={conversation} />;
+    case "end":
+      return <TurnEnd item={item} conversation={conversation} />;
+    case "working":
+      return <Working item={item} />;
+  }
+}
+
+function UserMessage({ item, conversation }: { item: UserItem; conversation: Conversation }) {
+  const editing = useSignal(false);
+  const variants =
+    item.index === null ? undefined : variantsOf(conversation.id, conversation.branches.value).get(item.index);
+  if (editing.value && item.row) {
+    return <Editor item={item} conversation={conversation} onClose={() => (editing.value = false)} />;
+  }
+  return (
+    <article class="user" aria-label={t("said.you")}>
+      {item.images.length > 0 && (
+        <div class="thumbs">
+          {item.images.map((url, index) => (
+            <img key={index} src={url} alt={t("upload.image", { n: index + 1 })} />
+          ))}
+        </div>
+      )}
+      {item.files.map((name) => (
+        <span class="file-chip" key={name}>
+          <Icon name="file" size={14} /> {name}
+        </span>
+      ))}
+      {item.text && (
+        <div class="bubble" dir="auto">
+          {item.text}
+        </div>
+      )}
+      <div class="actions">
+        {item.queued ? (
+          <>
+            <span class="badge">{t("queue.waiting")}</span>
+            <IconButton
+              icon="close"
+              label={t("queue.remove")}
+              size={16}
+              onClick={() =>
+                item.queued && attempt(() => conversation.stop(item.queued as NonNullable<typeof item.queued>))
+              }
+            />
+          </>
+        ) : (
+          <>
+            {item.time > 0 && <time class="faint">{formatTime(item.time)}</time>}
+            {variants && <BranchSwitch variants={variants} />}
+            {item.row && (
+              <IconButton
+                class="edit"
+                icon="pencil"
+                label={t("edit")}
+                size={16}
+                onClick={() => (editing.value = true)}
+              />
+            )}
+            <CopyButton text={item.text} label={t("copy.message")} />
+          </>
+        )}
+      </div>
+    </article>
+  );
+}
+
+function BranchSwitch({ variants }: { variants: Variants }) {
+  const before = variants.ids[variants.at - 1];
+  const after = variants.ids[variants.at + 1];
+  return (
+    <nav class="branches" aria-label={t("branches")}>
+      {before ? (
+        <a href={link("c", before)} class="icon-button" aria-label={t("branch.before")}>
+          <Icon name="left" size={16} />
+        </a>
+      ) : null}
+      <span>
+        {variants.at + 1} / {variants.ids.length}
+      </span>
+      {after ? (
+        <a href={link("c", after)} class="icon-button" aria-label={t("branch.after")}>
+          <Icon name="chevron" size={16} />
+        </a>
+      ) : null}
+    </nav>
+  );
+}
+
+function Editor({ item, conversation, onClose }: { item: UserItem; conversation: Conversation; onClose(): void }) {
+  const text = useSignal(item.text);
+  const submit = () => {
+    if (!item.row || !text.value.trim()) return;
+    onClose();
+    void resend(conversation, item.row.id, text.value);
+  };
+  const keys = (event: KeyboardEvent) => {
+    if (event.key === "Escape") onClose();
+    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  return (
+    <div class="user editor">
+      <textarea
+        ref={(element) => element?.focus()}
+        dir="auto"
+        aria-label={t("edit.label")}
+        value={text.value}
+        onInput={(event) => (text.value = event.currentTarget.value)}
+        onKeyDown={keys}
+      />
+      <div class="actions shown">
+        <span class="faint">{t("edit.hint")}</span>
+        <Button kind="quiet" onClick={onClose}>
+          {t("cancel")}
+        </Button>
+        <Button kind="primary" onClick={submit}>
+          {t("edit.send")}
+        </Button>
+      </div>
+    </div>
+  );
+}
+
+function TurnEnd({ item, conversation }: { item: EndItem; conversation: Conversation }) {
+  const view = item.view;
+  const error = view?.error.value;
+  const row =
+    item.user?.row ?? conversation.rows.value.find((other) => other.role === "user" && other.run_id === item.runId);
+  const again = () => row && void resend(conversation, row.id, plainText(row.content));
+  return (
+    <div class="turn-end">
+      {error && (
+        <div class="fault" role="alert">
+          <Icon name="warn" />
+          <div>
+            <p>{explain(error.code, error.message)}</p>
+            <div class="fault-actions">
+              {row && (
+                <Button icon="retry" onClick={again}>
+                  {t("retry")}
+                </Button>
+              )}
+              {error.code?.startsWith("provider_") && (
+                <a class="button plain" href={link("model")}>
+                  {t("fault.model_settings")}
+                </a>
+              )}
+            </div>
+          </div>
+        </div>
+      )}
+      <div class="actions">
+        {item.text && <CopyButton text={item.text} label={t("copy.answer")} />}
+        {row && <IconButton icon="retry" label={t("retry")} size={16} onClick={again} />}
+        {item.truncated && (
+          <Button kind="quiet" icon="play" onClick={() => void send(t("continue.prompt"), [])}>
+            {t("continue")}
+          </Button>
+        )}
+        {item.runId && (
+          <a
+            class="icon-button"
+            href={link("runs", item.runId)}
+            aria-label={t("timeline.of_turn")}
+            title={t("timeline.of_turn")}
+          >
+            <Icon name="clock" size={16} />
+          </a>
+        )}
+        {view?.usage.value && (
+          <span class="faint">{t("tokens.out", { n: formatNumber(view.usage.value.output_tokens) })}</span>
+        )}
+        {view?.startedAt.value && view.finishedAt.value && (
+          <span class="faint">{formatDuration(view.finishedAt.value - view.startedAt.value)}</span>
+        )}
+      </div>
+    </div>
+  );
+}
+
+function Working({ item }: { item: WorkingItem }) {
+  const status = item.view.status.value;
+  const last = item.view.parts.value.at(-1);
+  const speaks = last?.kind === "text" && !last.done.value;
+  if (speaks && status === "running") return <span class="caret" aria-hidden="true" />;
+  if (status === "waiting_for_approval" || status === "waiting_for_input") return null;
+  return (
+    <div class="working">
+      <span class="dots" aria-hidden="true">
+        <i />
+        <i />
+        <i />
+      </span>
+      <span class="faint">{t(status === "stopping" ? "working.stopping" : "working")}</span>
+    </div>
+  );
+}
