@@ -342,4 +342,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _COMMITS,
     _RUN_INDEXES,
     (*_ROOM_FOR_UPDATES, *_PAGE),
+    _ROOM_FOR_COUNTERS,
 )
