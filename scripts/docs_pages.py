@@ -174,8 +174,8 @@ def plots(results: dict[str, Any]) -> str:
     lines = [
         "# Figures as plots",
         "",
-        "Ratios of the last `make bench`, beside the target of each (the upright line); green where it is met. What each figure",
-        "is, and what the missed ones mean, is in [performance](../performance.md).",
+        "The last `make bench`: each figure beside its target (the upright line), green where it is met. `×` is a ratio, mostly to",
+        "the relay, `+` a difference. What each figure is, and what is missed and why, is in [performance](../performance.md).",
     ]
     for section, run in results.items():
         lines += [
@@ -184,17 +184,17 @@ def plots(results: dict[str, Any]) -> str:
             "",
             f"{run['date']}, Python {run['python']}, {run['cpu']}, {run['cores']} cores.",
         ]
-        lines += ["", f"![Ratios of {section}](../images/bench-{section}.svg)"]
+        lines += ["", f"![Figures of {section}](../images/bench-{section}.svg)"]
     return "\n".join(lines) + "\n"
 
 
 def plot(figures: list[dict[str, Any]]) -> str:
-    """Bars of the figures that are judged as a ratio, beside the target of each."""
-    rows = [row for row in figures if row["judged_by"] == "ratio" and row["judged"] is not None]
+    """A bar for each figure that has a target, on a scale of its own, beside the target."""
+    rows = [row for row in figures if row["target"] and row["judged"] is not None]
     height = _STEP * len(rows) + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="13" '
-        'role="img"><title>Measured ratio of each figure, beside its target</title>'
+        'role="img"><title>Each figure, beside its target</title>'
     ]
     for index, row in enumerate(rows):
         parts += _bar(row, 20 + index * _STEP)
@@ -202,14 +202,13 @@ def plot(figures: list[dict[str, Any]]) -> str:
 
 
 def _bar(row: dict[str, Any], top: int) -> Iterator[str]:
-    target, judged = row["target"], row["judged"]
-    scale = _BAR / (max(judged, target or 0) * 1.1 or 1)
+    target, judged = row["target"], max(row["judged"], 0)
+    scale = _BAR / (max(judged, target) * 1.1)
+    value = {"ratio": "× {:.2f}", "more": "+ {:.3g} {}"}.get(row["judged_by"], "{:.3g} {}").format(judged, row["unit"])
     colour = "#2e7d32" if row["ok"] else "#c62828"
     yield f'<text x="{_LABEL - 10}" y="{top + 14}" text-anchor="end" fill="#888">{escape(row["name"])}</text>'
     yield f'<rect x="{_LABEL}" y="{top}" width="{judged * scale:.1f}" height="18" fill="{colour}"/>'
-    yield f'<text x="{_LABEL + judged * scale + 6:.1f}" y="{top + 14}" fill="#888">× {judged:.2f}</text>'
-    if target is not None:
-        at = _LABEL + target * scale
-        comparison = "at least" if row["at_least"] else "at most"
-        yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top - 4}" y2="{top + 22}" stroke="#888" stroke-width="2">'
-        yield f"<title>target: {comparison} {target:g}</title></line>"
+    yield f'<text x="{_LABEL + judged * scale + 6:.1f}" y="{top + 14}" fill="#888">{escape(value)}</text>'
+    at, comparison = _LABEL + target * scale, "at least" if row["at_least"] else "at most"
+    yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top - 4}" y2="{top + 22}" stroke="#888" stroke-width="2">'
+    yield f"<title>target: {comparison} {target:g}</title></line>"
