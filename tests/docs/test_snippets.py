@@ -6,7 +6,6 @@ A block that cannot run here has a comment above it, `<!-- not run: why -->`. Mo
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -162,11 +161,7 @@ class Machine:
         assert "Traceback" not in done.stderr
 
     def python(self, text: str) -> None:
-        source = self.here(text)
-        if re.search(r"^\s*(await|async with|async for)\b|= await\b", source, re.M):
-            flag = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            source = f"import asyncio\ncode = compile({source!r}, 'snippet', 'exec', {flag})\nasyncio.run(eval(code))"
-        done = self.run([sys.executable, "-c", source])
+        done = self.run([sys.executable, "-c", self.here(text)])
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
 
     def sql(self, text: str) -> None:
@@ -190,7 +185,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         model = None
         if os.environ.get("HERMES_DOCS_MODEL") != "embedded":
             model = stack.enter_context(serving(Reply(text="Good evening.")))
-            model.repeat = True
+            model.repeat, model.models = True, [{"id": "m"}]
         yield Machine(tmp_path, model)
 
 
@@ -235,7 +230,7 @@ def test_curl_example_of_every_operation(machine: Machine) -> None:
     failures = []
     with machine.server():
         for example in examples:
-            command = machine.here(example).replace("curl ", "curl -s -m 60 -o /dev/null -w %{http_code} ", 1)
+            command = machine.here(example).replace("curl ", "curl -s -m 20 -o /dev/null -w %{http_code} ", 1)
             done = machine.run(["bash", "-c", command])
             is_live = done.returncode == 28 and done.stdout == "200"  # a stream that stays open
             if not is_live and not (done.returncode == 0 and 200 <= int(done.stdout or 0) < 500):
