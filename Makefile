@@ -15,11 +15,11 @@ PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run dist test test-clients test-clients-heavy test-web screenshots test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
+.PHONY: setup run dist test test-clients test-clients-heavy test-web screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | screenshots | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
+	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
 
 setup: $(STAMP) $(PAGE)
 
@@ -65,7 +65,7 @@ test-web: setup $(VENV)/.web-tests
 	@sh scripts/node npm run --prefix web --silent check
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/web $(ARGS)
 
-$(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests | setup
+$(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests scripts/setup-group | setup
 	@VENV="$(VENV)" sh scripts/setup-web-tests
 	@touch $@
 
@@ -75,6 +75,18 @@ screenshots: setup $(VENV)/.web-tests
 
 bench-web: setup $(VENV)/.web-tests
 	@$(BIN)/python -m bench.page $(ARGS)
+
+# The site of the documentation, in build/docs; a link that leads nowhere ends it.
+docs: setup $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "Documentation  build/docs/index.html" >&2
+
+# Every command and snippet of README.md and docs/ (`HERMES_DOCS_MODEL=embedded`: asked of the embedded model).
+test-docs: docs
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/docs $(ARGS)
+
+$(VENV)/.docs: pyproject.toml scripts/setup-group | setup
+	@VENV="$(VENV)" sh scripts/setup-group docs
+	@touch $@
 
 test-long: setup
 	@$(BIN)/python -m pytest -m "long and not cluster" -n auto $(ARGS)
