@@ -106,9 +106,40 @@ async def test_overflowed_queue_takes_nothing_until_reset() -> None:
     for seq in range(QUEUE_EVENTS_MAX + 5):
         reader.put(delta(seq))
     assert await seqs(reader) == []
-    reader.overflowed = False
+    reader.restart(keep=True)
+    assert reader.join(4999)
     reader.put(delta(5000))
     assert await seqs(reader) == [5000]
+
+
+async def test_left_out_number_sends_reader_to_store(bus: MemoryBus) -> None:
+    reader = bus.subscribe("run_1")
+    assert reader.join(2)
+    for seq in (2, 3, 3, 4):  # what the reader has is dropped
+        bus.publish("run_1", delta(seq))
+    assert await seqs(reader) == [3, 4]
+    bus.publish("run_1", delta(6))
+    bus.publish("run_1", delta(7))
+    assert (reader.overflowed, await seqs(reader)) == (True, [])
+    reader.restart(keep=False)
+    assert reader.join(7)
+    bus.publish("run_1", delta(8))
+    assert await seqs(reader) == [8]
+
+
+async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bus: MemoryBus) -> None:
+    reader = bus.subscribe("run_1")
+    bus.publish("run_1", delta(23))
+    assert not reader.join(1)
+    reader.restart(keep=True)
+    assert not reader.join(21) and reader.join(22)
+    assert await seqs(reader) == [23]
+    bus.publish("run_1", delta(24))
+    reader.restart(keep=False)  # it is in the store by now
+    assert reader.join(24)
+    bus.publish("run_1", delta(24))
+    bus.publish("run_1", delta(25))
+    assert await seqs(reader) == [25]
 
 
 async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:
