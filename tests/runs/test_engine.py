@@ -141,6 +141,25 @@ async def test_submitted_turn_is_recorded_and_reports_queue_position(
     assert [log[-1]["type"] for log in logs] == ["run.completed"] * 2
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_run_that_is_on_record_is_submitted_once(
+    house: House, server: ModelServer, gate: Gate, elsewhere: bool
+) -> None:
+    """Two that were asked under one key give the run the same number."""
+    spec = house.spec(server, session_id=SESSION, persist=True)
+    if elsewhere:
+        await house.engine.store.runs.create(spec)
+    for _ in range(2):
+        assert await house.engine.submit(spec) == spec.run_id
+    assert house.engine.permits.of(spec.owner) == (0 if elsewhere else 1)
+    gate.open.set()
+    if elsewhere:
+        assert not house.engine.by_id
+    else:
+        events = [event async for event in house.engine.subscribe(spec.run_id)]
+        assert events[-1].type == "run.completed" and len(server.requests) == 1
+
+
 async def test_cancelled_waiter_does_not_block_session_queue(house: House, server: ModelServer, gate: Gate) -> None:
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
     leaving = asyncio.create_task(house.engine.run(house.spec(server, "left", session_id=SESSION, persist=True)))

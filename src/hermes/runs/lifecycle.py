@@ -25,7 +25,7 @@ from hermes.runs.control import RunControls
 from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.work_queue import WorkQueue, may_travel
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, SessionNotFound, StoreBusy, StoreError
+from hermes.store.base import LeaseLost, RunExists, SessionNotFound, StoreBusy, StoreError
 from hermes.store.runs import ClaimedSession
 
 if TYPE_CHECKING:
@@ -110,8 +110,10 @@ class Lifecycle:
     async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
         """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
 
-        It goes on even where whoever asks for it has left before that.
+        It goes on even where whoever asks for it has left before that. One that is on record already is left alone.
         """
+        if spec.run_id in self._engine.by_id:
+            return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
         stored = await self._engine.unfinished_counts() if queue is not None else {}
         self._engine.admissions.take_permit(spec, charged=charged, stored=stored)
@@ -130,6 +132,8 @@ class Lifecycle:
             # Another replica may have put a run of this number on record, which may have come here since.
             if live is not None and self._engine.by_id.get(spec.run_id) is live:
                 await self.forget(live)
+            if isinstance(error, RunExists):  # it was submitted: a number is given out once
+                return
             # Whether it is on record is not known.
             if isinstance(error, StoreBusy) and spec.run_id not in self._engine.by_id:
                 with contextlib.suppress(StoreError):
@@ -335,7 +339,7 @@ class Lifecycle:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)
-        except SessionNotFound as error:  # another owner has made the session since it was leased
+        except (SessionNotFound, RunExists) as error:  # another was quicker: an owner with the session, or with the run
             raise Refused.by(error) from None
         except StoreError as error:
             if not live.unrecorded or isinstance(error, LeaseLost):

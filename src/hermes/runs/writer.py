@@ -14,7 +14,7 @@ from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.commits import Commit, LogOutput, Pending
 from hermes.runs.streams import Stream
-from hermes.store.base import LeaseLost, Partial, Row
+from hermes.store.base import LeaseLost, Partial, Row, RunExists
 from hermes.store.runs import ClaimedSession, set_session_id
 from hermes.store.stores import AsyncRuns
 
@@ -409,6 +409,7 @@ class RunWriter:
         can be without it."""
         following = self._commits
         retry = self.creates is not None and not any(commit.events for commit in following)
+        retry = retry and not isinstance(error, RunExists)
         if retry := retry and all(commit.hold and not commit.before for commit in batch):
             self.last_seq = batch[0].events[0].seq - 1
             self._commits = batch
