@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.subscription import Subscription
 
 from hermes.bus import frames, nats_bus, nats_peers
 from hermes.bus.nats_bus import NatsBus, decode_batch, encode_batches
+from hermes.bus.nats_client import DirectClient
 from hermes.bus.nats_connection import BusError, NatsConnection, is_nats, namespace_of
 from hermes.bus.nats_members import Members
 from hermes.bus.nats_peers import NatsPeers, NatsPeerServer
@@ -594,3 +596,32 @@ async def test_live_events_are_received_while_they_are_read(nats_url: str) -> No
     assert not nats.client._receivers
     await nats.close()
     await other.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 100_000])
+async def test_messages_are_received_however_they_are_cut(size: int) -> None:
+    """Those with a receiver and others, in any order, one with a line break in it, one that says where to reply."""
+    client, received = DirectClient(), list[tuple[str, bytes]]()
+
+    async def process(subscription: Subscription, data: bytes) -> None:
+        received.append((subscription.subject, data))
+
+    client._receivers = {7: lambda data: received.append(("direct", data))}
+    client._subs = {8: Subscription(client, 8, subject="other", cb=None)}
+    sent = [(7, b"a"), (8, b"b"), (7, b""), (7, b"line\r\nMSG x 7 1\r\nz"), (8, b"c"), (7, b"d" * 50)]
+    wire = b"PING\r\n" + b"".join(
+        b"MSG some.subject %d %s%d\r\n%s\r\n" % (sid, b"_INBOX.1 " if data == b"" else b"", len(data), data)
+        for sid, data in sent
+    )
+    client._process_ping = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+    others = client._subs[8]._pending_queue
+    for at in range(0, len(wire), size):
+        await client._ps.parse(wire[at : at + size])
+        while not others.empty():
+            await process(client._subs[8], others.get_nowait().data)
+    order = [("direct" if sid == 7 else "other", data) for sid, data in sent]
+    if size == 100_000:  # what is not direct waits for its own task
+        assert sorted(received) == sorted(order)
+    else:
+        assert received == order
+    assert not client._ps.buf
