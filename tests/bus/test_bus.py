@@ -11,6 +11,7 @@ from hermes.bus.memory import MemoryBus, Subscription
 from hermes.bus.nats_bus import NatsBus
 from hermes.bus.nats_connection import NatsConnection
 from hermes.core.events import Event
+from support.gateway import SURELY_S
 
 QUEUE_EVENTS_MAX, QUEUE_BYTES_MAX = 1024, 1024 * 1024
 
@@ -34,7 +35,7 @@ def delta(seq: int, text: str = "x") -> Event:
 
 
 async def seqs(reader: Subscription) -> list[int]:
-    return [event.seq for event in await asyncio.wait_for(reader.take(), 2)]
+    return [event.seq for event in await asyncio.wait_for(reader.take(), SURELY_S)]
 
 
 async def test_subscribers_get_events_from_subscription_on(bus: MemoryBus) -> None:
@@ -63,7 +64,7 @@ async def test_waiting_subscriber_can_be_woken_without_event() -> None:
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     reader.wake()
-    assert await asyncio.wait_for(waiting, 2) == []
+    assert await asyncio.wait_for(waiting, SURELY_S) == []
 
 
 async def test_cancelled_subscriber_can_wait_again() -> None:
