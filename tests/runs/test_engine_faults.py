@@ -96,7 +96,7 @@ def stubborn(house: House) -> Iterator[None]:
 async def test_shutdown_records_end_despite_stubborn_tool(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry(monkeypatch, "CLOSE_S_MAX", "STUBBORN_S_MAX")
+    hurry(monkeypatch, "STUBBORN_S_MAX")
     server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await running.seen("tool.started")
