@@ -76,6 +76,8 @@ class Lifecycle:
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self.tasks: set[asyncio.Task[object]] = set()
+        # By owner: while the store counts its runs.
+        self._counting: dict[str, asyncio.Lock] = {}
         # Called with the id of a session that a run makes: whatever is known of that id was of one that is gone.
         self.on_new_session: Callable[[list[str]], None] = lambda _: None
 
@@ -124,7 +126,15 @@ class Lifecycle:
         live: LiveRun | None = None
         try:
             live = await self._open(spec, at_once=False)
-            await self.emit_queued(live)
+            owner_max = self._engine.limits.owner_max(spec.owner) if queue is not None else 0
+            if owner_max and spec.parent is None:
+                live.log.owner_max = owner_max
+                async with self._counting.setdefault(
+                    spec.owner, asyncio.Lock()
+                ):  # or they would be in each other's way
+                    await self.emit_queued(live)
+            else:
+                await self.emit_queued(live)
         except BaseException as error:
             self._engine.admissions.permits.change(spec.owner, -1)
             if not isinstance(error, StoreError | SessionNotFound):

@@ -51,9 +51,10 @@ class RunWriter:
         self.step = 0
         self.first_delta_at: float | None = None
         self.on_event: Callable[[Event], None] | None = None
-        # The run itself, until the first commit has put it on record; the lease that it then gets on a session that is
-        # made with it (holder and seconds); and who is told of that.
+        # The run itself, until the first commit has put it on record; how many its owner may have, where the store counts
+        # them; the lease that it then gets on a session that is made with it (holder and seconds); and who is told of that.
         self.creates: RunSpec | None = None
+        self.owner_max = 0
         self.claims: tuple[str, float] | None = None
         self.on_created: Callable[[ClaimedSession | None], None] | None = None
         # Whether the start of the run may wait for its end, to be put on record with it.
@@ -483,6 +484,7 @@ class RunWriter:
                 sync=joined.sync,
                 creates=self.creates,
                 claims=self.claims,
+                owner_max=self.owner_max,
             )
         except BaseException:
             for event in (event for pieces in texts.values() for event in pieces):

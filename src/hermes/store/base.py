@@ -45,6 +45,10 @@ class RunExists(StoreRuleBroken):
         super().__init__("A run of this number is on record already (UNIQUE).", where=where)
 
 
+class NoPlace(StoreError):
+    """The owner of a run has as many without an end as it may have."""
+
+
 class StoreFull(StoreError):
     """There is no room left on the disk."""
 
