@@ -136,7 +136,8 @@ async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> N
 
 
 async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> None:
-    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 1}}
+    # Long enough for the first two to be taken before it is over.
+    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 5}}
     async with two_replicas(home_folder, answer, **settings) as server:
         one, other = await server.both()
         for at in range(2):
