@@ -11,6 +11,7 @@ from hermes.bus.memory import MemoryBus, Subscription
 from hermes.bus.nats_bus import NatsBus
 from hermes.bus.nats_connection import NatsConnection
 from hermes.core.events import Event
+from support.gateway import SURELY_S
 
 QUEUE_EVENTS_MAX, QUEUE_BYTES_MAX = 1024, 1024 * 1024
 
@@ -34,7 +35,7 @@ def delta(seq: int, text: str = "x") -> Event:
 
 
 async def seqs(reader: Subscription) -> list[int]:
-    return [event.seq for event in await asyncio.wait_for(reader.take(), 2)]
+    return [event.seq for event in await asyncio.wait_for(reader.take(), SURELY_S)]
 
 
 async def test_subscribers_get_events_from_subscription_on(bus: MemoryBus) -> None:
@@ -63,7 +64,7 @@ async def test_waiting_subscriber_can_be_woken_without_event() -> None:
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     reader.wake()
-    assert await asyncio.wait_for(waiting, 2) == []
+    assert await asyncio.wait_for(waiting, SURELY_S) == []
 
 
 async def test_cancelled_subscriber_can_wait_again() -> None:
@@ -106,9 +107,40 @@ async def test_overflowed_queue_takes_nothing_until_reset() -> None:
     for seq in range(QUEUE_EVENTS_MAX + 5):
         reader.put(delta(seq))
     assert await seqs(reader) == []
-    reader.overflowed = False
+    reader.restart(keep=True)
+    assert reader.join(4999)
     reader.put(delta(5000))
     assert await seqs(reader) == [5000]
+
+
+async def test_left_out_number_sends_reader_to_store(bus: MemoryBus) -> None:
+    reader = bus.subscribe("run_1")
+    assert reader.join(2)
+    for seq in (2, 3, 3, 4):  # what the reader has is dropped
+        bus.publish("run_1", delta(seq))
+    assert await seqs(reader) == [3, 4]
+    bus.publish("run_1", delta(6))
+    bus.publish("run_1", delta(7))
+    assert (reader.overflowed, await seqs(reader)) == (True, [])
+    reader.restart(keep=False)
+    assert reader.join(7)
+    bus.publish("run_1", delta(8))
+    assert await seqs(reader) == [8]
+
+
+async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bus: MemoryBus) -> None:
+    reader = bus.subscribe("run_1")
+    bus.publish("run_1", delta(23))
+    assert not reader.join(1)
+    reader.restart(keep=True)
+    assert not reader.join(21) and reader.join(22)
+    assert await seqs(reader) == [23]
+    bus.publish("run_1", delta(24))
+    reader.restart(keep=False)  # it is in the store by now
+    assert reader.join(24)
+    bus.publish("run_1", delta(24))
+    bus.publish("run_1", delta(25))
+    assert await seqs(reader) == [25]
 
 
 async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:

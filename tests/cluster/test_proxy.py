@@ -94,7 +94,9 @@ async def test_replica_that_refuses_is_passed_over_and_tried_again(monkeypatch: 
                 await asyncio.sleep(0.01)
 
 
-async def test_replica_that_has_refused_is_not_tried_for_a_second() -> None:
+async def test_replica_that_has_refused_is_not_tried_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert proxies.SKIP_S == 1.0
+    monkeypatch.setattr(proxies, "SKIP_S", SURELY_S)
     tried = []
 
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

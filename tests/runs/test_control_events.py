@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from hermes.runs.control import Questions, RunControls, Stop, Stopped
+from support.gateway import SURELY_S
 
 
 async def forever() -> None:
@@ -38,7 +39,7 @@ async def test_stop_cancels_wait() -> None:
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     stop.request("stop")
-    assert await asyncio.wait_for(task, 2) == "stopped"
+    assert await asyncio.wait_for(task, SURELY_S) == "stopped"
     assert task.cancelling() == 0
 
 
@@ -98,7 +99,7 @@ async def test_stop_scopes_can_be_nested() -> None:
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     stop.request("stop")
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, SURELY_S)
     assert seen == ["inner", "outer", "after"]
 
 
@@ -162,7 +163,7 @@ async def test_run_can_stop_itself() -> None:
         await asyncio.sleep(0)
         return "closed"
 
-    assert await asyncio.wait_for(asyncio.create_task(work()), 2) == "closed"
+    assert await asyncio.wait_for(asyncio.create_task(work()), SURELY_S) == "closed"
 
 
 # ---- questions

@@ -17,7 +17,9 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import Refused
 from hermes.settings import config
 from hermes.store.base import StoreError
+from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply, Request
+from support.nats_server import eventually
 
 SESSION = "the-session"
 
@@ -45,7 +47,7 @@ async def gate(server: ModelServer) -> Gate:
 
 async def ended(house: House, run_id: str) -> Json:
     """The last event of a run, waited for."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         events = [event.as_dict() async for event in house.engine.subscribe(run_id)]
     return events[-1]
 
@@ -141,6 +143,25 @@ async def test_submitted_turn_is_recorded_and_reports_queue_position(
     assert [log[-1]["type"] for log in logs] == ["run.completed"] * 2
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_run_that_is_on_record_is_submitted_once(
+    house: House, server: ModelServer, gate: Gate, elsewhere: bool
+) -> None:
+    """Two that were asked under one key give the run the same number."""
+    spec = house.spec(server, session_id=SESSION, persist=True)
+    if elsewhere:
+        await house.engine.store.runs.create(spec)
+    for _ in range(2):
+        assert await house.engine.submit(spec) == spec.run_id
+    assert house.engine.permits.of(spec.owner) == (0 if elsewhere else 1)
+    gate.open.set()
+    if elsewhere:
+        assert not house.engine.by_id
+    else:
+        events = [event async for event in house.engine.subscribe(spec.run_id)]
+        assert events[-1].type == "run.completed" and len(server.requests) == 1
+
+
 async def test_cancelled_waiter_does_not_block_session_queue(house: House, server: ModelServer, gate: Gate) -> None:
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
     leaving = asyncio.create_task(house.engine.run(house.spec(server, "left", session_id=SESSION, persist=True)))
@@ -158,7 +179,7 @@ async def test_cancelled_waiter_does_not_block_session_queue(house: House, serve
 async def test_failed_turn_releases_session(house: House, server: ModelServer) -> None:
     server.script = [Reply(status=403), Reply(text="Fine.")]
     await house.run(server, session_id=SESSION, persist=True)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SURELY_S):
         ran = await house.run(server, "again", session_id=SESSION, persist=True)
     assert ran.result["completed"] is True
 
@@ -172,7 +193,7 @@ async def test_admission_holds_session_until_run_ends(house: House, server: Mode
     gate.open.set()
     result = await house.engine.run(spec, admission)
     assert result["completed"] is True
-    again = await house.engine.admit(house.spec(server, session_id=SESSION), wait_s=0.5)
+    again = await house.engine.admit(house.spec(server, session_id=SESSION), wait_s=SURELY_S)
     await again.release()
     await again.release()
 
@@ -310,7 +331,7 @@ async def test_shutdown_under_load_ends_every_run(house: House, server: ModelSer
     for spec in specs:
         await house.engine.submit(spec)
     await server.until(lambda: len(server.requests) == 40)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         await house.engine.drain(0.1)
     for spec in specs:
         record = await house.engine.get(spec.run_id)
@@ -366,10 +387,17 @@ async def test_run_survives_cancelled_waiter(house: House, server: ModelServer, 
 async def test_long_turn_renews_lease(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.08)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
-    await asyncio.sleep(0.25)
+    engine, name = house.app.store.blocking.engine, f"session:{SESSION}"
+
+    def until() -> float:
+        found: float = engine.read(lambda tx: tx.value("SELECT until FROM leases WHERE name = ?", (name,), 0.0))
+        return found
+
+    await eventually(until)
+    began = until()
+    await eventually(lambda: until() > began + 0.1)
     assert await house.app.store.leases.acquire(f"session:{SESSION}", "somebody", 1.0) is None
     gate.open.set()
     assert (await running.end()).result["completed"] is True

@@ -19,6 +19,7 @@ from hermes.runs.engine import LiveRun, Refused
 from hermes.store.base import OpenedSession, StoreBusy, StoreError, StoreUnreachable
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.framework.round import ToolRound
+from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply, Request
 
 SESSION = "the-session"
@@ -47,7 +48,7 @@ async def gate(server: ModelServer) -> Gate:
     return Gate(server)
 
 
-async def read(house: House, run_id: str, within: float = 3.0) -> list[Json]:
+async def read(house: House, run_id: str, within: float = SURELY_S) -> list[Json]:
     """All events of a run, waited for."""
     async with asyncio.timeout(within):
         return [event.as_dict() async for event in house.engine.subscribe(run_id)]
@@ -95,11 +96,11 @@ def stubborn(house: House) -> Iterator[None]:
 async def test_shutdown_records_end_despite_stubborn_tool(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry(monkeypatch, "CLOSE_S_MAX", "STUBBORN_S_MAX")
+    hurry(monkeypatch, "STUBBORN_S_MAX")
     server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await running.seen("tool.started")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         await house.engine.drain(0)
     ran = await running.end()
     assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
@@ -111,7 +112,7 @@ async def test_shutdown_rejects_turns_waiting_for_session(house: House, server: 
     await first.seen("model.started")
     waiting = asyncio.create_task(house.engine.run(house.spec(server, "two", persist=True, session_id=SESSION)))
     await idle()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(SURELY_S):
         await house.engine.drain(0)
         with pytest.raises(Refused) as refused:
             await waiting
@@ -281,7 +282,7 @@ async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
 
 async def free(house: House, session_id: str) -> None:
     """The session is held by nobody, soon."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         while await house.app.store.leases.holder(f"session:{session_id}") is not None:
             await asyncio.sleep(0.005)
 
@@ -327,7 +328,7 @@ async def test_failed_lease_renewal_is_retried(
 
     monkeypatch.setattr(AsyncLeases, "renew", renew)
     running = await house.begin(house.spec(server, persist=True))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         await renewed.wait()
     gate.open.set()
     assert (await running.end()).result["completed"] is True

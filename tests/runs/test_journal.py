@@ -25,6 +25,7 @@ from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
 from hermes.store.base import Row
 from hermes.store.stores import AsyncStore, Store
+from support.nats_server import eventually
 
 SESSION = "the-session"
 
@@ -91,7 +92,8 @@ async def test_delta_is_journalled_before_delivery(writing: Writing) -> None:
         return True
 
     reader = asyncio.create_task(anext(writing.log.batches(writing.spec.run_id, writing.runs, 1, sink)))
-    await asyncio.sleep(0.01)
+    readers = writing.log.bus._readers
+    await eventually(lambda: any(one._waiter is not None for one in readers.get(writing.spec.run_id, ())))
     for piece in ("Hällo", " \U0001f600", "!"):
         writing.writer.text("m1", piece)
         await asyncio.sleep(0.01)
@@ -141,8 +143,8 @@ async def test_full_journal_file_is_rotated_and_removed_when_saved(
     for n in range(100):
         writing.writer.text("m1", f"{n} is a number, and this is what is said of it. ")
         await asyncio.sleep(0.001)
-    await asyncio.sleep(0.1)
-    assert len(writing.files()) <= 2
+    await eventually(lambda: len(writing.files()) <= 2)
+    await eventually(writing.stored)
     [(_, text)] = await writing.stored()
     assert text.startswith("0 is a number")
     events = [event async for event in _until(writing, 101)]

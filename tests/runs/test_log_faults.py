@@ -18,6 +18,7 @@ from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.store.base import OpenedSession, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
+from support.gateway import SURELY_S
 from support.model_server import ModelServer, Reply
 
 SESSION = "the-session"
@@ -54,7 +55,7 @@ class Held:
         patch.setattr(AsyncRuns, name, held)
 
     async def wait(self) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(SURELY_S):
             await self.reached.wait()
 
 
@@ -80,7 +81,7 @@ class Writing:
 
     def reader(self) -> asyncio.Task[list[Json]]:
         async def read() -> list[Json]:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(SURELY_S):
                 return [event.as_dict() async for event in self.log.subscribe(self.spec.run_id, self.runs)]
 
         return asyncio.create_task(read())
@@ -206,7 +207,7 @@ async def test_late_reader_sees_text_that_could_not_be_stored(writing: Writing, 
     early = writing.reader()
     await idle()
     writing.writer.text("m1", "Once ")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
     await idle()
     late = writing.reader()
@@ -232,7 +233,7 @@ async def test_log_closed_during_save_is_not_saved_repeatedly(
     monkeypatch.setattr(AsyncRuns, "put_grown", broken)
     monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.01)
     writing.writer.text("m1", "Once ")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         await tried.wait()
     await writing.writer.close()
     closed.set()
@@ -242,7 +243,7 @@ async def test_log_closed_during_save_is_not_saved_repeatedly(
 
 async def test_failed_text_save_is_retried_with_next_event(writing: Writing, failed_once: asyncio.Event) -> None:
     writing.writer.text("m1", "Once ")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
     await idle()
     await writing.notice()
@@ -252,7 +253,7 @@ async def test_failed_text_save_is_retried_with_next_event(writing: Writing, fai
 
 async def test_failed_text_save_is_retried_without_further_event(writing: Writing, failed_once: asyncio.Event) -> None:
     writing.writer.text("m1", "Once ")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
         while len(await writing.runs.read(writing.spec.run_id, 0, 100)) < 2:
             await asyncio.sleep(0.01)
@@ -261,7 +262,7 @@ async def test_failed_text_save_is_retried_without_further_event(writing: Writin
 # ---- the last event
 
 
-async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
+async def settled(task: asyncio.Task[Any], within: float = SURELY_S) -> Any:
     """What a task came to, result or exception. It must come to something, and nobody has cancelled it."""
     await asyncio.wait([task], timeout=within)
     assert task.done(), "it still waits"
@@ -288,7 +289,7 @@ async def test_control_during_final_store_write_is_rejected(
     control = asyncio.create_task(house.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
     await idle()
     held.go.set()
-    ran = await running.end(timeout=3)
+    ran = await running.end()
     assert await control == "not_active"
     assert ran.result["completed"] is True
     assert (ran.final["type"], ran.result["pending_steer"]) == ("run.completed", None)
@@ -335,7 +336,7 @@ async def test_every_accepted_steer_is_applied_or_returned(
         await running.seen("model.started")
         async with asyncio.timeout(30):
             await asyncio.gather(*(insist(name) for name in "abc"))
-        ran = await running.end(timeout=3)
+        ran = await running.end()
         taken = {text for text, answer in told.items() if answer == "applied"}
         assert set(told.values()) <= {"applied", "not_active"}
         assert set((ran.result["pending_steer"] or "").split()) == taken
@@ -403,7 +404,7 @@ async def lose_session(house: House, server: ModelServer, patch: pytest.MonkeyPa
     await server.until(lambda: server.open_streams == 1)
     await thief.take(SESSION)
     events = await settled(reader)
-    await asyncio.wait([live.task], timeout=2)
+    await asyncio.wait([live.task], timeout=SURELY_S)
     assert live.task.done()
     return live.spec.run_id, events
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,13 @@ from hermes.bus.nats_bus import NatsBus
 from hermes.bus.nats_connection import NatsConnection
 from hermes.core.events import Event
 from hermes.core.ids import random_hex
+from hermes.core.limits import RESUME_SEQ_STEP
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.log import RunLog
 from hermes.runs.writer import RunWriter
-from hermes.store.base import Row
-from hermes.store.stores import AsyncStore, Store
+from hermes.store.base import Row, StoreUnreachable
+from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.nats_server import NatsServer, eventually, nats_server
 
 SURELY_S = 20.0
@@ -226,3 +228,53 @@ async def test_writer_that_lost_its_run_gives_nothing_out(two: tuple[Replica, Re
     await writer.close()
     await asyncio.sleep(0.01)
     assert not reader._events
+
+
+async def test_reader_misses_nothing_of_a_run_that_its_replica_failed_to_take_over(
+    two: tuple[Replica, Replica],
+) -> None:
+    """Both take the run up at the same number, and the one that a reader is at loses its session before it writes."""
+    one, other = two
+    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
+    former = await one.write(spec)
+    reading = asyncio.create_task(other.read(spec.run_id, seen))
+    await eventually(lambda: len(seen) == 1)
+    resumed_at = {"secrets": Secrets(), "last_seq": RESUME_SEQ_STEP - 1, "state": former.state}
+    losing = other.log.open(spec.run_id, other.store.runs, **resumed_at)
+    former.text("m1", "a ")
+    await eventually(lambda: len(seen) == 2)
+    await one.log.close(former)
+    writer = one.log.open(spec.run_id, one.store.runs, **resumed_at)
+    for code in ("a", "b", "c"):
+        await writer.emit("notice", level="warn", code=code, message="m")
+        await one.sent()
+    await other.log.close(losing)
+    await writer.emit("run.completed", usage={}, row=None)
+    async with asyncio.timeout(SURELY_S):
+        await reading
+    assert [event.seq for event in seen] == [1, 2, *range(RESUME_SEQ_STEP, RESUME_SEQ_STEP + 4)]
+
+
+async def test_readers_see_event_whose_commit_was_taken_for_failed(
+    two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = RunSpec("hi", session_id="s")
+    writer = await two[0].write(spec)
+    seen: list[list[Event]] = [[], []]
+    reading = [asyncio.create_task(side.read(spec.run_id, into)) for side, into in zip(two, seen, strict=True)]
+    await writer.emit("notice", level="warn", code="a", message="m")
+    await eventually(lambda: [len(events) for events in seen] == [2, 2])
+    append = AsyncRuns.append
+
+    async def append_without_answer(runs: AsyncRuns, *args: Any, **options: Any) -> None:
+        await append(runs, *args, **options)
+        raise StoreUnreachable("whether the change was made is not known")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnreachable):
+        patch.setattr(AsyncRuns, "append", append_without_answer)
+        await writer.emit("notice", level="warn", code="b", message="m")
+    await writer.emit("notice", level="warn", code="c", message="m")
+    await writer.emit("run.completed", usage={}, row=None)
+    async with asyncio.timeout(SURELY_S):
+        await asyncio.gather(*reading)
+    assert [[event.seq for event in events] for events in seen] == [[1, 2, 3, 4, 5]] * 2

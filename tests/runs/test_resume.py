@@ -25,6 +25,7 @@ from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import ToolContext
+from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply
 
 SESSION = "the-session"
@@ -102,7 +103,7 @@ class Left:
     async def log(self) -> list[dict[str, Any]]:
         events = [event.as_dict() async for event in self.house.engine.subscribe(self.spec.run_id)]
         check_laws(events)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SURELY_S):
             while await self.house.app.store.leases.holder(f"session:{SESSION}") is not None:
                 await asyncio.sleep(0.01)
         return events
@@ -384,7 +385,7 @@ async def test_resume_keeps_expired_questions_expired(house: House, server: Mode
         await left.start(call, "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
     await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=left.ts - 5))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         events = await left.taken_up()
     assert (granted, answers) == ([False], [None])
     assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
@@ -689,7 +690,7 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     first.send_signal(signal.SIGKILL)
     await asyncio.to_thread(first.wait)
     second = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
-    _, said = await asyncio.wait_for(second.communicate(), 30)
+    _, said = await asyncio.wait_for(second.communicate(), 2 * SURELY_S)
     assert second.returncode == 0, said.decode()
     house = House(Home(home_folder), {})
     try:
@@ -714,11 +715,11 @@ async def test_background_task_resumes_interrupted_runs(house: House, server: Mo
     house.app.serve()
     events = await left.log()
     assert events[-1]["type"] == "run.completed"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         while (await house.app.store.idempotency.claim("s", "k", "f")).state != "new":
             await house.app.store.idempotency.release("s", "another")
             await asyncio.sleep(0.01)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         while await house.app.store.sessions.get_meta("swept_at") is None:
             await asyncio.sleep(0.01)
 
@@ -729,7 +730,7 @@ async def test_subscribing_to_orphaned_run_resumes_it(house: House, server: Mode
     house.engine.start_background_tasks()
     await house.engine.resume_all()
     left = await Left(house, server).begin()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         if reads == "status":
             while (record := await house.engine.get(left.spec.run_id)) is None or not record.state.ended:
                 await asyncio.sleep(0.01)
@@ -758,7 +759,7 @@ async def test_concurrent_readers_resume_run_once(
     monkeypatch.setattr(runs, "durable", slowly, raising=False)
     first = asyncio.ensure_future(house.engine.get(left.spec.run_id))
     await at_work.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         await house.engine.get(left.spec.run_id)
     go_on.set()
     await first
@@ -772,7 +773,7 @@ async def test_startup_removes_leases_of_dead_processes(house: House) -> None:
     await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
     house.app.serve()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         while await _lease_names(house) != ["session:of-another-host"]:
             await asyncio.sleep(0.01)
 

@@ -14,7 +14,9 @@ from hermes.core.events import VOLATILE, Event, fold
 from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.journal import JournalReader
 from hermes.tools import clarify
+from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Protocol, Reply
+from support.nats_server import eventually
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 STORY = [f"word {n}, " for n in range(40)]
@@ -39,7 +41,7 @@ def rich_script() -> list[Reply]:
 
 
 async def read(house: House, run_id: str, after: int = 0) -> list[Json]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         return [event.as_dict() async for event in house.engine.subscribe(run_id, after)]
 
 
@@ -112,7 +114,7 @@ async def test_subscribe_from_last_seq_of_ended_run_ends_immediately(house: Hous
     server.script = [Reply(text="Done.")]
     spec = house.spec(server, persist=True)
     ran = await house.carry_out(spec)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SURELY_S):
         assert [event async for event in house.engine.subscribe(spec.run_id, ran.final["seq"])] == []
 
 
@@ -145,12 +147,20 @@ async def test_tool_output_of_running_call_is_replayed(house: House, server: Mod
     server.script = [Reply(tool_calls=[Call("talk")]), Reply(text="Done.")]
     running = await house.begin(house.spec(server, persist=True))
     await printed.wait()
-    late = asyncio.create_task(read(house, running.run_id))
+    late: list[Json] = []
+
+    async def read_late() -> None:
+        async for event in house.engine.subscribe(running.run_id):
+            late.append(event.as_dict())  # noqa: PERF401  (it is looked at meanwhile)
+
+    reading = asyncio.create_task(read_late())
     await running.seen("tool.output")
-    await asyncio.sleep(0.01)
+    await eventually(lambda: any(event["type"] == "tool.output" for event in late))
     go_on.set()
     ran = await running.end()
-    assert [e for e in await late if e["type"] == "tool.output"] == ran.of("tool.output")
+    async with asyncio.timeout(SURELY_S):
+        await reading
+    assert [e for e in late if e["type"] == "tool.output"] == ran.of("tool.output")
 
 
 # ---- slow readers
@@ -160,7 +170,7 @@ async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[J
     """Take one event, then nothing until the run is over, then the rest."""
     seen = [(await anext(events)).as_dict()]
     await until
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         return [*seen, *[event.as_dict() async for event in events]]
 
 
@@ -209,7 +219,7 @@ async def test_stalled_subscriber_blocks_nobody(make_house: MakeHouse, server: M
     stuck = house.engine.subscribe(spec.run_id).__aiter__()
     await anext(stuck)
     assert live.task is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SURELY_S):
         events = await read(house, spec.run_id)
         await live.task
     assert events[-1]["type"] == "run.completed"

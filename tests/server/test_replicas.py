@@ -102,6 +102,26 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
         assert owners[:3] == ["alice", "alice", "bob"] and owners[-1] == "alice"
 
 
+async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_folder: Path) -> None:
+    keys = [{"name": name, "key": key, "scopes": ["runs"], "max_concurrent": 3} for name, key in KEYS.items()]
+    async with two_replicas(home_folder, answer, api_server={"keys": keys}) as server:
+        clients = await server.both()
+
+        async def submit(at: int) -> int:
+            headers = {"Authorization": f"Bearer {KEYS['alice']}"}
+            _, client = await server.client(other_than=[*server.pids][at % 2])
+            async with client.post("/v1/runs", json={"input": f"Turn n{at}: w."}, headers=headers) as response:
+                if response.status == 429:
+                    assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+                return response.status
+
+        found = Counter(await asyncio.gather(*(submit(at) for at in range(12))))
+        assert found == {202: 3, 429: 9}
+        headers = {"Authorization": f"Bearer {KEYS['bob']}"}
+        async with clients[0].post("/v1/runs", json={"input": "Turn b: c."}, headers=headers) as response:
+            assert response.status == 202
+
+
 async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> None:
     async with two_replicas(home_folder, answer, bus={"max_inflight": 1}) as server:
         one, other = await server.both()
@@ -116,7 +136,8 @@ async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> N
 
 
 async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> None:
-    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 1}}
+    # Long enough for the first two to be taken before it is over.
+    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 5}}
     async with two_replicas(home_folder, answer, **settings) as server:
         one, other = await server.both()
         for at in range(2):

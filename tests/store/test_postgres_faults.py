@@ -59,8 +59,12 @@ def connection_count(engine: PostgresEngine) -> int:
 
 
 @pytest.mark.parametrize("fault", ["restart", "kill"])
-def test_server_that_comes_back_loses_and_doubles_nothing(own_postgres: Server, fault: str) -> None:
+def test_server_that_comes_back_loses_and_doubles_nothing(
+    own_postgres: Server, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads and a loop append rows without a key; what was acknowledged is there, and nothing twice."""
+    for name in ("PG_AWAY_S_MAX", "BUSY_S_MAX"):  # nobody gives up, however long the server takes to start
+        monkeypatch.setattr(engine_module, name, SURELY_S)
     stop, acknowledged, lock = threading.Event(), set[str](), threading.Lock()
 
     def append(name: str) -> Callable[[Tx], None]:
@@ -535,10 +539,12 @@ async def test_error_of_work_on_a_loop_is_raised_and_undoes_it(
 
 @pytest.mark.parametrize("end", [None, ValueError, "error", "timeout"])
 def test_timed_part_leaves_the_transaction_usable(engine: PostgresEngine, end: Any) -> None:
+    limit_s = 0.1 if end == "timeout" else 0.5
+
     def work(tx: Tx) -> str:
         raised = "nothing"
         try:
-            with tx.within(0.1):
+            with tx.within(limit_s):
                 tx.value("SELECT 1")
                 if end == "timeout":
                     tx.value("SELECT pg_sleep(10)")
@@ -553,7 +559,7 @@ def test_timed_part_leaves_the_transaction_usable(engine: PostgresEngine, end: A
         except ValueError:
             raised = "ValueError"
         # The time of the part is not that of what follows.
-        tx.value("SELECT pg_sleep(0.2)")
+        tx.value("SELECT pg_sleep(?)", (1.4 * limit_s,))
         return f"{raised} {tx.value('SELECT 2')}"
 
     expected = {None: "nothing", ValueError: "ValueError"}.get(end, end)

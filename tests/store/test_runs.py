@@ -24,7 +24,8 @@ from hermes.core.spec import Control, RouteChoice, RunSpec
 from hermes.runs.commits import LogOutput
 from hermes.runs.log import RunLog
 from hermes.runs.writer import RunWriter
-from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
+from hermes.store import runs as runs_module
+from hermes.store.base import EventsExpired, LeaseLost, NoPlace, Partial, Row, RunExists
 from hermes.store.runs import ClaimedSession
 from hermes.store.stores import Async, Store, open_store
 
@@ -1254,3 +1255,53 @@ def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, said: An
     store.runs.create(RunSpec(said, "s"))
     [record], _, total = store.runs.page(owner=None, limit=5)
     assert (record.spec.user_message, total) == (shown, 1)
+
+
+# ---- numbers of runs
+
+
+def test_second_run_of_a_number_is_refused_at_the_first_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RunSpec("hi", session_id="s")
+    store.runs.create(spec)
+    tries: list[RunSpec] = []
+    monkeypatch.setattr(
+        runs_module, "_create", lambda tx, spec, create=runs_module._create: (tries.append(spec), create(tx, spec))
+    )
+    with pytest.raises(RunExists):
+        store.runs.create(spec)
+    # A file is tried once more, alone, for the sake of what shared the transaction.
+    assert len(tries) <= 3
+    record = store.runs.get(spec.run_id)
+    assert record is not None and record.state.status == "queued"
+
+
+async def test_run_that_another_was_quicker_to_begin_leaves_nothing(store: Store) -> None:
+    runs, spec = Async(store).runs, RunSpec("hi", session_id="s")
+    await runs.create(spec)
+    event = Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, BEGUN_AT)
+    with pytest.raises(RunExists):
+        await runs.append(spec.run_id, None, [event], session={"id": "s2", "source": "cli"}, creates=spec)
+    assert await runs.read(spec.run_id, 0, WHOLE) == []
+    assert store.sessions.get_session("s2") is None
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+async def test_owner_has_no_more_runs_than_it_may_have(store: Store, beside: int) -> None:
+    """However many are put on record at once."""
+    runs = Async(store).runs
+
+    async def submit(number: int, owner: str = "alice") -> bool:
+        spec = RunSpec("hi", session_id=f"s-{owner}-{number}", owner=owner)
+        event = Event(spec.run_id, "run.queued", 0, {"session_id": spec.session_id, "position": 0}, 1, BEGUN_AT)
+        try:
+            await runs.append(spec.run_id, None, [event], creates=spec, owner_max=5)
+        except NoPlace:
+            return False
+        return True
+
+    for number in range(beside):
+        await runs.create(RunSpec("hi", session_id=f"b{number}", owner="alice"))
+    admitted = await asyncio.gather(*(submit(number) for number in range(12)))
+    assert sum(admitted) == 5 - beside
+    assert (await runs.unfinished_counts())["alice"][0] == 5
+    assert await submit(0, "bob")

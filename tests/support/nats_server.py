@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hermes.cluster.engines import free_port
+from hermes.core.ids import random_hex
 
-_START_S = 30.0
+_START_S = 60.0
+_PORTS_TRIED = 3
 
 
 def binary() -> str:
@@ -31,8 +33,8 @@ class NatsServer:
     """One server, which may be stopped and started again on its port."""
 
     def __init__(self, folder: Path, *options: str, jetstream: bool = True) -> None:
-        self.folder, self.port = folder, free_port()
-        self._options = [*options, *(["-js", "-sd", str(folder / "js")] if jetstream else [])]
+        self.folder, self.port, self._name = folder, free_port(), f"test-{random_hex(8)}"
+        self._options = ["-n", self._name, *options, *(["-js", "-sd", str(folder / "js")] if jetstream else [])]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,8 +48,9 @@ class NatsServer:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
         until = time.monotonic() + _START_S
         while True:
+            # Another test may have been given the same port a moment ago: only this server knows its name.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
-                if sock.recv(4) == b"INFO":
+                if self._name.encode() in sock.recv(4096):
                     return
             assert time.monotonic() < until and self._process.poll() is None, (self.folder / "nats.log").read_text()
             time.sleep(0.01)
@@ -72,8 +75,15 @@ class NatsServer:
 
 @contextmanager
 def nats_server(folder: Path, *options: str, jetstream: bool = True) -> Iterator[NatsServer]:
-    server = NatsServer(folder, *options, jetstream=jetstream)
-    server.start()
+    for tries in range(_PORTS_TRIED):
+        server = NatsServer(folder, *options, jetstream=jetstream)
+        try:
+            server.start()
+            break
+        except AssertionError as error:
+            server.stop()
+            if tries == _PORTS_TRIED - 1 or "address already in use" not in str(error):
+                raise
     try:
         yield server
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from hermes.core.events import Event
 from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
@@ -13,50 +12,78 @@ Sink = Callable[[Event], bool]
 
 
 class Subscription:
-    """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store.
+    """What one reader has not yet taken: events whose numbers follow that of the last one it has, none left out.
+
+    Where a number is missing, or past its limit, the queue is emptied (`overflowed`), and the reader must catch up from the
+    store: `restart` before it reads, `join` when it has.
 
     A `sink` is given the events that come while the reader waits, and says which of them it has taken: `delivered_seq` is the
     number of the last. So a token gets to its client without a task that has to be woken for it.
     """
 
-    __slots__ = ("_bytes", "_events", "_other_waiter", "_waiter", "closed", "delivered_seq", "overflowed", "sink")
+    __slots__ = (
+        "_bytes",
+        "_events",
+        "_next",
+        "_other_waiter",
+        "_waiter",
+        "closed",
+        "delivered_seq",
+        "overflowed",
+        "sink",
+    )
 
     def __init__(self, sink: Sink | None = None) -> None:
         self.sink, self.delivered_seq = sink, 0
         self._events: list[Event] = []
         self._bytes = 0
+        # The number of the only event that can be put; 0 for any, while the reader catches up and nothing waits.
+        self._next = 0
         self._waiter: asyncio.Future[None] | None = None
         self._other_waiter: asyncio.Future[None] | None = None
         self.overflowed = self.closed = False
 
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
     def put(self, event: Event) -> None:
-        """Hand over one event; never waits."""
-        if (
-            self.sink is not None
-            and self._waiter is not None
-            and not self._events
-            and not self.overflowed  # something before it is missing
-            and self.sink(event)
-        ):
-            self.delivered_seq = event.seq
+        """Hand over one event; never waits. One that the reader has is dropped."""
+        seq, expected = event.seq, self._next
+        if seq != expected and expected:
+            if seq > expected:
+                self.overflow()
+            return
+        if self.overflowed:
+            return
+        self._next = seq + 1
+        if self.sink is not None and self._waiter is not None and not self._events and self.sink(event):
+            self.delivered_seq = seq
             return
         self._bytes += event.size
         if len(self._events) >= QUEUE_EVENTS_MAX or self._bytes > QUEUE_BYTES_MAX:
             self.overflow()
             return
-        if not self.overflowed:
-            self._events.append(event)
+        self._events.append(event)
         self.wake()
 
     def overflow(self) -> None:
         """Empty the queue: the reader must catch up from the store."""
-        self._events, self._bytes = [], 0
+        self._events, self._bytes, self._next = [], 0, 0
         self.overflowed = True
         self.wake()
+
+    def restart(self, *, keep: bool) -> None:
+        """The reader is about to catch up from the store. `keep`: what waits may not be there yet."""
+        self.overflowed = False
+        if not keep:
+            self._events, self._bytes = [], 0
+        if not self._events:
+            self._next = 0
+
+    def join(self, cursor: int) -> bool:
+        """Whether what waits, or comes next, follows the event with this number, which is the last that the reader has. If
+        not, the store must be read again."""
+        if self.overflowed or (self._events and self._events[0].seq > cursor + 1):
+            return False
+        self._next = max(self._next, cursor + 1)
+        return True
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -85,16 +112,6 @@ class Subscription:
                 self._waiter = None
         events, self._events, self._bytes = self._events, [], 0
         return events
-
-
-class Follower(Protocol):
-    """A reader's place in a run that another process carries on."""
-
-    def reset(self) -> None:
-        """The reader is about to catch up from the store; what has come, and comes meanwhile, waits for it."""
-
-    def joins(self, cursor: int) -> bool:
-        """Whether what waits, or comes next, follows the event with this number without a gap."""
 
 
 class MemoryBus:
@@ -149,11 +166,11 @@ class MemoryBus:
     def connected(self) -> bool:
         return True
 
-    async def watch(self, run_id: str, subscription: Subscription) -> Follower:
+    async def watch(self, run_id: str, subscription: Subscription) -> None:
         """Feed a subscription with what other processes publish of a run, until it is given back to `unwatch`."""
         raise NotImplementedError
 
-    def unwatch(self, run_id: str, follower: Follower) -> None:
+    def unwatch(self, run_id: str, subscription: Subscription) -> None:
         raise NotImplementedError
 
     def cut(self) -> None:

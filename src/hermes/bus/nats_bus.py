@@ -1,7 +1,7 @@
 """Live events between replicas: what is published within some milliseconds goes out as one message for each run.
 
-A message is the number of the event before it and the events; or, instead of an event that is too large, its number, and
-readers find it in the store. Nothing waits for NATS: what cannot be sent is dropped, and readers see by the numbers that
+A message is the number before that of its first event and the events; or, instead of an event that is too large, its number,
+and readers find it in the store. Nothing waits for NATS: what cannot be sent is dropped, and readers see by the numbers that
 something is missing.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from hermes.bus import memory
 from hermes.bus.frames import EncodedEvent, decode_events, encode, encode_events
 from hermes.bus.memory import MemoryBus, Subscription
 from hermes.bus.nats_connection import NatsConnection
@@ -45,58 +44,16 @@ def decode_batch(data: bytes) -> _Batch:
     return batch
 
 
-def encode_batches(before: int, events: Sequence[Event]) -> list[bytes]:
+def encode_batches(events: Sequence[Event]) -> list[bytes]:
     """The messages of a batch, none of them too large."""
+    before = events[0].seq - 1
     data = encode((before, encode_events(events)))
     if len(data) <= NATS_EVENT_BYTES_MAX:
         return [data]
     if len(events) == 1:
         return [encode((before, events[0].seq))]
     half = len(events) // 2
-    return [*encode_batches(before, events[:half]), *encode_batches(events[half - 1].seq, events[half:])]
-
-
-class NatsFollower(memory.Follower):
-    """Feeds one subscription, and sees when something is missing."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        # The number before all that waits for the reader, and the last of it; unknown while nothing has come.
-        self._before: int | None = None
-        self._last: int | None = None
-
-    def reset(self) -> None:
-        if not self._subscription.has_events:
-            self._before = self._last = None
-
-    def joins(self, cursor: int) -> bool:
-        if self._before is not None and self._before > cursor:
-            return False
-        self._last = max(cursor, self._last or 0)
-        return True
-
-    def receive(self, before: int, events: Sequence[Event] | int) -> None:
-        if isinstance(events, int) or (self._last is not None and before > self._last):
-            self._subscription.overflow()
-            self.reset()
-        if isinstance(events, int):
-            self._before = self._last = events
-            return
-        if self._subscription.overflowed:
-            # What is dropped now must be in the store, or be asked for, before this reader goes on.
-            self._before = self._last = events[-1].seq
-            return
-        if self._last is None:
-            self._before, self._last = before, before
-        for event in events:
-            if event.seq > self._last:
-                self._subscription.put(event)
-        self._last = max(self._last, events[-1].seq)
-
-    def cut(self) -> None:
-        """The reader must look where the run goes on."""
-        self._subscription.overflow()
-        self.reset()
+    return [*encode_batches(events[:half]), *encode_batches(events[half:])]
 
 
 class _Feed:
@@ -104,7 +61,7 @@ class _Feed:
 
     def __init__(self, ready: asyncio.Task[Any]) -> None:
         self.ready = ready
-        self.followers: list[NatsFollower] = []
+        self.readers: list[Subscription] = []
 
 
 class NatsBus(MemoryBus):
@@ -118,9 +75,9 @@ class NatsBus(MemoryBus):
         self._local = MemoryBus()
         self._local._readers = self._readers
         self._feeds: dict[str, _Feed] = {}
-        # The last number that was published here of each run; and what is to be sent, with the number before it.
-        self._published: dict[str, int] = {}
-        self._outgoing: dict[str, tuple[int, list[Event]]] = {}
+        # Runs of which events were published here, and what is to be sent of them.
+        self._published: set[str] = set()
+        self._outgoing: dict[str, list[Event]] = {}
         self._outgoing_events = 0
         self.dropped = 0
         self._wake = asyncio.Event()
@@ -154,11 +111,7 @@ class NatsBus(MemoryBus):
     # --- publishing -----------------------------------------------------------------------------------------------
 
     def publish(self, run_id: str, event: Event) -> None:
-        before = self._published.get(run_id)
-        if before is None and (feed := self._feeds.get(run_id)) is not None:
-            for follower in feed.followers:  # the run goes on here from now on
-                follower.cut()
-        self._published[run_id] = event.seq
+        self._published.add(run_id)
         if readers := self._readers.get(run_id):
             for reader in readers:
                 reader.put(event)
@@ -170,17 +123,17 @@ class NatsBus(MemoryBus):
         self._outgoing_events += 1
         batch = self._outgoing.get(run_id)
         if batch is None:
-            self._outgoing[run_id] = event.seq - 1 if before is None else before, [event]
+            self._outgoing[run_id] = [event]
             self._wake.set()
         else:
-            batch[1].append(event)
+            batch.append(event)
 
     def close(self, run_id: str) -> None:
         super().close(run_id)
-        self._published.pop(run_id, None)
+        self._published.discard(run_id)
 
     def release(self, run_id: str) -> None:
-        self._published.pop(run_id, None)
+        self._published.discard(run_id)
         for reader in self._readers.get(run_id, ()):
             reader.overflow()
 
@@ -205,31 +158,29 @@ class NatsBus(MemoryBus):
         if client is None or not client.is_connected:
             self.dropped += count
             return
-        for run_id, (before, events) in outgoing.items():
-            for data in encode_batches(before, events):
+        for run_id, events in outgoing.items():
+            for data in encode_batches(events):
                 await client.publish(self.connection.events_subject(run_id), data)
 
     # --- following ------------------------------------------------------------------------------------------------
 
-    async def watch(self, run_id: str, subscription: Subscription) -> NatsFollower:
-        follower = NatsFollower(subscription)
+    async def watch(self, run_id: str, subscription: Subscription) -> None:
         feed = self._feeds.get(run_id)
         if feed is None:
             feed = self._feeds[run_id] = _Feed(self._spawn(self._subscribe(run_id)))
-        feed.followers.append(follower)
+        feed.readers.append(subscription)
         try:
             await asyncio.wait([feed.ready])
         except BaseException:
-            self.unwatch(run_id, follower)
+            self.unwatch(run_id, subscription)
             raise
-        return follower
 
-    def unwatch(self, run_id: str, follower: memory.Follower) -> None:
+    def unwatch(self, run_id: str, subscription: Subscription) -> None:
         feed = self._feeds.get(run_id)
-        if feed is None or follower not in feed.followers:
+        if feed is None or subscription not in feed.readers:
             return
-        feed.followers.remove(follower)
-        if not feed.followers:
+        feed.readers.remove(subscription)
+        if not feed.readers:
             del self._feeds[run_id]
             self._spawn(self._unsubscribe(feed))
 
@@ -260,21 +211,23 @@ class NatsBus(MemoryBus):
         if feed is None or run_id in self._published:  # what others say of a run that goes on here is late
             return
         try:
-            before, encoded = decode_batch(data)
+            _, encoded = decode_batch(data)
         except ValueError as error:
             log.warning("a message of run %s is no batch of events: %s", run_id, error)
             return
-        if not encoded:
+        if isinstance(encoded, int):
+            for reader in feed.readers:
+                reader.overflow()
             return
-        events = encoded if isinstance(encoded, int) else decode_events(run_id, encoded)
-        for follower in feed.followers:
-            follower.receive(before, events)
+        for event in decode_events(run_id, encoded):
+            for reader in feed.readers:
+                reader.put(event)
 
     def cut(self) -> None:
         """Have all readers of other processes' runs look at the store: events may be missing."""
         for feed in self._feeds.values():
-            for follower in feed.followers:
-                follower.cut()
+            for reader in feed.readers:
+                reader.overflow()
 
     async def recent(self, run_id: str, after: int, since: float = 0.0) -> list[Event]:
         """As far as nothing is missing behind `after`; nothing where the stream cannot be asked."""
@@ -292,9 +245,12 @@ class NatsBus(MemoryBus):
         for before, encoded in sorted(batches, key=lambda batch: batch[0]):
             if before > after or (isinstance(encoded, int) and encoded > after):
                 break
-            if not isinstance(encoded, int):
-                events += (event for event in decode_events(run_id, encoded) if event.seq > after)
-                after = max([after, *(event.seq for event in events[-1:])])
+            for event in () if isinstance(encoded, int) else decode_events(run_id, encoded):
+                if event.seq > after + 1:
+                    return events
+                if event.seq > after:
+                    events.append(event)
+                    after = event.seq
         return events
 
     async def _has_later(self, run_id: str, after: int) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from hermes.core.spec import RunSpec
 from hermes.runs.leases import Lease, SessionLeases
-from hermes.store.base import RunRecord, SessionBusy, SessionNotFound, StoreError
+from hermes.store.base import NoPlace, RunExists, RunRecord, SessionBusy, SessionNotFound, StoreError
 
 if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
@@ -44,6 +44,10 @@ class Refused(Exception):
     def by(cls, error: StoreError | SessionNotFound) -> Refused:
         if isinstance(error, SessionNotFound):
             return cls("session_not_found", str(error))
+        if isinstance(error, NoPlace):
+            return cls("rate_limit_exceeded", str(error))
+        if isinstance(error, RunExists):
+            return cls("session_db_unavailable", f"{error} It is carried out elsewhere; ask again to join it.")
         return cls("session_db_unavailable", f"The store is out of reach: {error}")
 
 

@@ -25,7 +25,7 @@ from hermes.runs.control import RunControls
 from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.work_queue import WorkQueue, may_travel
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, SessionNotFound, StoreBusy, StoreError
+from hermes.store.base import LeaseLost, RunExists, SessionNotFound, StoreBusy, StoreError
 from hermes.store.runs import ClaimedSession
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Lifecycle:
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self.tasks: set[asyncio.Task[object]] = set()
+        # By owner: while the store counts its runs.
+        self._counting: dict[str, asyncio.Lock] = {}
         # Called with the id of a session that a run makes: whatever is known of that id was of one that is gone.
         self.on_new_session: Callable[[list[str]], None] = lambda _: None
 
@@ -110,8 +112,10 @@ class Lifecycle:
     async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
         """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
 
-        It goes on even where whoever asks for it has left before that.
+        It goes on even where whoever asks for it has left before that. One that is on record already is left alone.
         """
+        if spec.run_id in self._engine.by_id:
+            return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
         stored = await self._engine.unfinished_counts() if queue is not None else {}
         self._engine.admissions.take_permit(spec, charged=charged, stored=stored)
@@ -122,7 +126,15 @@ class Lifecycle:
         live: LiveRun | None = None
         try:
             live = await self._open(spec, at_once=False)
-            await self.emit_queued(live)
+            owner_max = self._engine.limits.owner_max(spec.owner) if queue is not None else 0
+            if owner_max and spec.parent is None:
+                live.log.owner_max = owner_max
+                async with self._counting.setdefault(
+                    spec.owner, asyncio.Lock()
+                ):  # or they would be in each other's way
+                    await self.emit_queued(live)
+            else:
+                await self.emit_queued(live)
         except BaseException as error:
             self._engine.admissions.permits.change(spec.owner, -1)
             if not isinstance(error, StoreError | SessionNotFound):
@@ -130,6 +142,8 @@ class Lifecycle:
             # Another replica may have put a run of this number on record, which may have come here since.
             if live is not None and self._engine.by_id.get(spec.run_id) is live:
                 await self.forget(live)
+            if isinstance(error, RunExists):  # it was submitted: a number is given out once
+                return
             # Whether it is on record is not known.
             if isinstance(error, StoreBusy) and spec.run_id not in self._engine.by_id:
                 with contextlib.suppress(StoreError):
@@ -335,7 +349,7 @@ class Lifecycle:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)
-        except SessionNotFound as error:  # another owner has made the session since it was leased
+        except (SessionNotFound, RunExists) as error:  # another was quicker: an owner with the session, or with the run
             raise Refused.by(error) from None
         except StoreError as error:
             if not live.unrecorded or isinstance(error, LeaseLost):

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from hermes.bus.memory import Follower, MemoryBus, Sink, Subscription
+from hermes.bus.memory import MemoryBus, Sink, Subscription
 from hermes.bus.peers import Peers
 from hermes.core.events import ENDING, Event, RunState
 from hermes.core.limits import PAGE_EVENTS_MAX, PEER_IDLE_S, STORE_POLL_S
@@ -137,18 +137,18 @@ class RunLog:
     ) -> AsyncGenerator[list[Event], None]:
         """The events in batches; those that the sink has consumed are left out."""
         live = self.bus.subscribe(run_id, sink)
-        follower: Follower | None = None
+        followed = False
         cursor, last, quiet = after, False, False
         try:
             while True:
-                live.overflowed = False
                 cursor = max(cursor, live.delivered_seq)
                 writer = self._writers.get(run_id)
+                live.restart(keep=writer is None)
                 if writer is not None or self.bus.follows:
                     live.closed = False  # what was closed here goes on, here or in another process
-                if self.bus.follows and writer is None:
-                    follower = follower or await self.bus.watch(run_id, live)
-                    follower.reset()
+                if self.bus.follows and writer is None and not followed:
+                    followed = True
+                    await self.bus.watch(run_id, live)
                 # Then all that there will be is in the store already. A log that is closed while the store is read has
                 # got its last events meanwhile: the store is read once more.
                 closed = live.closed
@@ -172,12 +172,12 @@ class RunLog:
                     last = carrier is None
                     if carrier is None:
                         continue
-                    if follower is not None and (quiet or is_gone(carrier)):
+                    if followed and (quiet or is_gone(carrier)):
                         await self._resume_if_left(run_id, store)
                     source = (
-                        self.elsewhere.batches(run_id, cursor, carrier)
-                        if follower is None
-                        else self._followed(run_id, cursor, live, follower)
+                        self._followed(run_id, cursor, live)
+                        if followed
+                        else self.elsewhere.batches(run_id, cursor, carrier)
                     )
                     quiet = True
                     async with aclosing(source) as batches:
@@ -189,10 +189,12 @@ class RunLog:
                             yield batch
                             if batch[-1].final:
                                 return
-                    if quiet and follower is None:
+                    if quiet and not followed:
                         await self._resume_if_left(run_id, store)
                         if run_id not in self._writers:
                             await live.wait(STORE_POLL_S)
+                    continue
+                if not live.join(cursor):
                     continue
                 while not live.overflowed and not live.closed:
                     events = await live.take()
@@ -208,21 +210,20 @@ class RunLog:
                     if new_events[-1].final:
                         return
         finally:
-            if follower is not None:
-                self.bus.unwatch(run_id, follower)
+            if followed:
+                self.bus.unwatch(run_id, live)
             self.bus.unsubscribe(run_id, live)
 
-    async def _followed(
-        self, run_id: str, cursor: int, live: Subscription, follower: Follower
-    ) -> AsyncGenerator[list[Event], None]:
+    async def _followed(self, run_id: str, cursor: int, live: Subscription) -> AsyncGenerator[list[Event], None]:
         """What another process publishes of a run behind what the store has of it, until something is missing, or
         nothing came for long, or the run goes on here."""
         # What was published before this process had subscribed, and is in no store and no journal that can be read here.
         if events := await self.bus.recent(run_id, cursor):
             cursor = events[-1].seq
             yield events
-        if not follower.joins(cursor):
-            await asyncio.sleep(STORE_POLL_S)
+        if not live.join(cursor):
+            if run_id not in self._writers:  # what is missing may not be in the store yet
+                await asyncio.sleep(STORE_POLL_S)
             return
         if not self.bus.connected:
             await live.wait(STORE_POLL_S)

@@ -14,7 +14,7 @@ from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.commits import Commit, LogOutput, Pending
 from hermes.runs.streams import Stream
-from hermes.store.base import LeaseLost, Partial, Row
+from hermes.store.base import LeaseLost, Partial, Row, RunExists
 from hermes.store.runs import ClaimedSession, set_session_id
 from hermes.store.stores import AsyncRuns
 
@@ -51,9 +51,10 @@ class RunWriter:
         self.step = 0
         self.first_delta_at: float | None = None
         self.on_event: Callable[[Event], None] | None = None
-        # The run itself, until the first commit has put it on record; the lease that it then gets on a session that is
-        # made with it (holder and seconds); and who is told of that.
+        # The run itself, until the first commit has put it on record; how many its owner may have, where the store counts
+        # them; the lease that it then gets on a session that is made with it (holder and seconds); and who is told of that.
         self.creates: RunSpec | None = None
+        self.owner_max = 0
         self.claims: tuple[str, float] | None = None
         self.on_created: Callable[[ClaimedSession | None], None] | None = None
         # Whether the start of the run may wait for its end, to be put on record with it.
@@ -409,6 +410,7 @@ class RunWriter:
         can be without it."""
         following = self._commits
         retry = self.creates is not None and not any(commit.events for commit in following)
+        retry = retry and not isinstance(error, RunExists)
         if retry := retry and all(commit.hold and not commit.before for commit in batch):
             self.last_seq = batch[0].events[0].seq - 1
             self._commits = batch
@@ -482,6 +484,7 @@ class RunWriter:
                 sync=joined.sync,
                 creates=self.creates,
                 claims=self.claims,
+                owner_max=self.owner_max,
             )
         except BaseException:
             for event in (event for pieces in texts.values() for event in pieces):

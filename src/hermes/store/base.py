@@ -38,6 +38,17 @@ class StoreRuleBroken(StoreError):
     """A change that UNIQUE or FOREIGN KEY does not allow."""
 
 
+class RunExists(StoreRuleBroken):
+    """A run of that number is on record already: whoever else was asked for it was quicker."""
+
+    def __init__(self, where: str = "") -> None:
+        super().__init__("A run of this number is on record already (UNIQUE).", where=where)
+
+
+class NoPlace(StoreError):
+    """The owner of a run has as many without an end as it may have."""
+
+
 class StoreFull(StoreError):
     """There is no room left on the disk."""
 

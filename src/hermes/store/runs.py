@@ -15,7 +15,7 @@ from hermes.core.limits import RUN_INPUT_SHOWN_CHARS, SQL_ROWS_MAX, SWEEP_BATCH_
 from hermes.core.processes import host_of, this_process
 from hermes.core.spec import Control, RunSpec
 from hermes.store import rows as messages
-from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
+from hermes.store.base import EventsExpired, LeaseLost, NoPlace, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.dialect import CLOCK, FOR_SHARE, FOR_UPDATE, FOR_UPDATE_SKIP_LOCKED, either, index_hint, not_indexed
 from hermes.store.engine import Record, Tx
@@ -99,7 +99,7 @@ class AppendOptions(TypedDict, total=False):
     """What is written with the events of a run beside their rows.
 
     `session`: opened first; with `claims` (holder and seconds of the lease) a new one under a free id.
-    `creates`: the run itself, where it is not stored yet.
+    `creates`: the run itself, where it is not stored yet; with `owner_max` only if its owner has fewer without an end.
     `replaces`: the rows become all that the model sees; the numbers are their positions in what it saw before.
     `annotate`: a row id and the text that the model sees instead of the row's own.
     `closes`: streams that have ended. `sync`: the commit waits for the disk.
@@ -113,6 +113,7 @@ class AppendOptions(TypedDict, total=False):
     sync: bool
     creates: RunSpec | None
     claims: tuple[str, float] | None
+    owner_max: int
 
 
 class ClaimedSession(NamedTuple):
@@ -172,6 +173,8 @@ class Runs(Repository):
         elif creates is not None:
             state, session_id = RunState(), creates.session_id
             _check_token(run_id, token, current_token(tx, f"session:{session_id}"))
+            if owner_max := options.get("owner_max"):
+                _check_places(tx, creates.owner, owner_max)
         else:
             if rows and sum(event.type == "usage" for event in events) == 1:
                 prefetch_usage(tx, rows[0].session_id)
@@ -615,6 +618,17 @@ def _create(
         *_columns(state or RunState(), updated_at or now),
     )
     tx.execute(_CREATE, values)
+
+
+def _check_places(tx: Tx, owner: str, owner_max: int) -> None:
+    """Raise NoPlace where an owner has so many runs without an end. Of two transactions that ask at once the second is run
+    again, since both write the same row: then it counts what the first has added."""
+    tx.execute(
+        "INSERT INTO state_meta VALUES (?, '') ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (f"places:{owner}",),
+    )
+    if tx.value("SELECT count(*) FROM runs WHERE owner = ? AND ended_at IS NULL", (owner,)) >= owner_max:
+        raise NoPlace(f"{owner_max} turns of {owner!r} are running already.")
 
 
 def _leased_run(tx: Tx, run_id: str, token: int | None) -> Record:

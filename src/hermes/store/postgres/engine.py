@@ -38,7 +38,7 @@ from hermes.store.postgres import opening
 from hermes.store.postgres.commits import END_BACKEND, Marker, Markers
 from hermes.store.postgres.connections import Bridge, Unencodable, is_connected, run_in_bridge
 from hermes.store.postgres.connections import Tx as PostgresTx
-from hermes.store.postgres.errors import RETRIED, STALE, explained, is_lost, unreachable
+from hermes.store.postgres.errors import STALE, explained, is_conflict, is_lost, unreachable
 from hermes.store.postgres.pools import LoopPool, ThreadPool
 from hermes.store.postgres.waiting import close_now
 
@@ -66,7 +66,7 @@ class _Retries:
         if isinstance(error, Unencodable):
             self.clean = True
             return 0.0
-        conflict = isinstance(error, (Conflict, *RETRIED))
+        conflict = is_conflict(error)
         self._conflicts += conflict
         again = conflict and self._conflicts < PG_CONFLICTS_MAX
         lost = is_lost(error)

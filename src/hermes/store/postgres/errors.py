@@ -10,6 +10,7 @@ from psycopg import errors
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.limits import BUSY_S_MAX
 from hermes.store.base import (
+    RunExists,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -19,6 +20,7 @@ from hermes.store.base import (
     StoreTimeout,
     StoreUnreachable,
 )
+from hermes.store.engine import Conflict
 
 # The prepared statements of the connection are not what psycopg takes them for: one was to be prepared behind a
 # statement that failed, or its tables have changed since.
@@ -32,6 +34,7 @@ RETRIED = (
     errors.ForeignKeyViolation,
     errors.LockNotAvailable,
 )
+_RUNS_KEY = "runs_pkey"
 # The server is stopping, starting, or no longer the one that takes changes.
 _AWAY = (
     errors.AdminShutdown,
@@ -65,6 +68,16 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Whether the transaction, run again, may find what was in its way and take it into account."""
+    return isinstance(error, (Conflict, *RETRIED)) and not _is_second_run(error)
+
+
+def _is_second_run(error: BaseException) -> bool:
+    """Whether a run was put on record that is there: nobody looks for it first."""
+    return isinstance(error, errors.UniqueViolation) and error.diag.constraint_name == _RUNS_KEY
+
+
 def unreachable(place: str, error: BaseException) -> StoreUnreachable:
     return StoreUnreachable(
         f"PostgreSQL is out of reach: {_first_line(error)}.",
@@ -80,6 +93,8 @@ def explained(error: BaseException, place: str) -> BaseException:
         return unreachable(place, error)
     if isinstance(error, errors.QueryCanceled):
         return StoreTimeout("The store had no answer in time.", where=place, hint="ask for less, or try again later")
+    if _is_second_run(error):
+        return RunExists(place)
     if isinstance(error, psycopg.IntegrityError):
         return StoreRuleBroken(
             f"The change breaks a rule of the tables: UNIQUE or FOREIGN KEY ({_first_line(error)}).", where=place

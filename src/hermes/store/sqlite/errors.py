@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hermes.core.limits import BUSY_S_MAX, FREE_BYTES_MIN
-from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from hermes.store.base import RunExists, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from hermes.store.sqlite.connections import Schema, Tx, connect, uri, write_transaction
 
 # With the 1 it is compared with what is indexed, too.
@@ -86,6 +86,8 @@ def _execute_all(db: sqlite3.Connection, statements: Sequence[str]) -> None:
 
 def explained(error: BaseException, path: Path | None) -> BaseException:
     code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(error, sqlite3.IntegrityError) and str(error).endswith(" runs.run_id"):
+        return RunExists(str(path or ""))
     if not isinstance(error, sqlite3.Error) or code is None or isinstance(error, sqlite3.IntegrityError):
         return error
     code &= 0xFF
