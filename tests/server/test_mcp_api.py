@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,13 @@ async def connected(api: Api, era: str = "legacy", key: str = KEY, **headers: st
         Client(streamable_http_client(f"{api.url}/mcp", http_client=http), mode=era) as client,
     ):
         yield client
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async def holds() -> Any:
+        return condition()
+
+    await eventually(holds)
 
 
 async def called(client: Client, name: str, **arguments: Any) -> Json:
@@ -131,7 +138,7 @@ async def test_skills_are_prompts(start: Start, era: str, home_folder: Path) -> 
 BAD_ARGUMENTS: list[tuple[str, Json, str, str]] = [
     ("ask", {}, "missing_required_parameter", "message"),
     ("ask", {"message": 1}, "invalid_type", "message"),
-    ("ask", {"message": " "}, "missing_message", "message"),
+    ("ask", {"message": " "}, "empty_message", "message"),
     ("ask", {"message": "hi", "mesage": "hi"}, "unknown_parameter", "mesage"),
     ("ask", {"message": "hi", "session_id": "no-such"}, "session_not_found", ""),
     ("list_sessions", {"limit": 0}, "invalid_value", "limit"),
@@ -174,9 +181,10 @@ async def test_wrong_key_is_401(start: Start) -> None:
     for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
         async with api.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=headers) as response:
             await refused(response, 401, "invalid_api_key")
-    with pytest.raises(Exception, match=r"401|Unauthorized|key"):
+    with pytest.raises(ExceptionGroup) as raised:
         async with connected(api, key="wrong"):
             pass
+    assert raised.group_contains(MCPError)
 
 
 async def test_missing_scope_is_refused(start: Start, era: str) -> None:
@@ -247,7 +255,7 @@ async def test_progress_is_reported(start: Start, era: str, monkeypatch: pytest.
 
     async with connected(api, era) as client:
         asking = asyncio.create_task(client.call_tool("ask", {"message": "plan"}, progress_callback=on_progress))
-        await eventually(lambda: sum("Asking" in text for _, text in steps) >= 3)
+        await until(lambda: sum("Asking" in text for _, text in steps) >= 3)
         model.let_all()
         result = await asyncio.wait_for(asking, SURELY_S)
     assert result.structured_content["answer"] == "Done."
@@ -263,13 +271,12 @@ async def test_cancelled_request_stops_the_turn(start: Start, era: str) -> None:
     api = await start(settings=model.settings)
     async with connected(api, era) as client:
         asking = asyncio.create_task(client.call_tool("ask", {"message": "hi"}))
-        await eventually(lambda: model.requests)
+        await until(lambda: model.requests)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await eventually(lambda: api.app.engine.active == 0)
-        runs = (await api.app.store.runs.page(limit=5))[0]
-        assert [run.state.status for run in runs] == ["cancelled"]
+        await until(lambda: api.app.engine.active == 0)
+        assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
         assert (await called(client, "list_sessions"))["total"] == 1
     model.let_all()
     await model.stop()
@@ -283,10 +290,10 @@ async def test_turn_of_client_that_disconnects_is_stopped(start: Start) -> None:
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     async with api.post("/mcp", body, headers={"Accept": "application/json, text/event-stream"}) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
-        await eventually(lambda: model.requests)
+        await until(lambda: model.requests)
         response.close()
-    await eventually(lambda: api.app.engine.active == 0)
-    assert [run.state.status for run in (await api.app.store.runs.page(limit=5))[0]] == ["cancelled"]
+    await until(lambda: api.app.engine.active == 0)
+    assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
     model.let_all()
     await model.stop()
 

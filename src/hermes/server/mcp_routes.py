@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
@@ -64,8 +65,10 @@ class McpError(Struct, kw_only=True):
 async def mcp(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """What each tool needs of a key's scopes is asked when it is called."""
     try:
-        from hermes.server.mcp_http import respond
+        # Not on the event loop: the SDK takes a second of processor time to load.
+        module = await context.app.services.files.call(lambda: import_module("hermes.server.mcp_http"))
     except ImportError:
         message = "MCP clients are not served here: the extra `mcp` is not installed (hermes install mcp)."
         raise ApiError(503, message, "mcp_unavailable") from None
-    return await respond(context, request)
+    response: web.StreamResponse = await module.respond(context, request)
+    return response
