@@ -160,7 +160,7 @@ def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Calla
     if request.param == "http":
         target = [_address(hermes), "--transport", "http", "--header", f"Authorization: Bearer {hermes.key}"]
     else:
-        target = [str(HERMES), "mcp", "serve"]
+        target = [str(HERMES), "mcp", "serve", "-e", f"HERMES_HOME={home}"]
 
     def run(method: str, *words: str) -> dict[str, Any]:
         done = subprocess.run(

@@ -30,6 +30,7 @@ from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, prog
 from mcp.shared.transport_context import TransportContext
 from mcp_types import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, JSONRPCNotification, JSONRPCRequest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from msgspec import to_builtins
 from pydantic import ValidationError
 
 from hermes.core.ids import random_hex
@@ -60,7 +61,7 @@ async def respond(context: ServerContext, request: web.Request) -> web.StreamRes
     except ApiError as error:  # told as JSON-RPC has it
         error.redact(context.redact)
         code = PARSE_ERROR if error.code == "invalid_json" else INVALID_REQUEST
-        return answer(_failure(None, code, error.message), error.status, error.headers)
+        return answer(_failure(None, code, error.message, to_builtins(error.envelope())), error.status, error.headers)
     if "method" in message and "id" in message:
         try:
             asked = JSONRPCRequest.model_validate(message)
