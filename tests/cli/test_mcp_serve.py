@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hermes.store.stores import Store
 from support.gateway import Gateway
 from support.model_server import ModelServer, Reply, Request
 
@@ -106,6 +109,48 @@ async def test_serve_in_process(tmp_path: Path, model: ModelServer, mode: str) -
     async with host(tmp_path, mode=mode) as client:
         assert len((await client.list_tools()).tools) == 6
         await use(client, model)
+
+
+def _line(method: str, request_id: int | None = None, **params: Any) -> bytes:
+    message = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(message if request_id is None else {**message, "id": request_id}).encode() + b"\n"
+
+
+INITIALIZE = _line(
+    "initialize", 1, protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "test", "version": "1"}
+)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, None], ids=["SIGTERM", "SIGINT", "EOF"])
+async def test_serve_stops_turns_when_it_ends(tmp_path: Path, model: ModelServer, end: int | None) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**_settings(model), "api_server": {"max_body_bytes": 4096}}))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hermes", "mcp", "serve"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "HERMES_HOME": str(tmp_path)},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    # Lines that are too long, or no messages, are passed over.
+    process.stdin.write(b"x" * 100_000 + b"\nnonsense\n" + INITIALIZE)
+    assert json.loads(await asyncio.wait_for(process.stdout.readline(), SURELY_S))["id"] == 1
+    process.stdin.write(_line("notifications/initialized"))
+    process.stdin.write(_line("tools/call", 2, name="ask", arguments={"message": "wait"}))
+
+    async def is_asked() -> bool:
+        return bool(model.requests)
+
+    await until(is_asked)
+    if end is None:
+        process.stdin.close()
+    else:
+        process.send_signal(end)
+    assert await asyncio.wait_for(process.wait(), SURELY_S) == (130 if end == signal.SIGINT else 0)
+    store = Store(tmp_path / "state.db")
+    try:
+        assert [run.state.status for run in store.runs.list()] == ["cancelled"]
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

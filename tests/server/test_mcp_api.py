@@ -298,6 +298,22 @@ async def test_turn_of_client_that_disconnects_is_stopped(start: Start) -> None:
     await model.stop()
 
 
+async def test_detached_turn_goes_on_without_its_client(start: Start) -> None:
+    model = HeldModel(Reply(text="Done."))
+    await model.start()
+    api = await start(settings=model.settings)
+    async with connected(api, "auto", **{"X-Hermes-Detach": "true"}) as client:
+        asking = asyncio.create_task(client.call_tool("ask", {"message": "hi"}))
+        await until(lambda: model.requests)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        model.let_all()
+        await until(lambda: api.app.engine.active == 0)
+        assert [run.state.status for run in await api.app.store.runs.list()] == ["completed"]
+    await model.stop()
+
+
 async def test_slow_answer_becomes_a_stream(start: Start) -> None:
     model = HeldModel(Reply(text="Late."))
     await model.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mcp.server.stdio import stdio_server
 from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER, NAME_BEARING_METHODS
 from mcp.shared.inbound import encode_header_value as encoded
 from mcp.shared.message import SessionMessage
@@ -17,7 +19,7 @@ from hermes.cli.agents import ServerAgent, ServerLost, ServerRefusal
 from hermes.core.json_types import JsonObject
 from hermes.logs import logging_to
 from hermes.server.context import ServerContext
-from hermes.server.mcp_server import serve_stdio
+from hermes.server.mcp_server import serve_stdio, stdio_streams
 from hermes.server.settings import Platform, load_gateway_config
 from hermes.settings import config
 
@@ -31,8 +33,16 @@ def serve(home: Home, server_url: str | None, *, verbose: bool) -> None:
     """Until the host closes stdin."""
     settings = config.load(home)
     settings.require_valid()
-    with logging_to(home, settings, verbose=verbose):
-        asyncio.run(_serve(home, settings) if server_url is None else _relay(settings, server_url.rstrip("/")))
+    work = _serve(home, settings) if server_url is None else _relay(settings, server_url.rstrip("/"))
+    with logging_to(home, settings, verbose=verbose), suppress(asyncio.CancelledError):
+        asyncio.run(_until_terminated(work))
+
+
+async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Turns at work are stopped and on record when the process is asked to end."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
 
 
 async def _serve(home: Home, settings: config.Settings) -> None:
@@ -52,7 +62,7 @@ async def _relay(settings: config.Settings, url: str) -> None:
     """At a server: each message of the host is a request there, and what it answers goes back to the host."""
     server = ServerAgent(lambda: url, settings.variable("HERMES_API_KEY") or "")
     try:
-        async with stdio_server() as (read, write):
+        async with stdio_streams(settings.api_server.max_body_bytes) as (read, write):
             await _Relay(server, write).run(read)
     finally:
         await server.close()

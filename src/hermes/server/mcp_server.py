@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import os
+import stat
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -59,6 +61,7 @@ from hermes.server.sse import ClientGone
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
+log = logging.getLogger(__name__)
 # The SDK logs what clients send.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 _MARKDOWN = "text/markdown"
@@ -225,15 +228,47 @@ async def serve_stdio(context: ServerContext) -> None:
         yield Peer(context, _detached_request)
 
     server = make_server(lifespan)
-    async with stdio_server() as (read, write):
+    async with stdio_streams(context.options.max_body_bytes) as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
-def _detached_request(headers: Mapping[str, str] | None = None) -> web.Request:
+@asynccontextmanager
+async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
+    """What the SDK reads messages from and writes them to. Reading can be cancelled, which the SDK's own cannot."""
+    mode = os.fstat(0).st_mode
+    if stat.S_ISREG(mode):
+        async with stdio_server() as streams:
+            yield streams
+        return
+    reader, loop = asyncio.StreamReader(limit=line_bytes_max), asyncio.get_running_loop()
+    pipe = os.fdopen(os.dup(0), "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+
+    async def lines() -> AsyncIterator[str]:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:
+                log.warning("a message of more than %d bytes is passed over", line_bytes_max)
+                continue
+            if not line:
+                return
+            yield line.decode(errors="replace")
+
+    try:
+        given: Any = lines()
+        async with stdio_server(stdin=given) as streams:
+            yield streams
+    finally:
+        transport.close()
+        os.set_blocking(0, True)  # a terminal is shared with others
+
+
+def _detached_request() -> web.Request:
     """A request that came over no connection: of the home's own user, without any headers."""
-    names = CIMultiDictProxy(CIMultiDict(headers or {}))
+    headers = CIMultiDictProxy(CIMultiDict[str]())
     message = RawRequestMessage(
-        "POST", "/mcp", HttpVersion11, names, (), False, None, False, False, URL("/mcp")
+        "POST", "/mcp", HttpVersion11, headers, (), False, None, False, False, URL("/mcp")
     )  # fmt: skip
     nowhere: Any = SimpleNamespace(ssl_context=None, peername=None, sockname=None, transport=None)
     task: Any = asyncio.current_task()
