@@ -14,7 +14,7 @@ from clients.scenes import answer
 from support.model_server import ModelServer
 from support.server_thread import serving
 
-_HERMES = Path(__file__).resolve().parents[2] / ".venv/bin/hermes"
+HERMES = Path(__file__).resolve().parents[2] / ".venv/bin/hermes"
 _KEY = "a7Yk2mQ9xR4tV6wZ1bN8cL3dF5gH0jKp"
 _CONFIG = """\
 model: {{default: test-model, base_url: '{model}/v1', api_key: sk-test-0123456789abcdef}}
@@ -44,7 +44,7 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home), **variables}
         with (home / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
-                [_HERMES, "gateway", "run", "--port", str(_free_port())],
+                [HERMES, "gateway", "run", "--port", str(_free_port())],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=errors,

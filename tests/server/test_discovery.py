@@ -82,6 +82,7 @@ FEATURES = [
     "toolsets_api",
     "jobs_api",
     "jobs_admin",
+    "mcp_server",
     "model_routes",
     "metrics",
     "openapi",

@@ -69,7 +69,9 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
             next(counter)
             check_headers({name: values[0] for name, values in answer.headers.items()}, request_id_of(case))
             if answer.status_code >= 400:
-                error = check_envelope(answer.status_code, answer.json())
+                body = answer.json()
+                # What is wrong with a message of MCP is told as JSON-RPC has it.
+                error = body["error"] if "jsonrpc" in body else check_envelope(answer.status_code, body)
                 allowed = answer.status_code < 500 or error["code"] in DOCUMENTED.get(answer.status_code, ())
                 assert allowed, f"{case.as_curl_command()}\n{answer.status_code}: {error}"
             case.validate_response(answer, checks=agreed)

@@ -12,7 +12,7 @@ import pytest
 
 import hermes
 
-HEAVY = ("aiohttp", "openai", "anthropic", "msgspec", "yaml", "ruamel", "jsonschema_rs", "PIL")
+HEAVY = ("aiohttp", "openai", "anthropic", "mcp", "msgspec", "yaml", "ruamel", "jsonschema_rs", "PIL")
 # Runs the command as `python -m hermes` does, then says which modules there are.
 PROBE = """
 import json, runpy, sys
@@ -77,3 +77,9 @@ def test_facade_imports_no_optional_library() -> None:
     code = "import json, sys, run_agent; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(json.loads(done.stdout)) & {"openai", "anthropic", "PIL", "yaml", "ruamel"}
+
+
+def test_server_imports_no_mcp_sdk_before_use() -> None:
+    code = "import json, sys, hermes.server.application, hermes.server.runner; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {name.partition(".")[0] for name in json.loads(done.stdout)} & {"mcp", "mcp_types", "pydantic", "anyio"}

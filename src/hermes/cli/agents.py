@@ -133,6 +133,25 @@ class ServerAgent:
             raise ServerRefusal(answer.status, document)
         return document
 
+    async def messages(self, path: str, body: JsonObject, headers: dict[str, str]) -> AsyncIterator[JsonObject]:
+        """The messages of JSON-RPC that the server answers one with: none, one, or those of a stream."""
+        sent = {"Accept": "application/json, text/event-stream", **headers}
+        try:
+            async with self._send("POST", path, body, sent) as answer:
+                if not answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+                    document = _document(await answer.body())
+                    if "jsonrpc" in document:
+                        yield document
+                    elif answer.status >= 400:
+                        raise ServerRefusal(answer.status, document)
+                    return
+                decoder = SseDecoder()
+                while chunk := await answer.read():
+                    for _, data in decoder.feed(chunk):
+                        yield json.loads(data)
+        except (TransportError, OSError) as error:
+            raise ServerLost("The server does not answer.", hint="hermes gateway status") from error
+
     async def start(self, spec: RunSpec) -> str:
         headers = {"X-Hermes-Approvals": "wait" if spec.answerable else "deny"}
         headers |= {"X-Hermes-Timeout": str(spec.deadline_seconds)} if spec.deadline_seconds else {}

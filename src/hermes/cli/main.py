@@ -25,7 +25,7 @@ COMMANDS = {
     "gateway": "run the server, look at it, stop it, start it with the system",
     "install": "add an optional part of Hermes",
     "logs": "what Hermes has written about its work",
-    "mcp": "servers whose tools are used",
+    "mcp": "servers whose tools are used, and Hermes as one",
     "memory": "what is remembered in every session",
     "migrate": "move everything that is stored to another database",
     "model": "look at the model that is used, and choose another",

@@ -1,4 +1,4 @@
-"""`hermes mcp`: servers whose tools are used: add them, try them, see what they offer."""
+"""`hermes mcp`: servers whose tools are used: add them, try them, see what they offer; and being such a server."""
 
 from __future__ import annotations
 
@@ -94,6 +94,27 @@ def _tools(args: Args, home: Home) -> None:
         raise HermesError(_summary(state), hint=f"hermes mcp test {state['name']}")
     rows = [(tool["name"], tool["description"]) for tool in state["tools"]]
     print_table(args, home, {"name": state["name"], "tools": state["tools"]}, rows, flexible=1)
+
+
+# ---- being one
+
+
+@command(
+    "mcp serve",
+    Argument(
+        "--server",
+        metavar="URL",
+        default=argparse.SUPPRESS,
+        help="use the agent of this server, with the key in HERMES_API_KEY",
+    ),
+    help="be an MCP server, over stdin and stdout, for the host that starts this",
+)
+def _serve(args: Args, home: Home) -> None:
+    try:
+        from hermes.cli.mcp_serve import serve
+    except ImportError:
+        raise HermesError("The MCP SDK is not installed.", hint="hermes install mcp") from None
+    serve(home, args.server, verbose=args.debug)
 
 
 # ---- changing

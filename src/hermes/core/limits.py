@@ -344,6 +344,8 @@ MCP_STEADY_S = 60.0
 MCP_READY_S_MAX = 10.0
 MCP_RELIST_S = 1.0
 MCP_END_S_MAX = 2.0
+# A step of a turn that takes longer is reported again to the MCP client that waits for it.
+MCP_PROGRESS_S = 10.0
 # What a program says that nobody needs (its error output, lines that are no messages) is read at once up to so many lines,
 # and then at this rate.
 CHATTER_LINES_MAX = 25_000

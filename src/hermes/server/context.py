@@ -94,6 +94,8 @@ class ServerContext:
         self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()
+        # Calls of MCP clients at work, by the ids of their runs: those that can be cancelled by another request.
+        self.mcp_calls: dict[str, asyncio.Task[Any]] = {}
         self.probes = Probes()
         self.wrong_keys = WrongKeys()
         self.seal: Any = None
@@ -320,9 +322,9 @@ class ServerContext:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
         return ApiError(403, message, "insufficient_scope", headers=challenge)
 
-    def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
-        """Count a request of a key; one that has used up what it may do in a minute has to wait."""
-        exceeded = self.keyring.charge(key.owner, begins_turn=begins_turns)
+    def rate_refusal(self, key: Key, *, begins_turns: bool, counted: bool = False) -> ApiError | None:
+        """Count a request of a key, unless it is `counted`; one that has used up what it may do in a minute waits."""
+        exceeded = self.keyring.charge(key.owner, begins_turn=begins_turns, counted=counted)
         if exceeded is None:
             return None
         wait = {"Retry-After": str(exceeded.retry_after_s), **self.keyring.headers(key.owner)}

@@ -7,6 +7,7 @@ from hermes.server import (  # noqa: F401  (imported for the routes they declare
     discovery,
     documents,
     jobs,
+    mcp_routes,
     memory_routes,
     metrics,
     model_setup_routes,

@@ -23,6 +23,10 @@ _REQUEST_HEADERS = (
     "Content-Type",
     "Idempotency-Key",
     "Last-Event-ID",
+    "MCP-Protocol-Version",
+    "Mcp-Method",
+    "Mcp-Name",
+    "Mcp-Session-Id",
     "X-Request-Id",
     "X-Hermes-Session-Id",
     "X-Hermes-Session-Key",
@@ -36,6 +40,7 @@ _REQUEST_HEADERS = (
     "X-Hermes-Timeout",
 )
 _RESPONSE_HEADERS = (
+    "Mcp-Session-Id",
     "X-Request-Id",
     "X-Hermes-Session-Id",
     "X-Hermes-Session-Key",

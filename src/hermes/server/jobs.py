@@ -116,6 +116,12 @@ async def list_jobs(context: ServerContext, request: web.Request, query: JobQuer
     idempotent=True,
 )
 async def create_job(context: ServerContext, request: web.Request, body: JobRequest) -> web.Response:
+    job = await add_job(context, request, body)
+    return answer(JobKept(object="hermes.job", job=job), 201, {"Location": f"/api/jobs/{job.id}"})
+
+
+async def add_job(context: ServerContext, request: web.Request, body: JobRequest) -> Job:
+    """A new job of the caller's."""
     owner = caller_of(request).owner
     values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     fields = await _fields(context, request, owner, values)
@@ -131,9 +137,7 @@ async def create_job(context: ServerContext, request: web.Request, body: JobRequ
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     await check_model(context, caller, spec_of({"id": "", **job}, time.time()))
     jobs = _store(context).jobs
-    stored = await jobs.get(job["id"]) or await jobs.create(job)
-    location = {"Location": f"/api/jobs/{stored['id']}"}
-    return answer(JobKept(object="hermes.job", job=_shown(request, stored)), 201, location)
+    return _shown(request, await jobs.get(job["id"]) or await jobs.create(job))
 
 
 @route("GET", _JOB, "job", "Get a job", scope="jobs")

@@ -261,9 +261,11 @@ class Keyring:
                 values |= bucket.headers(name)
         return values
 
-    def charge(self, owner: str, *, begins_turn: bool) -> RateExceeded | None:
-        """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up."""
+    def charge(self, owner: str, *, begins_turn: bool, counted: bool = False) -> RateExceeded | None:
+        """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up. `counted`: the
+        request was counted before it was known to begin a turn."""
         requests, tokens = (self.bucket(owner, name) for name in ("requests", "tokens"))
+        requests = None if counted else requests
         for name, bucket, wanted in (("requests", requests, 1.0), ("tokens", tokens if begins_turn else None, 0.0)):
             if bucket is not None and bucket.left < max(wanted, 1e-9):
                 message = f"This key may use {bucket.limit} {name} per minute, and has."

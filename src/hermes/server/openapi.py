@@ -92,6 +92,7 @@ def faults_of(route: Route) -> list[int]:
 
 def _answers(route: Route) -> JsonObject:
     answers: JsonObject = {str(route.status): _success(route)}
+    answers |= {str(status): {"description": about} for status, about in route.also.items()}
     for status in faults_of(route):
         answers[str(status)] = {"$ref": f"#/components/responses/Error{status}"}
     for status, kind in route.refusals.items():

@@ -65,6 +65,8 @@ class Route:
     example: JsonObject | None = None
     status: int = 200
     answers: type[msgspec.Struct] | None = None
+    # Other statuses of success, which have no body.
+    also: Mapping[int, str] = field(default_factory=dict)
     # Media types of answers that are no struct, and what a stream of events is.
     types: tuple[str, ...] = ()
     stream: str = ""
@@ -115,9 +117,7 @@ class Route:
                     response.headers.update(body.headers())
                 return response
             except (ApiError, ServiceError) as error:
-                refusal = api_error(error) if isinstance(error, ServiceError) else error
-                refusal.redact(context.redact)
-                return refusal.response()
+                return error_of(context, request, error).response()
 
         async def handle(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
@@ -135,20 +135,10 @@ class Route:
                 if context.keyring.limited and not public and not response.prepared:
                     response.headers.update(context.rate_headers(request))
                 return response
-            except ApiError as error:
-                error.redact(context.redact)
-                return error.response()
-            except StoreError as error:
-                retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
-                log.warning("%s: the store is out of reach: %s", request_id(request), error)
-                message = str(error) if isinstance(error, StoreTimeout) else f"The store is out of reach: {error}"
-                return ApiError(503, context.redact(message), "session_db_unavailable", headers=retry).response()
             except web.HTTPException:
                 raise
-            except Exception:  # noqa: BLE001  (a defect of ours: the client learns under which id it is in the log)
-                log.error("%s: %s", request_id(request), context.redact(traceback.format_exc()))
-                message = f"The server had an internal error; it is in the log as {request_id(request)}."
-                return ApiError(500, message, "internal_error").response()
+            except Exception as error:  # noqa: BLE001  (of a defect of ours the client learns where in the log it is)
+                return error_of(context, request, error).response()
             finally:
                 give_back_room(context, request)
 
@@ -157,6 +147,23 @@ class Route:
 
 
 route = Route
+
+
+def error_of(context: ServerContext, request: web.Request, error: Exception) -> ApiError:
+    """What a client is told of an exception; one that nobody has foreseen is logged."""
+    if isinstance(error, ApiError | ServiceError):
+        refusal = api_error(error) if isinstance(error, ServiceError) else error
+    elif isinstance(error, StoreError):
+        retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
+        log.warning("%s: the store is out of reach: %s", request_id(request), error)
+        message = str(error) if isinstance(error, StoreTimeout) else f"The store is out of reach: {error}"
+        refusal = ApiError(503, message, "session_db_unavailable", headers=retry)
+    else:
+        log.error("%s: %s", request_id(request), context.redact("".join(traceback.format_exception(error))))
+        message = f"The server had an internal error; it is in the log as {request_id(request)}."
+        refusal = ApiError(500, message, "internal_error")
+    refusal.redact(context.redact)
+    return refusal
 
 
 def route_at(request: web.Request) -> Route | None:

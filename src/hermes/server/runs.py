@@ -252,7 +252,11 @@ async def run_page(
 
 @route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, features=("run_status",))
 async def get_run(context: ServerContext, request: web.Request) -> Run:
-    record = await _record(context, request)
+    return await shown_run(context, request, request.match_info["run_id"])
+
+
+async def shown_run(context: ServerContext, request: web.Request, run_id: str) -> Run:
+    record = await _record(context, request, run_id)
     row = record.state.final_row
     message = await context.app.engine.row(record.spec.run_id, row) if row is not None else None
     return _shown(context, request, record, text_of(message.content) if message else None)
@@ -278,9 +282,9 @@ async def delete_run(context: ServerContext, request: web.Request) -> RunDeleted
     return RunDeleted(run_id=run_id)
 
 
-async def _record(context: ServerContext, request: web.Request) -> RunRecord:
-    """The run that a path names; one of somebody else's is as good as none."""
-    run_id = request.match_info["run_id"]
+async def _record(context: ServerContext, request: web.Request, run_id: str | None = None) -> RunRecord:
+    """The run of this id, or the one that the path names; one of somebody else's is as good as none."""
+    run_id = request.match_info["run_id"] if run_id is None else run_id
     record = await context.app.engine.get(run_id)
     if record is None or not caller_of(request).may_see(record.spec.owner):
         raise runs.unknown_run(run_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from msgspec import UNSET
 
-from hermes.core.spec import RunSpec
+from hermes.core.spec import OnDetach, RunSpec
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.keys import caller_of
@@ -22,6 +22,7 @@ from hermes.server.session_routes import session_of
 from hermes.server.shapes import SessionCompacted, SessionTurn, Usage
 from hermes.server.turn_spec import build_spec
 from hermes.server.turns import Turn
+from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 )
 async def session_chat(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, SessionChatRequest)
-    turn = await _turn(context, request, body, streamed=False)
+    turn = await session_turn(context, request, body, request.match_info["session_id"])
     try:
         await turn.admit()
         ended = await turn.finish()
@@ -70,7 +71,7 @@ async def session_chat(context: ServerContext, request: web.Request) -> web.Stre
 )
 async def session_chat_stream(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, SessionChatRequest)
-    turn = await _turn(context, request, body, streamed=True)
+    turn = await session_turn(context, request, body, request.match_info["session_id"], announces=True)
     try:
         await turn.admit()
         spec = turn.spec
@@ -160,20 +161,31 @@ def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
     return turn.options.reasoning if asked is None else asked
 
 
-async def _turn(
-    context: ServerContext, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
+async def session_turn(
+    context: ServerContext,
+    request: web.Request,
+    body: Body[SessionChatRequest],
+    session_id: str | None,
+    *,
+    announces: bool = False,
+    on_detach: OnDetach = "continue",
 ) -> Turn:
+    """A turn of a session that is there, or without an id of a new one. `announces`: see `build_spec`."""
     asked = body.model
     options = parse_options(context, request, user=asked.user)
-    session = await session_of(context, request)
+    if session_id is None:
+        session = {"id": new_session_id(), "owner": caller_of(request).owner}
+    else:
+        session = await session_of(context, request, session_id)
     spec = RunSpec(
         user_message=_message(asked, context.options.max_text_chars),
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
         instructions=_instructions(asked, context.options.max_text_chars),
+        on_detach=on_detach,
     )
-    spec = build_spec(context, caller_of(request), options, body, spec, announces=streamed)
+    spec = build_spec(context, caller_of(request), options, body, spec, announces=announces)
     return Turn(context, request, spec, options)
 
 

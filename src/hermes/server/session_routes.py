@@ -215,9 +215,9 @@ async def search_sessions(context: ServerContext, request: web.Request, query: S
 # --- one session -----------------------------------------------------------------------------------------------------
 
 
-async def session_of(context: ServerContext, request: web.Request) -> JsonObject:
-    """The session that a path names; one of somebody else's is as good as none."""
-    session_id = request.match_info["session_id"]
+async def session_of(context: ServerContext, request: web.Request, session_id: str | None = None) -> JsonObject:
+    """The session of this id, or the one that the path names; one of somebody else's is as good as none."""
+    session_id = request.match_info["session_id"] if session_id is None else session_id
     row: JsonObject | None = await context.database().get_session(session_id)
     if row is None or not caller_of(request).may_see(row["owner"]):
         raise sessions.unknown_session(session_id)
@@ -372,9 +372,15 @@ class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
     features=("session_message_paging",),
 )
 async def session_messages(context: ServerContext, request: web.Request, query: MessageQuery) -> MessageList:
+    return await message_page(context, request, await session_of(context, request), query)
+
+
+async def message_page(
+    context: ServerContext, request: web.Request, session: JsonObject, query: MessageQuery
+) -> MessageList:
     backward, oldest = query.order in ("desc", "latest"), query.order in ("asc", "oldest")
     reasoning = shows_reasoning(context, request)
-    session_id = (await session_of(context, request))["id"]
+    session_id = session["id"]
     # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
     forward = not backward and (query.after is not None or (oldest and query.before is None))
     rows, total = await context.database().message_page(
@@ -414,14 +420,19 @@ class ExportQuery(Struct, kw_only=True):
     features=("session_export",),
 )
 async def export_session(context: ServerContext, request: web.Request, query: ExportQuery) -> web.Response:
-    session_id = (await session_of(context, request))["id"]
-    session = await context.database().export_session(session_id, context.redact)
-    if session is None:
-        raise sessions.unknown_session(session_id)
+    session = await session_of(context, request)
     media_type, suffix = _EXPORTS[query.format]
-    data = await asyncio.to_thread(_export, session, query.format)
-    headers = {"Content-Disposition": attachment(f"{session_id}.{suffix}")}
+    data = await export(context, session, query.format)
+    headers = {"Content-Disposition": attachment(f"{session['id']}.{suffix}")}
     return web.Response(body=data, content_type=media_type, charset="utf-8", headers=headers)
+
+
+async def export(context: ServerContext, session: JsonObject, form: str) -> bytes:
+    """The whole session in one of the forms of an export."""
+    exported = await context.database().export_session(session["id"], context.redact)
+    if exported is None:
+        raise sessions.unknown_session(session["id"])
+    return await asyncio.to_thread(_export, exported, form)
 
 
 def _export(session: JsonObject, form: str) -> bytes:

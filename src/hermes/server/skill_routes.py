@@ -50,7 +50,7 @@ class SkillDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.skill.d
 
 @route("GET", _SKILL, "skill", "Get a skill", scope="any", headers=(SESSION_KEY_HEADER,), features=("skill_texts",))
 async def get_skill(context: ServerContext, request: web.Request, query: SkillQuery) -> SkillText:
-    return await _text(context, request, request.match_info["skill_name"], query.file)
+    return await skill_text(context, request, request.match_info["skill_name"], query.file)
 
 
 @route(
@@ -71,7 +71,7 @@ async def create_skill(context: ServerContext, request: web.Request, body: Skill
     skills = _skills(context, request)
     action = {"action": "create", "name": body.name, "content": body.content, "category": body.category}
     await _blocking(context, lambda: skills.change(action))
-    return await _text(context, request, body.name, None)
+    return await skill_text(context, request, body.name, None)
 
 
 @route(
@@ -90,7 +90,7 @@ async def change_skill(context: ServerContext, request: web.Request, body: Skill
     if body.file not in (None, FILE):
         action = {"action": "write_file", "name": name, "file_path": body.file, "file_content": body.content}
     await _blocking(context, lambda: skills.change(action))
-    return await _text(context, request, name, body.file)
+    return await skill_text(context, request, name, body.file)
 
 
 @route(
@@ -117,7 +117,7 @@ def _skills(context: ServerContext, request: web.Request) -> Skills:
     return Skills(context.settings, context.secrets, caller_of(request).owner, session_key)
 
 
-async def _text(context: ServerContext, request: web.Request, name: str, file: str | None) -> SkillText:
+async def skill_text(context: ServerContext, request: web.Request, name: str, file: str | None) -> SkillText:
     skills = _skills(context, request)
 
     def work() -> SkillText:

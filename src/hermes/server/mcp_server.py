@@ -1,0 +1,277 @@
+"""The MCP server: the methods of the protocol over `mcp_tools`, whatever carries them. Loading it loads the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolResult,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    TextContent,
+    TextResourceContents,
+    Tool,
+    ToolAnnotations,
+)
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+import hermes
+from hermes.core.json_types import JsonObject
+from hermes.runs.traces import TRACEPARENT
+from hermes.server.mcp_tools import (
+    TOOLS,
+    URI_PREFIX,
+    McpCall,
+    read_resource,
+    session_resources,
+    skill_prompt,
+    skill_prompts,
+)
+from hermes.server.routes import error_of
+from hermes.server.sse import ClientGone
+
+if TYPE_CHECKING:
+    from hermes.server.context import ServerContext
+
+log = logging.getLogger(__name__)
+# The SDK logs what clients send.
+logging.getLogger("mcp").setLevel(logging.CRITICAL)
+_MARKDOWN = "text/markdown"
+_INSTRUCTIONS = (
+    "Hermes is an AI agent with tools, memory and sessions of its own. Give it work with `ask`, and go on in the same "
+    "session by its session_id."
+)
+
+
+@dataclass(slots=True)
+class Peer:
+    """Who is at the other end: one HTTP request, or the process at the other end of the pipes."""
+
+    context: ServerContext
+    request: Callable[[], web.Request]
+    run_id: str | None = None
+
+
+def make_server(lifespan: Any = None) -> Any:
+    """The server of the SDK. Its lifespan is a `Peer`."""
+    server: Any = Server(
+        "hermes",
+        title="Hermes",
+        version=hermes.__version__,
+        instructions=_INSTRUCTIONS,
+        on_list_tools=_list_tools,
+        on_call_tool=_call_tool,
+        on_list_resources=_list_resources,
+        on_list_resource_templates=_list_templates,
+        on_read_resource=_read_resource,
+        on_list_prompts=_list_prompts,
+        on_get_prompt=_get_prompt,
+        get_tool_input_schema=lambda name: TOOLS[name].schema() if name in TOOLS else None,
+        **({"lifespan": lifespan} if lifespan else {}),
+    )
+    server.middleware.clear()  # spans are made of what is on record of runs
+    return server
+
+
+def _call(ctx: Any) -> McpCall:
+    peer: Peer = ctx.lifespan_context
+    if isinstance(parent := (ctx.meta or {}).get("traceparent"), str):
+        TRACEPARENT.set(parent)
+    steps = 0
+
+    async def report(text: str) -> None:
+        nonlocal steps
+        steps += 1
+        await ctx.session.report_progress(steps, message=text)
+
+    return McpCall(peer.context, peer.request(), report, peer.run_id)
+
+
+def _error(call: McpCall, error: Exception) -> MCPError:
+    refusal = error_of(call.context, call.request, error)
+    code = INVALID_PARAMS if refusal.status < 500 else INTERNAL_ERROR
+    return MCPError(code=code, message=refusal.message, data=msgspec.to_builtins(refusal.envelope()))
+
+
+@asynccontextmanager
+async def _operation(ctx: Any) -> AsyncIterator[McpCall]:
+    call = _call(ctx)
+    try:
+        yield call
+    except (MCPError, ClientGone):
+        raise
+    except Exception as error:  # noqa: BLE001  (told by the code that JSON-RPC has for it)
+        raise _error(call, error) from None
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+async def _list_tools(ctx: Any, params: Any) -> ListToolsResult:
+    """The tools that the key may call."""
+    async with _operation(ctx) as call:
+        tools = [tool for tool in TOOLS.values() if call.may(tool.scope)]
+        return ListToolsResult(
+            tools=[
+                Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=tool.schema(),
+                    annotations=ToolAnnotations(read_only_hint=tool.read_only),
+                )
+                for tool in tools
+            ]
+        )
+
+
+async def _call_tool(ctx: Any, params: Any) -> CallToolResult:
+    """A refusal is a result too, with the envelope of the API's errors: the model is to read it."""
+    call = _call(ctx)
+    tool = TOOLS.get(params.name)
+    if tool is None:
+        raise MCPError(code=INVALID_PARAMS, message=f"There is no tool {params.name!r}.")
+    try:
+        document = await tool.call(call, params.arguments or {})
+    except ClientGone:
+        raise
+    except Exception as error:  # noqa: BLE001  (told as the API would tell it)
+        refusal = error_of(call.context, call.request, error)
+        call.context.metrics.refused(refusal.status, refusal.code)
+        return _result(refusal.message, msgspec.to_builtins(refusal.envelope()), is_error=True)
+    text = document["answer"] if tool.name == "ask" else msgspec.json.encode(document).decode()
+    return _result(text, document)
+
+
+def _result(text: str, document: JsonObject, *, is_error: bool = False) -> CallToolResult:
+    content = TextContent(type="text", text=text)
+    return CallToolResult(content=[content], structured_content=document, is_error=is_error)
+
+
+# --- resources and prompts -------------------------------------------------------------------------------------------
+
+
+async def _list_resources(ctx: Any, params: Any) -> ListResourcesResult:
+    async with _operation(ctx) as call:
+        listed, cursor = await session_resources(call, params.cursor if params else None)
+        resources = [Resource(**resource, mime_type=_MARKDOWN) for resource in listed]
+        return ListResourcesResult(resources=resources, next_cursor=cursor)
+
+
+async def _list_templates(ctx: Any, params: Any) -> ListResourceTemplatesResult:
+    template = ResourceTemplate(
+        uri_template=f"{URI_PREFIX}{{session_id}}",
+        name="session",
+        description="A session (conversation) as Markdown.",
+        mime_type=_MARKDOWN,
+    )
+    return ListResourceTemplatesResult(resource_templates=[template])
+
+
+async def _read_resource(ctx: Any, params: Any) -> ReadResourceResult:
+    async with _operation(ctx) as call:
+        uri = str(params.uri)
+        text = await read_resource(call, uri)
+        return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=_MARKDOWN, text=text)])
+
+
+async def _list_prompts(ctx: Any, params: Any) -> ListPromptsResult:
+    async with _operation(ctx) as call:
+        task = PromptArgument(name="task", description="what to do with it", required=False)
+        skills = await skill_prompts(call)
+        prompts = [Prompt(name=skill.name, description=skill.description, arguments=[task]) for skill in skills]
+        return ListPromptsResult(prompts=prompts)
+
+
+async def _get_prompt(ctx: Any, params: Any) -> GetPromptResult:
+    async with _operation(ctx) as call:
+        description, text = await skill_prompt(call, params.name, (params.arguments or {}).get("task", ""))
+        message = PromptMessage(role="user", content=TextContent(type="text", text=text))
+        return GetPromptResult(description=description, messages=[message])
+
+
+# --- over pipes ------------------------------------------------------------------------------------------------------
+
+
+async def serve_stdio(context: ServerContext) -> None:
+    """Serve the process at the other end of stdin and stdout, as the user of this home, until it closes them."""
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[Peer]:
+        yield Peer(context, _detached_request)
+
+    server = make_server(lifespan)
+    async with stdio_streams(context.options.max_body_bytes) as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+@asynccontextmanager
+async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
+    """What the SDK reads messages from and writes them to. Reading can be cancelled, which the SDK's own cannot."""
+    mode = os.fstat(0).st_mode
+    if stat.S_ISREG(mode):
+        async with stdio_server() as streams:
+            yield streams
+        return
+    reader, loop = asyncio.StreamReader(limit=line_bytes_max), asyncio.get_running_loop()
+    pipe = os.fdopen(os.dup(0), "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+
+    async def lines() -> AsyncIterator[str]:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:
+                log.warning("a message of more than %d bytes is passed over", line_bytes_max)
+                continue
+            if not line:
+                return
+            yield line.decode(errors="replace")
+
+    try:
+        given: Any = lines()
+        async with stdio_server(stdin=given) as streams:
+            yield streams
+    finally:
+        transport.close()
+        os.set_blocking(0, True)  # a terminal is shared with others
+
+
+def _detached_request() -> web.Request:
+    """A request that came over no connection: of the home's own user, without any headers."""
+    headers = CIMultiDictProxy(CIMultiDict[str]())
+    message = RawRequestMessage(
+        "POST", "/mcp", HttpVersion11, headers, (), False, None, False, False, URL("/mcp")
+    )  # fmt: skip
+    nowhere: Any = SimpleNamespace(ssl_context=None, peername=None, sockname=None, transport=None)
+    task: Any = asyncio.current_task()
+    return web.Request(
+        message, EMPTY_PAYLOAD, nowhere, nowhere, task, asyncio.get_running_loop(), client_max_size=0
+    )  # fmt: skip

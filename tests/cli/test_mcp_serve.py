@@ -1,0 +1,171 @@
+"""`hermes mcp serve` as MCP hosts start it: the official SDK's client over real pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes.store.stores import Store
+from support.gateway import Gateway
+from support.model_server import ModelServer, Reply, Request
+
+pytest.importorskip("mcp")
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
+
+SURELY_S = 120.0
+KEY = "sk-server-0123456789abcdef0123456789"
+
+
+async def _answer(request: Request) -> Reply:
+    """The text of the last message again; one that says `wait` is never answered."""
+    text = request.turns[-1].text
+    if text == "wait":
+        await asyncio.Event().wait()
+    await asyncio.sleep(0.1)
+    return Reply(text=f"You said {text}.")
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    scripted = ModelServer(handler=_answer)
+    await scripted.start()
+    yield scripted
+    await scripted.stop()
+
+
+def _settings(model: ModelServer) -> dict[str, Any]:
+    return {
+        "model": {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": "sk-provider-0123456789abcdef"},
+        "auxiliary": {"title_generation": {"enabled": False}},
+        "agent": {"api_max_retries": 0},
+    }
+
+
+@asynccontextmanager
+async def host(home: Path, *words: str, mode: str = "legacy", **variables: str) -> AsyncIterator[Client]:
+    env = {**os.environ, "HERMES_HOME": str(home), **variables}
+    started = StdioServerParameters(command=sys.executable, args=["-m", "hermes", "mcp", "serve", *words], env=env)
+    async with Client(stdio_client(started), mode=mode, read_timeout_seconds=SURELY_S) as client:
+        yield client
+
+
+async def until(look: Callable[[], Awaitable[Any]]) -> None:
+    async with asyncio.timeout(SURELY_S):
+        while not await look():
+            await asyncio.sleep(0.05)
+
+
+async def use(client: Client, model: ModelServer) -> None:
+    """Two turns of a session with progress, what is on record of them, a refusal, and a turn that is cancelled."""
+    steps: list[str] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(str(message))
+
+    first = (await client.call_tool("ask", {"message": "one"}, progress_callback=on_progress)).structured_content
+    assert first["answer"] == "You said one." and "Asking test-model" in steps
+    session_id = first["session_id"]
+    second = await client.call_tool("ask", {"message": "two", "session_id": session_id})
+    assert second.structured_content["answer"] == "You said two."
+    read = (await client.call_tool("read_session", {"session_id": session_id})).structured_content
+    assert [message["content"] for message in read["data"]] == ["one", "You said one.", "two", "You said two."]
+    assert "You said two." in (await client.read_resource(f"hermes://sessions/{session_id}")).contents[0].text
+    refused = await client.call_tool("ask", {"message": "hi", "session_id": "no-such"})
+    assert refused.is_error and refused.structured_content["error"]["code"] == "session_not_found"
+
+    async def sessions() -> dict[str, Any]:
+        listed = (await client.call_tool("list_sessions", {})).structured_content["data"]
+        return {session["id"]: session["active_run_id"] for session in listed}
+
+    async def is_working() -> bool:
+        return len(model.requests) == 3 and any((await sessions()).values())
+
+    async def is_stopped() -> bool:
+        return not any((await sessions()).values())
+
+    asking = asyncio.create_task(client.call_tool("ask", {"message": "wait"}))
+    await until(is_working)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(is_stopped)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_serve_in_process(tmp_path: Path, model: ModelServer, mode: str) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(_settings(model)))
+    async with host(tmp_path, mode=mode) as client:
+        assert len((await client.list_tools()).tools) == 6
+        await use(client, model)
+
+
+def _line(method: str, request_id: int | None = None, **params: Any) -> bytes:
+    message = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(message if request_id is None else {**message, "id": request_id}).encode() + b"\n"
+
+
+INITIALIZE = _line(
+    "initialize", 1, protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "test", "version": "1"}
+)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, None], ids=["SIGTERM", "SIGINT", "EOF"])
+async def test_serve_stops_turns_when_it_ends(tmp_path: Path, model: ModelServer, end: int | None) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**_settings(model), "api_server": {"max_body_bytes": 4096}}))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hermes", "mcp", "serve"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "HERMES_HOME": str(tmp_path)},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    # Lines that are too long, or no messages, are passed over.
+    process.stdin.write(b"x" * 100_000 + b"\nnonsense\n" + INITIALIZE)
+    assert json.loads(await asyncio.wait_for(process.stdout.readline(), SURELY_S))["id"] == 1
+    process.stdin.write(_line("notifications/initialized"))
+    process.stdin.write(_line("tools/call", 2, name="ask", arguments={"message": "wait"}))
+
+    async def is_asked() -> bool:
+        return bool(model.requests)
+
+    await until(is_asked)
+    if end is None:
+        process.stdin.close()
+    else:
+        process.send_signal(end)
+    assert await asyncio.wait_for(process.wait(), SURELY_S) == (130 if end == signal.SIGINT else 0)
+    store = Store(tmp_path / "state.db")
+    try:
+        assert [run.state.status for run in store.runs.list()] == ["cancelled"]
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_serve_relays_to_a_server(tmp_path: Path, model: ModelServer, mode: str) -> None:
+    gateway = Gateway(tmp_path / "server", **_settings(model), api_server={"key": KEY})
+    await gateway.start()
+    (tmp_path / "home").mkdir()
+    try:
+        async with host(tmp_path / "home", "--server", gateway.url, mode=mode, HERMES_API_KEY=KEY) as client:
+            await use(client, model)
+        assert not (tmp_path / "home" / "state.db").exists()
+        with pytest.raises(ExceptionGroup) as raised:
+            async with host(tmp_path / "home", "--server", gateway.url, HERMES_API_KEY="wrong"):
+                pass
+        assert raised.group_contains(MCPError, match="refuses the key")
+    finally:
+        await gateway.end()
+        await gateway.client.close()

