@@ -8,6 +8,7 @@ from hermes.server import (  # noqa: F401  (imported for the routes they declare
     documents,
     jobs,
     memory_routes,
+    messages,
     metrics,
     model_setup_routes,
     responses,
