@@ -213,6 +213,24 @@ async def test_prefilled_answer_is_continued(api: Api) -> None:
 # ---- blocks of requests
 
 
+async def test_system_messages_stay_in_their_place(api: Api) -> None:
+    api.model.script = [Reply(text="One."), Reply(text="Two.")]
+    note = {"role": "system", "content": [{"type": "text", "text": "It is late."}, {"type": "tool_change"}]}
+    body = user([{"type": "text", "text": "a"}], system=[{"type": "text", "text": "Be brief."}])
+    body["messages"] = [{"role": "system", "content": "Be kind."}, *body["messages"], note]
+    first = await ask(api, body)
+    reminder = "<system-reminder>\nIt is late.\n</system-reminder>"
+    assert sent(api.model.requests[0]) == [("user", f"a\n{reminder}")]
+    system = api.model.requests[0].body["messages"][0]["content"]
+    assert "Be brief.\n\nBe kind." in system and "It is late." not in system
+    again = [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": "b"}, note]
+    async with api.post(MESSAGES, {**body, "messages": [*body["messages"], *again]}, headers=VERSION) as response:
+        assert response.headers["X-Hermes-Ignored"] == "messages[2].content[1], messages[5].content[1]"
+    assert sent(api.model.requests[1])[1:] == [("assistant", "One."), ("user", f"b\n{reminder}")]
+    async with api.get("/api/sessions") as response:
+        assert len((await response.json())["data"]) == 1
+
+
 async def test_images_and_documents(api: Api) -> None:
     api.model.script = [Reply(text="Nice.")]
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}

@@ -9,6 +9,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.json_types import JsonObject
+from hermes.core.limits import USER_ID_CHARS_MAX
 from hermes.server.chat import ParsedMessages, build_turn
 from hermes.server.errors import ApiError, MessagesError, answer, invalid
 from hermes.server.headers import VERSION_HEADER
@@ -160,6 +161,9 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[Any]) -
     tools, hosted = tools_of(asked)
     plain = Body(parameters(asked), body.raw, [*body.ignored, *hosted, *ignored])
     user = asked.metadata.user_id if asked.metadata else None
+    if user is not None and len(user) > USER_ID_CHARS_MAX:  # an object that names device and session, not a user
+        user = None
+        plain.ignored.append("metadata.user_id")
     turn = await build_turn(
         context, request, plain, parsed, tools, response_format=response_format(asked), user=user, stream=asked.stream
     )

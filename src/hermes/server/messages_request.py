@@ -187,7 +187,23 @@ class _Reader:
             self.indexes.append(index)
 
     def _system(self, blocks: list[JsonObject], where: str) -> list[Message]:
-        self.system += system_texts(blocks, where, self.chars_max)
+        """System text within the conversation stays in its place, as a part of what the user says there: were it in the
+        system prompt, that would be another one with every such message, and so would be the session."""
+        texts = []
+        for at, block in enumerate(blocks):
+            if block.get("type") == "text":
+                texts.append(part_of(block, f"{where}[{at}]", self.chars_max)["text"])
+            else:
+                self.ignored.append(f"{where}[{at}]")
+        if not self.conversation:
+            self.system += texts
+            return []
+        parts = [{"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"} for text in texts]
+        if not parts or self.conversation[-1]["role"] != "user":
+            return [{"role": "user", "content": joined(parts)}] if parts else []
+        said = self.conversation[-1]["content"]
+        before = [{"type": "text", "text": said}] if isinstance(said, str) else said
+        self.conversation[-1]["content"] = joined([*before, *parts])
         return []
 
     def _user(self, blocks: list[JsonObject], where: str) -> list[Message]:
@@ -346,4 +362,7 @@ _PARTS: dict[str, Callable[[JsonMapping, str], list[JsonObject]]] = {
     "image": _image,
     "document": _document,
     "search_result": _search_result,
+    "tool_reference": lambda block, where: [
+        {"type": "text", "text": f"The tool {_text(block, 'tool_name', where)} can be called now."}
+    ],
 }
