@@ -103,7 +103,11 @@ def _plain(text: str) -> bool:
 async def tried(start: Start, requests: int) -> None:
     pytest.importorskip("schemathesis")
     api = await start(
-        handler=lambda _: Reply(text="Fine."), session_wait_seconds=1, run_queue_seconds=1, max_body_bytes=200_000
+        handler=lambda _: Reply(text="Fine."),
+        session_wait_seconds=1,
+        run_queue_seconds=1,
+        max_body_bytes=200_000,
+        ollama=True,
     )
     document, known = await described(api), await things(api)
     headers = {"Authorization": api.client.headers["Authorization"]}

@@ -137,7 +137,7 @@ class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 @route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
 async def models(context: ServerContext, request: web.Request) -> ModelList:
-    data = list(_models(context, request).values())
+    data = list(models_of(context, request).values())
     if VERSION_HEADER not in request.headers:
         return ModelList(data=data)
     first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
@@ -147,13 +147,13 @@ async def models(context: ServerContext, request: web.Request) -> ModelList:
 @route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
 async def model(context: ServerContext, request: web.Request) -> Model:
     name = request.match_info["model_id"]
-    model = _models(context, request).get(name)
+    model = models_of(context, request).get(name)
     if model is None:
         raise ApiError(404, f"There is no model {name!r}.", "model_not_found", "model")
     return model
 
 
-def _models(context: ServerContext, request: web.Request) -> dict[str, Model]:
+def models_of(context: ServerContext, request: web.Request) -> dict[str, Model]:
     """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
     own = context.model_name
     roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
@@ -374,6 +374,7 @@ def _features(context: ServerContext) -> dict[str, bool | str]:
         **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
         "metrics": context.options.metrics,
         "openapi": context.options.docs,
+        "ollama": context.options.ollama,
         **dict.fromkeys(ABSENT, False),
         "cors": bool(context.options.cors_origins),
         "profiles": bool(context.options.profiles),

@@ -11,6 +11,7 @@ from hermes.server import (  # noqa: F401  (imported for the routes they declare
     messages,
     metrics,
     model_setup_routes,
+    ollama,
     responses,
     runs,
     session_chat,
