@@ -275,6 +275,7 @@ BAD: list[tuple[Json, str, str]] = [
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "unsupported_tool_type", "tools[0].type"),
     ({"tools": [LAMP, LAMP]}, "invalid_value", "tools[1].name"),
     ({"tool_choice": {"type": "any"}}, "invalid_value", "tool_choice"),
+    ({"thread": {"type": "continue"}}, "missing_required_parameter", "thread.previous_message_id"),
     ({"mcp_servers": [{"url": "https://x"}]}, "unsupported_parameter", "mcp_servers"),
 ]  # fmt: skip
 
@@ -340,6 +341,29 @@ async def test_tool_choice(api: Api, choice: Json, wire: Any) -> None:
     api.model.script = [Reply(text="Fine.", tool_calls=[HALL])]
     await ask(api, user("light", tools=[LAMP], tool_choice=choice))
     assert api.model.requests[0].body["tool_choice"] == wire
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on."), Reply(text="No."), Reply(text="Yes.")]
+    question = user("light", tools=[LAMP], system="Be brief.", thread={"type": "create"})
+    answer = accumulated(await streamed(api, question)) if stream else await ask(api, question)
+    result = {"type": "tool_result", "tool_use_id": "call_lamp", "content": "done"}
+
+    def after(message: Json, content: Any) -> Json:
+        return user(content, thread={"type": "continue", "previous_message_id": message["id"]})
+
+    second = await ask(api, after(answer, [result]))
+    assert second["content"] == [{"type": "text", "text": "It is on."}]
+    for words in ("sure?", "really?"):  # twice from the same place
+        await ask(api, after(second, words))
+        request = api.model.requests[-1]
+        roles = [message["role"] for message in request.body["messages"]]
+        assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+        assert "Be brief." in request.turns[0].text and request.turns[-1].text == words
+        assert "lamp" in [tool["function"]["name"] for tool in request.body["tools"]]
+    async with api.post(MESSAGES, after({"id": "msg_gone"}, "x")) as response:
+        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
 
 
 # ---- errors

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import USER_ID_CHARS_MAX
+from hermes.core.text import text_of
 from hermes.server.chat import ParsedMessages, build_turn
 from hermes.server.errors import ApiError, MessagesError, answer, invalid
 from hermes.server.headers import VERSION_HEADER
@@ -17,6 +18,7 @@ from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.messages_request import (
     CountTokensRequest,
     MessagesRequest,
+    Thread,
     parameters,
     read_conversation,
     response_format,
@@ -31,7 +33,10 @@ from hermes.server.responses import count_tokens
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.shapes import MessageAnswer, TokenCount
 from hermes.server.sse import inline_sink, replay, run_events_to_end
+from hermes.server.stored_result import said_until
+from hermes.server.turn_spec import Tools
 from hermes.server.turns import Turn
+from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -130,13 +135,7 @@ async def message_stream(context: ServerContext, request: web.Request, query: Me
     last_seen = request.headers.get("Last-Event-ID", "").strip()
     after = max(number_of(last_seen, "Last-Event-ID") if last_seen else 0, query.starting_after or 0)
     message_id = request.match_info["message_id"]
-    engine, caller = context.app.engine, caller_of(request)
-    record = await engine.get(f"{_RUN}{message_id.removeprefix(_MESSAGE)}")
-    known = record is not None and record.spec.kind == "chat" and caller.may_see(record.spec.owner)
-    if record is None or not known or not message_id.startswith(_MESSAGE):
-        raise ApiError(404, f"There is no message {message_id!r}.", "message_not_found")
-    if (refusal := context.scope_refusal(caller, RUN_SCOPES[record.spec.kind])) is not None:
-        raise refusal
+    record = await _record(context, request, message_id, "message_id")
     if record.log_expired:
         raise ApiError(410, "The events of this message are not kept any more.", "events_expired")
     spec = record.spec
@@ -145,8 +144,35 @@ async def message_stream(context: ServerContext, request: web.Request, query: Me
     renderer.progress = parse_options(context, request).tool_progress
     headers = {"X-Hermes-Run-Id": spec.run_id, "X-Hermes-Session-Id": spec.session_id}
     stream = context.stream(request, headers)
-    source = run_events_to_end(engine, spec.run_id, sink=inline_sink(renderer, stream))
+    source = run_events_to_end(context.app.engine, spec.run_id, sink=inline_sink(renderer, stream))
     return await replay(stream, source, renderer, over=record.state.ended)
+
+
+async def _record(context: ServerContext, request: web.Request, message_id: str, where: str) -> RunRecord:
+    """The run that made a message; that of somebody else is as good as none."""
+    caller = caller_of(request)
+    record = await context.app.engine.get(f"{_RUN}{message_id.removeprefix(_MESSAGE)}")
+    known = record is not None and record.spec.kind == "chat" and caller.may_see(record.spec.owner)
+    if record is None or not known or not message_id.startswith(_MESSAGE):
+        raise ApiError(404, f"There is no message {message_id!r}.", "message_not_found", where)
+    if (refusal := context.scope_refusal(caller, RUN_SCOPES[record.spec.kind])) is not None:
+        raise refusal
+    return record
+
+
+async def _continue_thread(
+    context: ServerContext, request: web.Request, thread: Thread, parsed: ParsedMessages, tools: Tools | None
+) -> Tools:
+    """Put what was said up to a message before what is said now; without tools of its own the turn has those of before."""
+    where = "thread.previous_message_id"
+    if not thread.previous_message_id:
+        raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
+    spec = (await _record(context, request, thread.previous_message_id, where)).spec
+    earlier = await said_until(context.database(), spec.session_id, spec.run_id, with_it=True)
+    parsed.history = [*earlier, *parsed.history]
+    parsed.first = next((text_of(message["content"]) for message in earlier if message["role"] == "user"), parsed.first)
+    parsed.system = spec.instructions if parsed.system is None else parsed.system
+    return Tools(tuple(dict(tool) for tool in spec.client_tools)) if tools is None else tools
 
 
 async def _turn(context: ServerContext, request: web.Request, body: Body[Any]) -> tuple[Turn, Body[Any]]:
@@ -159,6 +185,9 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[Any]) -
     parsed: ParsedMessages
     parsed, ignored = await context.app.services.files.call_for(len(asked.messages), split)
     tools, hosted = tools_of(asked)
+    if asked.thread is not None and asked.thread.type == "continue":
+        given = tools if asked.tools is not None else None
+        tools = await _continue_thread(context, request, asked.thread, parsed, given)
     plain = Body(parameters(asked), body.raw, [*body.ignored, *hosted, *ignored])
     user = asked.metadata.user_id if asked.metadata else None
     if user is not None and len(user) > USER_ID_CHARS_MAX:  # an object that names device and session, not a user

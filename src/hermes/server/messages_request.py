@@ -70,6 +70,13 @@ class MessagesMetadata(Struct, kw_only=True):
     user_id: Label | None = None
 
 
+class Thread(Struct, kw_only=True):
+    """Whether the conversation goes on from a message of before: then only what is new is sent."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(Struct, kw_only=True):
     """What tokens are counted of: a request without what only its answer needs."""
 
@@ -90,6 +97,7 @@ class CountTokensRequest(Struct, kw_only=True):
     stop_sequences: Annotated[list[str], Meta(max_length=limits.STOP_STRINGS_MAX)] | None = None
     max_tokens: Count | None = None
     stream: bool = False
+    thread: Thread | None = None
     cache_control: Any = None
     context_management: Any = None
     container: Any = None
