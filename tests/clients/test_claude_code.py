@@ -18,19 +18,19 @@ COMMAND = "echo violets > out.txt && cat out.txt"
 
 
 def _answer(request: Request) -> Reply:
-    """What is asked stands among reminders that Claude Code adds."""
+    """What is asked is a line among the reminders that Claude Code adds."""
     last = request.turns[-1]
-    if last.role == "tool" or ("<system-reminder>" in last.text and "violets" in last.text):
-        return Reply(text=f"Result: {request.turns[-1].text}", continues=False)
-    if "run a command" in last.text:
+    if last.role == "tool" or request.turns[-2].role == "tool":
+        return Reply(text=f"Result: {last.text}", continues=False)
+    lines = last.text.splitlines()
+    if "run a command" in lines:
         call = Call("Bash", {"command": COMMAND, "description": "Write a file"})
         return Reply(text="One moment.", tool_calls=[call], continues=False)
-    if "write a poem" in last.text:
-        path = next(line.rsplit(": ", 1)[1] for line in last.text.splitlines() if "Primary working directory" in line)
-        return Reply(tool_calls=[Call("Write", {"file_path": f"{path}/poem.txt", "content": "Roses are red.\n"})])
-    if "be refused" in last.text:
-        return Reply(status=400, error=REFUSAL)
-    return Reply(text=HELLO, continues=False)
+    if "write a poem" in lines:
+        folder = next(line.rsplit(": ", 1)[1] for line in lines if "Primary working directory" in line)
+        call = Call("Write", {"file_path": f"{folder}/poem.txt", "content": "Roses are red.\n"})
+        return Reply(tool_calls=[call], continues=False)
+    return Reply(status=400, error=REFUSAL) if "be refused" in lines else Reply(text=HELLO, continues=False)
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,7 @@ class Model(Struct, kw_only=True):
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: str | UnsetType = UNSET
+    lifecycle: Literal["active"] | UnsetType = UNSET
 
 
 class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
@@ -169,7 +170,7 @@ def models_of(context: ServerContext, request: web.Request) -> dict[str, Model]:
     }
     if VERSION_HEADER in request.headers:
         for name, model in models.items():
-            model.type, model.display_name = "model", name
+            model.type, model.display_name, model.lifecycle = "model", name, "active"
             model.created_at = datetime.fromtimestamp(created, UTC).isoformat()
     return models
 

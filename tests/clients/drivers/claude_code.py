@@ -52,6 +52,7 @@ class ClaudeCode:
             "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": key,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_RETRIES": "0",
             # It refuses to run commands without asking as root, unless it is told that this is a sandbox.
             "IS_SANDBOX": "1",
             # Nothing but the server is to be asked.
