@@ -112,7 +112,11 @@ def get(path: str) -> bytes:
 _said = itertools.count()
 
 
+def conversation(say: str) -> dict[str, Any]:
+    """The body of a request that brings its messages; no two are alike."""
+    return {"model": "bench", "messages": [{"role": "user", "content": f"{say} ({next(_said)})"}]}
+
+
 def chat(say: str, *, stream: bool = True) -> bytes:
-    """A chat request; no two are alike."""
-    message = {"role": "user", "content": f"{say} ({next(_said)})"}
-    return post("/v1/chat/completions", {"model": "bench", "messages": [message], "stream": stream})
+    """A chat request."""
+    return post("/v1/chat/completions", {**conversation(say), "stream": stream})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.load import Client, Seen, chat, connect, get, post
+from bench.load import Client, Seen, chat, connect, conversation, get, post
 from bench.provider import TOKEN
 from bench.results import Figure, at, median
 from bench.servers import SERVER_CORE, Server, environment, hermes, pinned, provider, relay
@@ -131,7 +131,7 @@ def deltas(body: bytes) -> int:
     return sum(str(event.get("delta", "")).count(TOKEN) for event in told)
 
 
-async def other(server: Server, asks: int, viewers: int, path: str, body: Mapping[str, Any]) -> float:
+async def other(server: Server, asks: int, viewers: int, path: str, body: Callable[[], Mapping[str, Any]]) -> float:
     """Tokens per second, counted for each viewer, of streams that are asked for in some other way."""
     askers = await clients(server, STREAMS, keep=True)
     watching = [
@@ -141,7 +141,7 @@ async def other(server: Server, asks: int, viewers: int, path: str, body: Mappin
 
     async def work(n: int) -> int:
         for _ in range(asks):
-            request = post(path.format(n), body)
+            request = post(path.format(n), body())
             if viewers > 1:
                 seen = await askers[n].ask(request)
                 assert seen.status == 202, seen
@@ -209,10 +209,12 @@ async def measure(quick: bool) -> list[Figure]:
         step = await step_ms(ours, 3 if quick else 10)
         await make_sessions(ours)
         words = f"burst-{TOKENS}"
-        forms: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
-            ("Responses stream", 1, "/v1/responses", {"model": "bench", "input": words, "stream": True}),
-            ("session stream", 1, "/api/sessions/client-{}/chat/stream", {"message": words}),
-            (f"run events, {VIEWERS} viewers each", VIEWERS, "/v1/runs", {"input": words}),
+        messages = {"max_tokens": 2 * TOKENS, "stream": True}
+        forms: tuple[tuple[str, int, str, Callable[[], dict[str, Any]]], ...] = (
+            ("Messages stream", 1, "/v1/messages", lambda: {**conversation(words), **messages}),
+            ("Responses stream", 1, "/v1/responses", lambda: {"model": "bench", "input": words, "stream": True}),
+            ("session stream", 1, "/api/sessions/client-{}/chat/stream", lambda: {"message": words}),
+            (f"run events, {VIEWERS} viewers each", VIEWERS, "/v1/runs", lambda: {"input": words}),
         )
         others = [
             (name, [await other(ours, max(2, asks // 2), viewers, path, body) for _ in range(rounds)])

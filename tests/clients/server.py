@@ -20,7 +20,7 @@ _CONFIG = """\
 model: {{default: test-model, base_url: '{model}/v1', api_key: sk-test-0123456789abcdef}}
 auxiliary: {{title_generation: {{enabled: false}}}}
 agent: {{api_max_retries: 0}}
-api_server: {{key: {key}}}
+api_server: {{key: {key}, ollama: true}}
 """
 
 

@@ -143,6 +143,27 @@ class TestOpenAINode(Turns):
         assert told["models"] == [MODEL]
 
 
+class TestAnthropic(Turns):
+    driver = "anthropic_sdk.AnthropicTalk"
+    apis = ("messages", "async", "runner")
+
+
+class TestAnthropicNode(Turns):
+    driver = "node.AnthropicNodeTalk"
+    apis = ("messages",)
+
+
+class TestOllama(Turns):
+    driver = "ollama_sdk.OllamaTalk"
+    apis = ("chat", "async")
+
+    @both_ways
+    def test_client_and_server_tools_in_one_step(self, talk: Talk, stream: bool) -> None:
+        """Calls have no ids in this protocol, so what the server did beside them is not found again."""
+        told = talk.ask("use both", How(stream=stream, tools=True))
+        assert (told.text, told.calls) == (f"1 results: {WEATHER}.", [("weather", CITY)])
+
+
 class TestVercel(Turns):
     driver = "node.VercelTalk"
     apis = ("chat", "responses", "compatible")

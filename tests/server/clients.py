@@ -34,6 +34,14 @@ SECURITY = {
 JSON_TYPE = "application/json; charset=utf-8"
 MADE_ID = re.compile(r"req_[0-9a-f]{32}")
 TYPES = {429: "rate_limit_error", 403: "permission_error"}
+MESSAGES_TYPES = {
+    **TYPES,
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -51,12 +59,18 @@ def check_headers(headers: Mapping[str, str], request_id: str | None = None) -> 
 def check_envelope(status: int, body: Any) -> Json:
     """The error object of a refusal, all of whose parts are there."""
     assert isinstance(body, dict), body
-    error = body["error"]
+    error, types, other = body["error"], TYPES, "server_error"
+    if isinstance(error, str):  # of the Ollama protocol
+        assert error and set(body) == {"error", "code"}, body
+        return {"message": error, "code": body["code"]}
+    if "type" in body:  # of the Messages protocol
+        assert body["type"] == "error" and body["request_id"], body
+        types, other = MESSAGES_TYPES, "api_error"
     assert {"message", "type", "param", "code"} <= set(error), error
     assert isinstance(error["message"], str), error
     assert error["message"], error
     assert error["param"] is None or isinstance(error["param"], str), error
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = types.get(status, other if status >= 500 else "invalid_request_error")
     assert error["type"] == kind, (status, error)
     return dict(error)
 

@@ -41,7 +41,7 @@ async def things(api: Api) -> dict[str, str]:
     async with api.post("/v1/conversations", {}) as response:
         talk = await told(response)
     known = {"session_id": "s1", "response_id": made["id"], "run_id": run_id, "model_id": "hermes-agent"}
-    return {**known, "conversation_id": talk["id"]}
+    return {**known, "conversation_id": talk["id"], "message_id": run_id.replace("run_", "msg_")}
 
 
 def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, str], requests: int) -> int:
@@ -105,7 +105,11 @@ def _plain(text: str) -> bool:
 async def tried(start: Start, requests: int) -> None:
     pytest.importorskip("schemathesis")
     api = await start(
-        handler=lambda _: Reply(text="Fine."), session_wait_seconds=1, run_queue_seconds=1, max_body_bytes=200_000
+        handler=lambda _: Reply(text="Fine."),
+        session_wait_seconds=1,
+        run_queue_seconds=1,
+        max_body_bytes=200_000,
+        ollama=True,
     )
     document, known = await described(api), await things(api)
     headers = {"Authorization": api.client.headers["Authorization"]}

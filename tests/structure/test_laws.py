@@ -77,9 +77,11 @@ VENDORS = re.compile(
     r"lmstudio|vllm|bedrock|moonshot|kimi|cerebras|huggingface|nvidia|perplexity|sonnet|haiku",
     re.I,
 )
-# Names that the contract itself fixes: the wire forms, and what embedding programs replace on the façade.
+# Names that the contract itself fixes: the wire forms with their headers, the setting `api_server.ollama`, and what embedding
+# programs replace on the façade.
 FIXED = re.compile(
-    r"anthropic_messages|codex_responses|_anthropic_client|_(create|close)_request_openai_client|_run_codex_\w+"
+    r"anthropic_messages|codex_responses|_anthropic_client|_(create|close)_request_openai_client|_run_codex_\w+|"
+    r"anthropic-(version|beta|dangerous-direct-browser-access)|[Oo]llama"
 )
 
 

@@ -73,6 +73,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     route: RouteChoice | None = None
     sampling: JsonMapping = msgspec.field(default_factory=dict)
     reasoning: JsonMapping | None = None
+    # Whether its stream shows reasoning, where the same stream can be asked for again.
+    shows_reasoning: bool = False
     response_format: JsonMapping | None = None
     max_output_tokens: int | None = None
     toolsets: frozenset[str] | None = None

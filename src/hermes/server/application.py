@@ -20,6 +20,7 @@ from hermes.server.handlers import ROUTES
 from hermes.server.headers import SECURITY_HEADERS
 from hermes.server.middleware import CONTEXT, serve_request
 from hermes.server.peers import is_same_user
+from hermes.server.routes import error_answer
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -165,7 +166,7 @@ class _Connection(RequestHandler):
         if isinstance(resp, web.HTTPException) and resp.status >= 400 and isinstance(request, web.Request):
             error = ApiError(resp.status, f"The request was refused: {resp.text}.", "bad_request")
             error.redact(request.app[CONTEXT].redact)
-            resp = error.response()
+            resp = error_answer(request, error)
             resp.headers.update(_parser_headers())
             resp.force_close()
         return await super().finish_response(request, resp, start_time)

@@ -24,7 +24,7 @@ from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import parse_options
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.shapes import ChatAnswer, ChatCompletion, Choice
-from hermes.server.turn_spec import build_spec, client_tools, with_unseen
+from hermes.server.turn_spec import Tools, build_spec, client_tools, with_unseen
 from hermes.server.turns import Turn
 from hermes.services.models import reasoning_of
 from hermes.store.sessions import new_session_id
@@ -118,7 +118,7 @@ async def chat_completions(context: ServerContext, request: web.Request) -> web.
 
 
 async def _turn(context: ServerContext, request: web.Request, body: Body[ChatRequest]) -> Turn:
-    asked, caller = body.model, caller_of(request)
+    asked = body.model
     if asked.n is not None and asked.n != 1:
         raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
     if asked.logprobs or asked.top_logprobs:
@@ -131,11 +131,40 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
     split = partial(split_messages, asked.messages, context.options.max_text_chars)
     parsed: ParsedMessages = await context.app.services.files.call_for(len(asked.messages), split)
-    tools = client_tools(asked.tools, asked.tool_choice)
-    options = parse_options(context, request, client_tools=bool(tools.schemas), user=asked.user)
     form = asked.response_format
+    return await build_turn(
+        context,
+        request,
+        body,
+        parsed,
+        client_tools(asked.tools, asked.tool_choice),
+        response_format=structure(form.type, form.json_schema) if form else None,
+        user=asked.user,
+        stream=asked.stream,
+        store=asked.store,
+    )
+
+
+async def build_turn(
+    context: ServerContext,
+    request: web.Request,
+    body: Body[Any],
+    parsed: ParsedMessages,
+    tools: Tools,
+    *,
+    response_format: Message | None,
+    user: str | None,
+    stream: bool,
+    store: bool = True,
+) -> Turn:
+    """The turn of a request that brings its whole conversation along, whatever protocol that came in.
+
+    `body` has the parameters for the model; `user` is the person whom a front end asks for.
+    """
+    caller = caller_of(request)
+    options = parse_options(context, request, client_tools=bool(tools.schemas), user=user)
     named = options.session_id is not None
-    persist = asked.store or named
+    persist = store or named
     session_id = options.session_id or (
         _derive_chat_session_id(parsed.system, parsed.first, caller.owner) if persist else new_session_id()
     )
@@ -151,7 +180,7 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
         kind="chat",
         owner=caller.owner,
         instructions=parsed.system,
-        response_format=structure(form.type, form.json_schema) if form else None,
+        response_format=response_format,
         client_tools=tools.schemas,
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
@@ -162,7 +191,7 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[ChatReq
         continues=parsed.continues,
         verbatim=not named,
     )
-    announces = asked.stream and options.tool_progress != "off"
+    announces = stream and options.tool_progress != "off"
     spec = build_spec(context, caller, options, body, spec, announces=announces)
     if not persist and spec.results:
         spec = spec.replace(history=await with_unseen(context, spec, parsed.history))
@@ -205,16 +234,25 @@ def structure(kind: str, schema: Any) -> Message:
 def split_messages(messages: list[ChatMessage], text_chars_max: int, where: str = "messages") -> ParsedMessages:
     system: list[str] = []
     conversation: list[Message] = []
-    first_user: Message | None = None
-    last_user, indexes = 0, list[int]()
+    indexes: list[int] = []
     for index, given in enumerate(messages):
         message = message_of(given, f"{where}[{index}]", text_chars_max)
         if given.role in ("system", "developer"):
             system.append(text_of(message["content"]))
-            continue
-        conversation.append(message)
-        indexes.append(index)
-        if given.role == "user":
+        else:
+            conversation.append(message)
+            indexes.append(index)
+    return split_conversation("\n".join(system) if system else None, conversation, indexes, where)
+
+
+def split_conversation(
+    system: str | None, conversation: list[Message], indexes: list[int], where: str = "messages"
+) -> ParsedMessages:
+    """`indexes` tells for each message at which place of the request it stands."""
+    first_user: Message | None = None
+    last_user = 0
+    for index, message in zip(indexes, conversation, strict=True):
+        if message["role"] == "user":
             first_user, last_user = first_user or message, index
     while conversation and conversation[-1]["role"] == "assistant":
         if _begins(indexes.pop(), conversation[-1], where):
@@ -228,10 +266,9 @@ def split_messages(messages: list[ChatMessage], text_chars_max: int, where: str 
         check_said(asked[-1]["content"], f"{where}[{last_user}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(first_user["content"]) if first_user is not None else ""
-    system_text = "\n".join(system) if system else None
     continues = not outputs and not asked
     return ParsedMessages(
-        system_text, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues
+        system, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues
     )
 
 

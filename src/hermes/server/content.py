@@ -26,7 +26,11 @@ def content(value: object, where: str, text_chars_max: int, *, text_only: bool =
         raise invalid(where, f"Invalid type for {where!r}: text or a list of parts is expected.", "invalid_type")
     if len(value) > CONTENT_PARTS_MAX:
         raise invalid(where, f"{where!r} has more than {CONTENT_PARTS_MAX} parts.", "array_above_max_length")
-    parts = [_part(part, f"{where}[{at}]", text_chars_max, text_only) for at, part in enumerate(value)]
+    return joined([part_of(part, f"{where}[{at}]", text_chars_max, text_only) for at, part in enumerate(value)])
+
+
+def joined(parts: list[JsonObject]) -> Content:
+    """Parts that are nothing but text as one text."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -40,7 +44,7 @@ def _text(value: object, where: str, chars_max: int) -> str:
     return value
 
 
-def _part(part: object, where: str, chars_max: int, text_only: bool) -> JsonObject:
+def part_of(part: object, where: str, chars_max: int, text_only: bool = False) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": _text(part, where, chars_max)}
     if not isinstance(part, Mapping):

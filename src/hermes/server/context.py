@@ -35,7 +35,7 @@ from hermes.server.response_record import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.settings import api_server_options
 from hermes.server.shared_counters import SharedNumbers
-from hermes.server.sse import EventStream
+from hermes.server.sse import KEEPALIVE, EventStream
 from hermes.server.start_gate import StartGate
 from hermes.server.stored_result import said_until
 from hermes.settings.config import Settings
@@ -66,15 +66,14 @@ def resolve_model_name(explicit: str) -> str:
 
 
 def given_key(request: web.Request) -> bytes:
-    """The key that a request shows, as `Authorization: Bearer` or as `api-key`; nothing where the two differ."""
+    """The key that a request shows, as `Authorization: Bearer`, `api-key` or `x-api-key`; nothing where they differ."""
     shown = []
     if (given := request.headers.get("Authorization")) is not None:
         scheme, _, token = given.partition(" ")
         shown.append(token if scheme.lower() == "bearer" else "")
-    if (given := request.headers.get("api-key")) is not None:
-        shown.append(given)
+    shown += [request.headers[name] for name in ("api-key", "x-api-key") if name in request.headers]
     tokens = [token.strip().encode("utf-8", "surrogateescape") for token in shown]
-    return tokens[0] if tokens and hmac.compare_digest(tokens[0], tokens[-1]) else b""
+    return tokens[0] if tokens and all(hmac.compare_digest(tokens[0], other) for other in tokens) else b""
 
 
 class ServerContext:
@@ -260,12 +259,14 @@ class ServerContext:
         all_headers = {**common_headers(request), **headers}
         if self.keyring.limited:
             all_headers |= self.rate_headers(request)
+        route = route_at(request)
         return EventStream(
             request,
             all_headers,
             keepalive_s=self.keepalive_s,
             stall_s=self.options.write_stall_seconds,
             among=self.metrics.streams,
+            keepalive=KEEPALIVE if route is None else route.keepalive,
         )
 
     @property

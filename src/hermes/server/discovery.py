@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohttp import web
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 import hermes
 from hermes.core import limits as fixed
@@ -17,6 +18,7 @@ from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonObject
 from hermes.sandbox.choose import choose_backend, real_path
 from hermes.server.errors import ApiError, Error, answer, error_object
+from hermes.server.headers import VERSION_HEADER
 from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
 from hermes.server.routes import ROUTES, route
@@ -118,27 +120,41 @@ class Model(Struct, kw_only=True):
     permission: list[Any] = []
     root: str
     parent: str | None
+    # In answers to requests of the Messages protocol.
+    type: Literal["model"] | UnsetType = UNSET
+    display_name: str | UnsetType = UNSET
+    created_at: str | UnsetType = UNSET
+    lifecycle: Literal["active"] | UnsetType = UNSET
 
 
 class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
+    """All models; the fields of a page are in answers to requests of the Messages protocol."""
+
     data: list[Model]
+    first_id: str | UnsetType | None = UNSET
+    last_id: str | UnsetType | None = UNSET
+    has_more: bool | UnsetType = UNSET
 
 
 @route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
 async def models(context: ServerContext, request: web.Request) -> ModelList:
-    return ModelList(data=list(_models(context, request).values()))
+    data = list(models_of(context, request).values())
+    if VERSION_HEADER not in request.headers:
+        return ModelList(data=data)
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return ModelList(data=data, first_id=first_id, last_id=last_id, has_more=False)
 
 
 @route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
 async def model(context: ServerContext, request: web.Request) -> Model:
     name = request.match_info["model_id"]
-    model = _models(context, request).get(name)
+    model = models_of(context, request).get(name)
     if model is None:
         raise ApiError(404, f"There is no model {name!r}.", "model_not_found", "model")
     return model
 
 
-def _models(context: ServerContext, request: web.Request) -> dict[str, Model]:
+def models_of(context: ServerContext, request: web.Request) -> dict[str, Model]:
     """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
     own = context.model_name
     roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
@@ -147,11 +163,16 @@ def _models(context: ServerContext, request: web.Request) -> dict[str, Model]:
     for name, root in listed_models(context.settings).items():
         roots.setdefault(name, (root, None))
     allowed, created = caller_of(request).models, int(context.started_at)
-    return {
+    models = {
         name: Model(id=name, created=created, root=root, parent=parent)
         for name, (root, parent) in roots.items()
         if allowed is None or name in allowed
     }
+    if VERSION_HEADER in request.headers:
+        for name, model in models.items():
+            model.type, model.display_name, model.lifecycle = "model", name, "active"
+            model.created_at = datetime.fromtimestamp(created, UTC).isoformat()
+    return models
 
 
 class Skill(Struct, kw_only=True):
@@ -354,6 +375,7 @@ def _features(context: ServerContext) -> dict[str, bool | str]:
         **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
         "metrics": context.options.metrics,
         "openapi": context.options.docs,
+        "ollama": context.options.ollama,
         **dict.fromkeys(ABSENT, False),
         "cors": bool(context.options.cors_origins),
         "profiles": bool(context.options.profiles),

@@ -15,6 +15,26 @@ from hermes.core.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
 ErrorType = Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
 _TYPES: dict[int, ErrorType] = {403: "permission_error", 429: "rate_limit_error"}
+MessagesErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "timeout_error",
+    "overloaded_error",
+]
+_MESSAGES_TYPES: dict[int, MessagesErrorType] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 # code of a service, where the API has another
 _SERVICE_CODES = {
     "bad_schedule": "invalid_schedule",
@@ -53,9 +73,54 @@ class ErrorObject(Struct, kw_only=True):
 
 
 class Error(Struct, kw_only=True):
-    """The one form of every error."""
+    """The one form of every error, but for those of other protocols."""
 
     error: ErrorObject
+
+    @classmethod
+    def of(cls, error: ApiError, request_id: str) -> Struct:
+        return error.envelope()
+
+
+class MessagesErrorObject(Struct, kw_only=True):
+    type: MessagesErrorType
+    message: str
+    param: str | None
+    code: str | None
+    hermes: JsonObject | UnsetType = UNSET
+
+
+class MessagesError(Struct, kw_only=True, tag_field="type", tag="error"):
+    """An error as the Messages protocol has it, with our code and the field beside it."""
+
+    error: MessagesErrorObject
+    request_id: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, error: ApiError, request_id: str = "") -> Struct:
+        kind = _MESSAGES_TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
+        told = MessagesErrorObject(
+            type=kind,
+            message=error.message,
+            param=error.param,
+            code=error.code,
+            hermes=dict(error.hermes) if error.hermes else UNSET,
+        )
+        return cls(error=told, request_id=request_id or UNSET)
+
+
+class OllamaError(Struct, kw_only=True):
+    """An error as the Ollama protocol has it: its text, with our code beside it."""
+
+    error: str
+    code: str
+
+    @classmethod
+    def of(cls, error: ApiError, request_id: str = "") -> Struct:
+        return cls(error=error.message, code=error.code)
+
+
+ErrorForm = type[Error] | type[MessagesError] | type[OllamaError]
 
 
 class ApiError(Exception):
@@ -87,8 +152,8 @@ class ApiError(Exception):
     def envelope(self) -> Error:
         return Error(error=error_object(self.status, self.message, self.code, self.param, self.hermes))
 
-    def response(self) -> web.Response:
-        return answer(self.envelope(), self.status, self.headers)
+    def response(self, form: ErrorForm = Error, request_id: str = "") -> web.Response:
+        return answer(form.of(self, request_id), self.status, self.headers)
 
 
 def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> ApiError:
@@ -117,6 +182,13 @@ def error_body(status: int, message: str, code: str | None) -> JsonObject:
     """The envelope of an error as a dict."""
     body: JsonObject = msgspec.to_builtins(Error(error=error_object(status, message, code)))
     return body
+
+
+def code_in(body: bytes) -> str:
+    """The code of an error that was encoded in one of the forms."""
+    told = msgspec.json.decode(body)
+    code: str = told["code"] if "code" in told else told["error"]["code"]
+    return code
 
 
 def error_response(

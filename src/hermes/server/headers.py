@@ -17,9 +17,15 @@ SECURITY_HEADERS = {
     "X-XSS-Protection": "0",
     "Referrer-Policy": "no-referrer",
 }
+# Sent with every request of the Messages protocol.
+VERSION_HEADER = "anthropic-version"
 _REQUEST_HEADERS = (
     "Authorization",
     "api-key",
+    "x-api-key",
+    VERSION_HEADER,
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
     "Content-Type",
     "Idempotency-Key",
     "Last-Event-ID",
@@ -42,6 +48,7 @@ _REQUEST_HEADERS = (
 _RESPONSE_HEADERS = (
     "Mcp-Session-Id",
     "X-Request-Id",
+    "request-id",
     "X-Hermes-Session-Id",
     "X-Hermes-Session-Key",
     "X-Hermes-Run-Id",
@@ -73,6 +80,8 @@ def common_headers(request: web.Request) -> dict[str, str]:
         given = request.headers.get("X-Request-Id", "")
         known = given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(16)}"
         headers = request[_HEADERS] = {**SECURITY_HEADERS, "X-Request-Id": known, "Server": "hermes"}
+        if VERSION_HEADER in request.headers:
+            headers["request-id"] = known
     return headers
 
 

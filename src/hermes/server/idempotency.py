@@ -117,7 +117,9 @@ def request_created_at(request: web.Request) -> float:
 
 
 # Headers that belong to one answer, not to what is answered.
-_OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
+_OF_ONE = frozenset(
+    {"x-request-id", "request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"}
+)
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
 _OPTIONS = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
 OPTION_HEADERS = tuple(f"X-Hermes-{name}" for name in _OPTIONS.split())

@@ -7,17 +7,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
 from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
-from hermes.server.errors import ApiError
+from hermes.server.errors import ApiError, code_in
 from hermes.server.gate import check_gate
 from hermes.server.headers import common_headers
 from hermes.server.keys import SIGNED_IN
-from hermes.server.routes import route_at
+from hermes.server.routes import error_answer, route_at
 from hermes.server.sign_in import find_sign_in
 from hermes.server.start_gate import START, Start
 
@@ -53,7 +52,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
                 refusal = _router_refusal(request.app[CONTEXT], request, error)
         if isinstance(refusal, ApiError):
             refusal.redact(context.redact)
-            refusal = refusal.response()
+            refusal = error_answer(request, refusal)
         if response is None:
             response = refusal
         assert response is not None
@@ -77,7 +76,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         context.metrics.answered(route.path if route else None, request.method, status, time.perf_counter() - began)
     begins_turns = route is not None and route.begins_turns and isinstance(response, web.Response)
     if begins_turns and status >= 400 and "X-Hermes-Completed" not in response.headers:  # else a turn had begun
-        context.metrics.refused(status, msgspec.json.decode(response.body)["error"]["code"])  # type: ignore[attr-defined]
+        context.metrics.refused(status, code_in(response.body))  # type: ignore[attr-defined]
     return response
 
 

@@ -10,7 +10,6 @@ import msgspec
 import hermes
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX
-from hermes.server.errors import Error
 from hermes.server.query_params import OFFSET_MAX
 from hermes.server.readiness import Check
 from hermes.server.render_run import Run
@@ -71,6 +70,7 @@ PATHS: dict[str, tuple[str, JsonObject]] = {
     "skill_name": ("the name of a skill", {"minLength": 1}),
     "setting_name": ("the name of a setting, such as `agent.max_turns`", {"minLength": 1}),
     "mcp_name": ("the name of an MCP server", {"minLength": 1}),
+    "message_id": ("the id of a message", {"minLength": 1}),
     "asset": ("the name of a file that the page asks for", {"minLength": 1}),
 }
 _REQUEST_ID = header("X-Request-Id", "an id of the client's own for this request: up to 128 of A-Z a-z 0-9 . _ -")
@@ -94,7 +94,7 @@ def _answers(route: Route) -> JsonObject:
     answers: JsonObject = {str(route.status): _success(route)}
     answers |= {str(status): {"description": about} for status, about in route.also.items()}
     for status in faults_of(route):
-        answers[str(status)] = {"$ref": f"#/components/responses/Error{status}"}
+        answers[str(status)] = {"$ref": f"#/components/responses/{route.errors.__name__}{status}"}
     for status, kind in route.refusals.items():
         answers[str(status)] = {"description": FAULTS[status], "content": {_JSON: {"schema": _ref(kind)}}}
     return answers
@@ -166,7 +166,7 @@ def _operation(route: Route) -> JsonObject:
         "tags": [route.group],
         "parameters": [*parameters, *route.headers, _REQUEST_ID],
         "responses": _answers(route),
-        "security": [] if route.scope is None else [{"key": []}, {"api_key": []}],
+        "security": [] if route.scope is None else [{"key": []}, {"api_key": []}, {"x_api_key": []}],
     }
     if route.scope is not None and route.scope != "any":
         ways = [" and ".join(f"`{scope}`" for scope in way.split()) for way in route.scope.split("|")]
@@ -197,7 +197,8 @@ def _answer_schemas() -> JsonObject:
     """The schemas of answers. What has a default is always sent; what only the full key sees is not described."""
     answers = dict.fromkeys(route.answers for route in ROUTES if route.answers is not None)
     refusals = dict.fromkeys(kind for route in ROUTES for kind in route.refusals.values())
-    _, schemas = msgspec.json.schema_components([*answers, *refusals, Error], ref_template=_SCHEMAS)
+    forms = dict.fromkeys(route.errors for route in ROUTES)
+    _, schemas = msgspec.json.schema_components([*answers, *refusals, *forms], ref_template=_SCHEMAS)
     for schema in schemas.values():
         for name, field in schema["properties"].items():
             if "default" in field:
@@ -215,7 +216,11 @@ def document() -> JsonObject:
     paths: dict[str, JsonObject] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    error = {_JSON: {"schema": _ref(Error)}}
+    errors = {
+        f"{form.__name__}{status}": {"description": FAULTS[status], "content": {_JSON: {"schema": _ref(form)}}}
+        for form in dict.fromkeys(route.errors for route in ROUTES)
+        for status in FAULTS
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -229,13 +234,14 @@ def document() -> JsonObject:
         "paths": paths,
         "components": {
             "schemas": {**_body_schemas(), **_answer_schemas()},
-            "responses": {f"Error{status}": {"description": FAULTS[status], "content": error} for status in FAULTS},
+            "responses": errors,
             "headers": {
                 name: {"description": about, "schema": {"type": "string"}} for name, about in _TURN_HEADERS.items()
             },
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "the server's key"},
                 "api_key": {"type": "apiKey", "in": "header", "name": "api-key", "description": "the same, otherwise"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "the same"},
             },
         },
     }

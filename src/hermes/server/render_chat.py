@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from hermes.core.events import Event
 from hermes.core.json_types import JsonObject
 from hermes.server.outcome import Outcome
-from hermes.server.render_shared import DONE, approval_request, clarify_request, encode, sse_frame
+from hermes.server.render_shared import DONE, Progress, encode, sse_frame
 from hermes.server.sse import Item
 
-_EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}
 
-
-class ChatRenderer:
+class ChatRenderer(Progress):
     """One streamed chat completion. The parts of a chunk that never change are encoded once."""
 
     ended, closing = False, b""  # it is `finish` that tells the end
@@ -30,13 +29,13 @@ class ChatRenderer:
         self.head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._tail: JsonObject = {"usage": None} if usage else {}
         self._usage, self._reasoning = usage, reasoning
-        # How tools are shown, and whether the client is known to stumble over events of ours.
-        self.progress, self.strict = "event", False
+        super().__init__()
+        # Whether the client is known to stumble over events of ours.
+        self.strict = False
         self._text = self._around("content")
         self._thought = self._around("reasoning_content") if reasoning else (b"", b"")
         self._message: str | None = None
         self._said = False
-        self._labels: dict[str, str] = {}
 
     def begin(self) -> Iterable[bytes]:
         yield sse_frame("", self._chunk({"role": "assistant", "content": ""}))
@@ -108,39 +107,13 @@ class ChatRenderer:
             head, tail = self._thought
             out += (head, encode(event.data["text"]), tail)
 
-    def _started(self, event: Event, out: list[bytes]) -> None:
-        name, call_id = event.data["name"], event.data["call_id"]
-        self._labels[call_id] = label = event.data.get("preview") or name
-        self._tell_progress(name, label, call_id, {"status": "running"}, out)
-
-    def _finished(self, event: Event, out: list[bytes]) -> None:
-        name, call_id = event.data["name"], event.data["call_id"]
-        label = self._labels.pop(call_id, None)
-        if label is None:
-            return
-        result = {"duration": event.data["duration_ms"] / 1000, "error": event.data["status"] != "ok"}
-        self._tell_progress(name, label, call_id, {"status": "completed", **result}, out)
-
-    def _tell_progress(self, tool: str, label: str, call_id: str, state: JsonObject, out: list[bytes]) -> None:
-        payload = {"tool": tool, "emoji": _EMOJI.get(tool, "🔧"), "label": label, "toolCallId": call_id, **state}
-        self._tell("hermes.tool.progress", "tool_progress", payload, out)
-
-    def _approval(self, event: Event, out: list[bytes]) -> None:
-        self._tell("hermes.approval.request", "approval_request", approval_request(event), out)
-
-    def _question(self, event: Event, out: list[bytes]) -> None:
-        self._tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
-
-    def _tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
+    def tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
         if self.progress == "event":
             out.append(sse_frame(name, payload))
         elif self.progress == "chunk":
             out.append(sse_frame("", {**self._chunk({}), "hermes": {key: payload}}))
 
-    _RENDER: dict[str, Callable[[ChatRenderer, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
+    _RENDER: dict[str, Callable[[Any, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
+        **Progress.RENDER,
         "reasoning.delta": _think,
-        "tool.started": _started,
-        "tool.finished": _finished,
-        "approval.requested": _approval,
-        "clarify.requested": _question,
     }

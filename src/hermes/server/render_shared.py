@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from hermes.core.events import Event
@@ -11,6 +14,7 @@ from hermes.core.text import spaced_json, text_of
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
+_EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}
 
 
 def sse_frame(name: str, payload: JsonObject) -> bytes:
@@ -62,3 +66,48 @@ def approval_responded(event: Event) -> JsonObject:
 
 def clarify_responded(event: Event) -> JsonObject:
     return {name: event.data[name] for name in ("request_id", "answered", "by")}
+
+
+class Progress:
+    """The server's tools at work, and questions of the agent, told in a stream whose protocol has no place for them.
+
+    `progress` is how: as events of our own, within chunks of the protocol, or not at all (`off`).
+    """
+
+    def __init__(self) -> None:
+        self.progress = "event"
+        self._labels: dict[str, str] = {}
+
+    def tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
+        """Add what is told: under `name` as an event, under `key` in a chunk."""
+        raise NotImplementedError
+
+    def _started(self, event: Event, out: list[bytes]) -> None:
+        name, call_id = event.data["name"], event.data["call_id"]
+        self._labels[call_id] = label = event.data.get("preview") or name
+        self._tell_progress(name, label, call_id, {"status": "running"}, out)
+
+    def _finished(self, event: Event, out: list[bytes]) -> None:
+        name, call_id = event.data["name"], event.data["call_id"]
+        label = self._labels.pop(call_id, None)
+        if label is None:
+            return
+        result = {"duration": event.data["duration_ms"] / 1000, "error": event.data["status"] != "ok"}
+        self._tell_progress(name, label, call_id, {"status": "completed", **result}, out)
+
+    def _tell_progress(self, tool: str, label: str, call_id: str, state: JsonObject, out: list[bytes]) -> None:
+        payload = {"tool": tool, "emoji": _EMOJI.get(tool, "🔧"), "label": label, "toolCallId": call_id, **state}
+        self.tell("hermes.tool.progress", "tool_progress", payload, out)
+
+    def _approval(self, event: Event, out: list[bytes]) -> None:
+        self.tell("hermes.approval.request", "approval_request", approval_request(event), out)
+
+    def _question(self, event: Event, out: list[bytes]) -> None:
+        self.tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
+
+    RENDER: dict[str, Callable[[Any, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
+        "tool.started": _started,
+        "tool.finished": _finished,
+        "approval.requested": _approval,
+        "clarify.requested": _question,
+    }

@@ -265,6 +265,12 @@ async def input_tokens(context: ServerContext, request: web.Request) -> web.Stre
     body = await read(context, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
     turn = (await prepare(context, request, body)).turn
+    told = {"object": "response.input_tokens", "input_tokens": await count_tokens(context, request, turn)}
+    return answer(told, 200, body.headers())
+
+
+async def count_tokens(context: ServerContext, request: web.Request, turn: Turn) -> int:
+    """The tokens of the first request that a turn would make; nothing is asked, and nothing kept."""
     turn = Turn(context, request, await _counted(context, request, turn.spec), turn.options)
     try:
         await turn.admit()
@@ -277,8 +283,7 @@ async def input_tokens(context: ServerContext, request: web.Request) -> web.Stre
         await turn.release()
     if "prompt_tokens" not in result:
         raise outcome.outcome_of(result, {}, context.redact).failure()
-    told = {"object": "response.input_tokens", "input_tokens": result["prompt_tokens"]}
-    return answer(told, 200, body.headers())
+    return int(result["prompt_tokens"])
 
 
 async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) -> RunSpec:

@@ -20,10 +20,11 @@ from aiohttp import web
 from hermes.core.errors import ServiceError
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
-from hermes.server.errors import ApiError, answer, api_error
-from hermes.server.headers import request_id
+from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, answer, api_error
+from hermes.server.headers import VERSION_HEADER, request_id
 from hermes.server.query_params import parse_query
 from hermes.server.request_bodies import give_back_room, read
+from hermes.server.sse import KEEPALIVE
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Endpoint = Callable[["ServerContext", web.Request], Awaitable[web.StreamResponse
 # The context whose gate has let the request in.
 PASSED: web.RequestKey[ServerContext] = web.RequestKey("passed")
 # The parts of the API, in the order in which they are shown.
-GROUPS = ("server", "chat", "responses", "conversations", "runs", "jobs", "sessions")
+GROUPS = ("server", "chat", "messages", "responses", "conversations", "runs", "jobs", "sessions")
 ROUTES: list[Route] = []
 _BY_PLACE: dict[tuple[str, str], Route] = {}
 _PROFILE = re.compile(r"^/p/[^/]+(?=/)")
@@ -70,9 +71,13 @@ class Route:
     # Media types of answers that are no struct, and what a stream of events is.
     types: tuple[str, ...] = ()
     stream: str = ""
+    # What a stream of it sends to say that it is alive.
+    keepalive: bytes = KEEPALIVE
     # Errors beyond those that follow from the scope, the path and the body, and those with an envelope of their own.
     faults: tuple[int, ...] = ()
     refusals: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
+    # The form of its errors, which is that of its protocol.
+    errors: ErrorForm = Error
     # For a route that makes something: the path parameter that names it elsewhere, and where the answer has it.
     link: tuple[str, str] | None = None
     features: tuple[str, ...] = ()
@@ -117,14 +122,14 @@ class Route:
                     response.headers.update(body.headers())
                 return response
             except (ApiError, ServiceError) as error:
-                return error_of(context, request, error).response()
+                return error_answer(request, error_of(context, request, error))
 
         async def handle(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
                 # Handlers can be put into an application that has no gate: then the key is checked here.
                 refusal = None if public or request.get(PASSED) is context else context.check_auth(request)
                 if refusal is not None:
-                    return refusal.response()
+                    return error_answer(request, refusal)
                 if not context.is_attached:
                     await context.use_current_app()
                 key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
@@ -138,7 +143,7 @@ class Route:
             except web.HTTPException:
                 raise
             except Exception as error:  # noqa: BLE001  (of a defect of ours the client learns where in the log it is)
-                return error_of(context, request, error).response()
+                return error_answer(request, error_of(context, request, error))
             finally:
                 give_back_room(context, request)
 
@@ -173,6 +178,15 @@ def route_at(request: web.Request) -> Route | None:
         return None
     place = _PROFILE.sub("", resource.canonical)
     return _BY_PLACE.get(("GET" if request.method == "HEAD" else request.method, place))
+
+
+def error_answer(request: web.Request, error: ApiError) -> web.Response:
+    """The error in the form of the protocol that the request speaks."""
+    route = route_at(request)
+    form = Error if route is None else route.errors
+    if form is Error and VERSION_HEADER in request.headers:
+        form = MessagesError
+    return error.response(form, request_id(request))
 
 
 # --- facts that routes share -----------------------------------------------------------------------------------------

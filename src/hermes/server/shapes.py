@@ -60,6 +60,36 @@ class ChatCompletion(Struct, kw_only=True):
     hermes: JsonObject | UnsetType = UNSET
 
 
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Tokens of a turn, as the Messages protocol counts them: what came from a cache is not among the input tokens."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageAnswer(Struct, kw_only=True):
+    """A message of the Messages protocol. `hermes` is there only when the turn did not end well, or is not kept."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[JsonObject]
+    stop_reason: StopReason | None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+    hermes: JsonObject | UnsetType = UNSET
+
+
+class TokenCount(Struct, kw_only=True):
+    input_tokens: int
+
+
 class Response(Struct, kw_only=True):
     """A response: what was asked for, and the items that came of it. `hermes` is there only where it is not kept."""
 

@@ -76,8 +76,9 @@ class EventStream:
         keepalive_s: float,
         stall_s: float,
         among: set[EventStream] | None = None,
+        keepalive: bytes = KEEPALIVE,
     ) -> None:
-        self._request = request
+        self._request, self._keepalive = request, keepalive
         self._held: list[bytes] | None = None
         self._among: set[EventStream] = set() if among is None else among
         self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
@@ -183,7 +184,7 @@ class EventStream:
 
     async def _say_alive(self) -> None:
         with contextlib.suppress(ClientGone):
-            await self.write(KEEPALIVE)
+            await self.write(self._keepalive)
 
 
 def _send_head(writer: StreamWriter) -> None:

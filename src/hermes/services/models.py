@@ -8,7 +8,7 @@ from hermes import local
 from hermes.core.spec import RouteChoice
 from hermes.providers.base import SAMPLING, Route
 from hermes.providers.chat_completions import reasoning_of
-from hermes.providers.registry import EXAMPLE_PROVIDER, available, capabilities_of, provider_for
+from hermes.providers.registry import EXAMPLE_PROVIDER, available, capabilities_of, provider_for, window_of
 from hermes.providers.routes import listed, missing_key, named, of_provider, of_session, primary, routes
 from hermes.providers.table import UNKNOWN, facts_for
 
@@ -33,6 +33,7 @@ __all__ = [
     "provider_for",
     "reasoning_of",
     "routes",
+    "window_of",
 ]
 NOT_CONFIGURED = "No model is configured."
 

@@ -311,6 +311,7 @@ class ApiServer(Section, frozen=True):
     metrics_public: bool = False
     docs: bool = True
     ui: bool = True
+    ollama: bool = False
     profiles: Sequence[str] = []
     workers: Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)] = 1
 

@@ -57,6 +57,13 @@ class OpenAINodeTalk(NodeTalk):
     script = "openai.mjs"
 
 
+class AnthropicNodeTalk(NodeTalk):
+    """The official `@anthropic-ai/sdk` package of npm."""
+
+    script = "anthropic.mjs"
+    chains = False
+
+
 class VercelTalk(NodeTalk):
     """The package `ai` with the providers `@ai-sdk/openai` (both protocols) and `@ai-sdk/openai-compatible`."""
 

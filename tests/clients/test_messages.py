@@ -1,0 +1,102 @@
+"""What only the Messages and Ollama protocols have: pictures, documents, thinking, token counts, models, resumed streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx2 as httpx
+import ollama
+import pytest
+
+from clients.drivers import MODEL
+from clients.scenes import HELLO, THOUGHT
+from clients.server import Hermes
+
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+
+
+@pytest.fixture
+def sdk(hermes: Hermes) -> anthropic.Anthropic:
+    url = hermes.url.removesuffix("/v1")
+    return anthropic.Anthropic(base_url=url, api_key=hermes.key, _strict_response_validation=True)
+
+
+def asked(content: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 1000, "messages": [{"role": "user", "content": content}]}
+
+
+def test_thinking_is_streamed_and_sent_back(sdk: anthropic.Anthropic) -> None:
+    question = asked("think, then say hello")
+    thinking: Any = {"type": "adaptive"}
+    with sdk.messages.stream(**question, thinking=thinking) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert {"thinking", "text", "message_stop"} <= set(kinds)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert message.content[0].thinking == "".join(THOUGHT)  # type: ignore[union-attr]
+    assert sdk.messages.create(**question, thinking=thinking).content[0].type == "thinking"
+    history: Any = [*question["messages"], {"role": "assistant", "content": message.content}]
+    again = sdk.messages.create(**{**question, "messages": [*history, {"role": "user", "content": "count"}]})
+    assert again.content[0].text == "2 questions so far."  # type: ignore[union-attr]
+
+
+def test_max_tokens_is_a_stop_reason(sdk: anthropic.Anthropic) -> None:
+    assert sdk.messages.create(**asked("say too much")).stop_reason == "max_tokens"
+
+
+def test_pictures_and_documents(sdk: anthropic.Anthropic) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    words = {"type": "text", "text": "count pictures"}
+    message = sdk.messages.create(**asked([picture, picture, words]))
+    assert message.content[0].text == "2 pictures."  # type: ignore[union-attr]
+
+
+def test_tokens_are_counted(sdk: anthropic.Anthropic) -> None:
+    counted = sdk.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    assert counted.input_tokens > 100  # with the agent's own prompt
+
+
+def test_models_are_listed(sdk: anthropic.Anthropic) -> None:
+    [model] = list(sdk.models.list())
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert sdk.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.models.retrieve("gone")
+
+
+def test_request_id_is_known(sdk: anthropic.Anthropic) -> None:
+    message = sdk.messages.create(**asked("say hello"))
+    assert message._request_id is not None
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        sdk.messages.create(**asked(" "))
+    assert refused.value.request_id is not None
+    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
+
+
+def test_stream_goes_on_behind_the_last_event(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.with_streaming_response.create(**asked("say hello slowly"), stream=True) as response:
+        events = list(anthropic.Stream.raw_events(response.http_response))
+    numbered = [event for event in events if event.id]
+    message_id = json.loads(numbered[0].data)["message"]["id"]
+    headers = {"x-api-key": hermes.key, "Last-Event-ID": str(numbered[2].id)}
+    with httpx.Client() as plain, plain.stream("GET", f"{hermes.url}/messages/{message_id}", headers=headers) as again:
+        rest = [event for event in anthropic.Stream.raw_events(again) if event.id]
+    assert [(event.event, event.data) for event in rest] == [(event.event, event.data) for event in numbered[3:]]
+
+
+def test_ollama_finds_the_model(hermes: Hermes) -> None:
+    headers = {"Authorization": f"Bearer {hermes.key}"}
+    client = ollama.Client(host=hermes.url.removesuffix("/v1"), headers=headers, trust_env=False)
+    assert [model.model for model in client.list().models] == [MODEL]
+    shown = client.show(MODEL)
+    assert shown.capabilities is not None and "tools" in shown.capabilities
+    said = client.generate(model=MODEL, prompt="say hello")
+    assert said.response == "".join(HELLO)
+    pieces = [part.response for part in client.generate(model=MODEL, prompt="say hello", stream=True)]
+    assert "".join(pieces) == "".join(HELLO)
+    thought = client.chat(model=MODEL, messages=[{"role": "user", "content": "think, then say hello"}], think=True)
+    assert thought.message.thinking == "".join(THOUGHT)
+    question = {"role": "user", "content": "count pictures", "images": [PICTURE]}
+    assert client.chat(model=MODEL, messages=[question]).message.content == "1 pictures."
