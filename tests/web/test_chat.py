@@ -301,22 +301,3 @@ async def test_a_changed_file_is_shown_as_a_diff(site: Site) -> None:
     await page.get_by_role("region", name="patch").get_by_role("button", name="patch").click()
     await expect(page.locator(".diff-remove")).to_have_text("-two")
     await expect(page.locator(".diff-add")).to_have_text("+three")
-
-
-async def test_a_message_that_the_server_did_not_get_is_a_draft_after_a_reload(site: Site) -> None:
-    site.model.script = [Reply(text="Hello."), Reply(text="There it is.")]
-    page = await site.open()
-    await say(page, "Hi")
-    await expect(page.locator(".answer", has_text="Hello.")).to_be_visible()
-    await page.route("**/v1/runs", lambda route: route.abort())
-    await say(page, "Do not lose this")
-    await expect(page.locator(".bubble", has_text="Do not lose this")).to_be_visible()
-    box = page.get_by_role("textbox", name="Message")
-    await page.reload()
-    await expect(box).to_have_value("Do not lose this")
-    await page.unroute("**/v1/runs")
-    await box.press("Enter")
-    await expect(page.locator(".answer", has_text="There it is.")).to_be_visible()
-    await page.reload()
-    await expect(page.locator(".bubble", has_text="Do not lose this")).to_have_count(1)
-    await expect(box).to_have_value("")

@@ -3,6 +3,7 @@ import { useEffect } from "preact/hooks";
 import { reachable } from "../api/client";
 import type { Conversation } from "../state/conversation";
 import { titleOf } from "../state/conversations";
+import { describe } from "../state/faults";
 import { t } from "../state/language";
 import { current, wantedMessage } from "../state/open";
 import { kept, sidebarOpen } from "../state/preferences";
@@ -97,7 +98,9 @@ function Messages({ conversation }: { conversation: Conversation }) {
     });
   }, [wanted, conversation, conversation.loaded.value, target]);
   if (conversation.missing.value) return <Missing />;
-  if (!conversation.loaded.value) return <div class="messages" aria-busy="true" />;
+  if (!conversation.loaded.value) {
+    return conversation.fault.value ? <Fault conversation={conversation} /> : <div class="messages" aria-busy="true" />;
+  }
   return (
     <div class="messages-place">
       <VirtualList
@@ -110,6 +113,19 @@ function Messages({ conversation }: { conversation: Conversation }) {
         draw={(item) => <ItemView item={item} conversation={conversation} />}
       />
       {away.value && <IconButton class="to-end" icon="down" label={t("messages.end")} onClick={() => end.value++} />}
+    </div>
+  );
+}
+
+/** It is tried again by itself, too. */
+function Fault({ conversation }: { conversation: Conversation }) {
+  return (
+    <div class="empty" role="alert">
+      <h2>{t("conversation.fault")}</h2>
+      <p>{describe(conversation.fault.value)}</p>
+      <Button kind="primary" icon="retry" onClick={() => void conversation.load()}>
+        {t("retry")}
+      </Button>
     </div>
   );
 }
