@@ -70,6 +70,48 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
             await asyncio.sleep(0.2)
 
 
+async def forked(site: Site, text: str) -> str:
+    """A conversation with three branches; the first of them."""
+    await talked(site, text)
+    first: str = (await site.gateway.get("/api/sessions"))["data"][0]["id"]
+    site.model.script = [Reply(text="Second answer"), Reply(text="Third answer")]
+    for number in (2, 3):
+        fork = (await site.gateway.post(f"/api/sessions/{first}/fork", {}, 201))["session"]["id"]
+        await site.gateway.post(f"/api/sessions/{fork}/chat", {"message": f"{text}, otherwise {number}"})
+    return first
+
+
+async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_as_a_whole(site: Site) -> None:
+    first = await forked(site, "Alpha")
+    await talked(site, "Beta")
+    page = await site.open(f"#/c/{first}")
+    entries = page.locator(".entry a")
+    await expect(entries).to_have_count(2)
+    # The entry is marked whichever of its branches is looked at.
+    await expect(page.locator(".entry.open")).to_contain_text("Alpha")
+    await choose(page, "Alpha", "Pin")
+    await expect(page.get_by_role("region", name="Pinned").locator(".entry")).to_have_count(1)
+    await expect(entries).to_have_count(2)
+    await choose(page, "Alpha", "Unpin")
+    await expect(page.get_by_role("region", name="Pinned")).to_have_count(0)
+    await choose(page, "Alpha", "Archive")
+    await expect(entries).to_have_text(["Beta"])
+    await page.locator(".toast", has_text="Archived").get_by_role("button", name="Undo").click()
+    await expect(entries).to_have_count(2)
+    await choose(page, "Alpha", "Delete with all branches")
+    await expect(entries).to_have_text(["Beta"])
+    deleted = page.locator(".toast", has_text="Conversation deleted, with its 3 branches.")
+    await deleted.get_by_role("button", name="Undo").click()
+    await expect(entries).to_have_count(2)
+    assert (await site.gateway.get("/api/sessions"))["total"] == 4
+    await choose(page, "Alpha", "Delete with all branches")
+    await expect(entries).to_have_text(["Beta"])
+    await page.close()
+    async with asyncio.timeout(60):
+        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 1:
+            await asyncio.sleep(0.2)
+
+
 @pytest.mark.parametrize("action", ["Archive", "Delete"])
 async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action: str) -> None:
     await talked(site, "Alpha", "Beta")

@@ -30,7 +30,7 @@ function choices(text: string, found: Match[]): Choice[] {
     hint: t("palette.page"),
     run: () => go(entry.page),
   }));
-  const sessions = conversations.sessions.value.map((session) => ({
+  const sessions = conversations.families.value.map(({ session }) => ({
     id: session.id,
     label: titleOf(session),
     hint: t("palette.conversation"),
