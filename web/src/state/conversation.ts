@@ -3,6 +3,7 @@ import { ApiError, get, patch, post, postSurely, query, request } from "../api/c
 import { type Connection, follow } from "../api/follow";
 import type { ContentPart, List, Run, RunStarted, Session, StoredMessage } from "../api/types";
 import { may } from "./access";
+import { variantsOf } from "./branches";
 import { conversations } from "./conversations";
 import { attempt } from "./faults";
 import { type Draft, fileOf, imageOf, itemsOf } from "./items";
@@ -37,6 +38,7 @@ export class Conversation {
   readonly views = signal<RunView[]>([]);
   readonly drafts = signal<Draft[]>([]);
   readonly branches = signal<Branch[]>([]);
+  readonly variants = computed(() => variantsOf(this.id, this.branches.value));
   readonly loaded = signal(false);
   readonly missing = signal(false);
   /** Why it could not be loaded, while it is not; it is tried again. */

@@ -1,9 +1,10 @@
 import { useComputed, useSignal } from "@preact/signals";
-import { useEffect } from "preact/hooks";
+import { useCallback, useEffect } from "preact/hooks";
 import { reachable } from "../api/client";
 import type { Conversation } from "../state/conversation";
 import { titleOf } from "../state/conversations";
 import { describe } from "../state/faults";
+import type { Item } from "../state/items";
 import { t } from "../state/language";
 import { current, wantedMessage } from "../state/open";
 import { kept, sidebarOpen } from "../state/preferences";
@@ -97,6 +98,7 @@ function Messages({ conversation }: { conversation: Conversation }) {
       target.value = item ? { key: item.key } : null;
     });
   }, [wanted, conversation, conversation.loaded.value, target]);
+  const draw = useCallback((item: Item) => <ItemView item={item} conversation={conversation} />, [conversation]);
   if (conversation.missing.value) return <Missing />;
   if (!conversation.loaded.value) {
     return conversation.fault.value ? <Fault conversation={conversation} /> : <div class="messages" aria-busy="true" />;
@@ -110,7 +112,7 @@ function Messages({ conversation }: { conversation: Conversation }) {
         toEnd={end.value}
         onAway={(value) => (away.value = value)}
         onNearTop={() => void conversation.loadOlder()}
-        draw={(item) => <ItemView item={item} conversation={conversation} />}
+        draw={draw}
       />
       {away.value && <IconButton class="to-end" icon="down" label={t("messages.end")} onClick={() => end.value++} />}
     </div>
