@@ -12,6 +12,10 @@ from support.model_server import Call, Reply
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+# Minutes of words: it is stopped, never waited for.
+UNENDING = "word " * 6000
+
+
 def slowly(text: str, gap_s: float = 0.05) -> Reply:
     """An answer that comes word by word."""
     return Reply(text=re.findall(r"\S+\s*", text), gap_s=gap_s)
@@ -99,7 +103,7 @@ async def test_a_question_is_answered(site: Site) -> None:
 
 
 async def test_a_turn_is_stopped(site: Site) -> None:
-    site.model.script = [slowly("word " * 500), Reply(text="Again.")]
+    site.model.script = [slowly(UNENDING), Reply(text="Again.")]
     page = await site.open()
     await say(page, "Talk.")
     await expect(page.locator(".prose")).to_contain_text("word word")
@@ -139,7 +143,7 @@ async def test_a_turn_is_steered_and_the_next_message_waits(site: Site) -> None:
 
 
 async def test_a_queued_message_is_taken_back(site: Site) -> None:
-    site.model.script = [slowly("word " * 400), Reply(text="No.")]
+    site.model.script = [slowly(UNENDING), Reply(text="No.")]
     page = await site.open()
     await say(page, "First.")
     await expect(page.locator(".prose")).to_contain_text("word")

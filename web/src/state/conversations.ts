@@ -10,7 +10,6 @@ import { toast } from "./toasts";
 
 const PAGE = 60;
 const PAGE_MAX = 200;
-const UNDO_MS = 7000;
 const LOOK_MS = 15_000;
 
 export interface Group {
@@ -124,8 +123,8 @@ class Conversations {
   }
 
   /**
-   * A conversation is deleted with all its branches. That archives it at once, and deletes it when the time to think
-   * better of it is up, or the page is left.
+   * A conversation is deleted with all its branches. That archives it at once, and deletes it when the message that
+   * offers to undo it goes, or the page is left.
    */
   async delete(session: Session): Promise<void> {
     const members = await this.branches(session);
@@ -136,29 +135,26 @@ class Conversations {
       await this.refresh();
     };
     if (!(await this.change(shown, { archived: true }))) return restore();
-    const keep = () => {
-      clearTimeout(timer);
+    const forget = () => {
       for (const other of members) this.deletions.delete(other.id);
     };
     const carryOut = async (leaving: boolean) => {
-      clearTimeout(timer);
       const removals = members.map((other) => remove(pathOf(other), { keepalive: leaving }));
       const deleted = await attempt(() => Promise.all(removals));
       await Promise.allSettled(removals);
-      keep();
+      forget();
       await (deleted ? this.refresh() : restore());
     };
-    const timer = setTimeout(() => void carryOut(false), UNDO_MS);
+    const undo = () => {
+      forget();
+      void restore();
+    };
     const end = (leaving: boolean) => void carryOut(leaving);
     for (const other of members) this.deletions.set(other.id, end);
     this.sessions.value = this.sessions.value.filter((other) => !this.deletions.has(other.id));
     this.leave(members);
-    const undo = () => {
-      keep();
-      void restore();
-    };
     const text = members.length > 1 ? t("list.deleted_all", { n: members.length }) : t("list.deleted");
-    toast(text, { ms: UNDO_MS, action: { label: t("undo"), run: undo } });
+    toast(text, { action: { label: t("undo"), run: undo }, onEnd: () => end(false) });
   }
 
   private leave(sessions: Session[]): void {

@@ -49,6 +49,7 @@ const locale = computed(() => chosenLanguage.value || navigator.language || "en"
 /** Making a formatter takes far longer than using it. */
 const formatters = computed(() => ({
   number: new Intl.NumberFormat(locale.value),
+  tenths: new Intl.NumberFormat(locale.value, { minimumFractionDigits: 1, maximumFractionDigits: 1 }),
   time: new Intl.DateTimeFormat(locale.value, { hour: "2-digit", minute: "2-digit" }),
   moment: new Intl.DateTimeFormat(locale.value, { dateStyle: "medium", timeStyle: "short" }),
   day: new Intl.DateTimeFormat(locale.value, { weekday: "long", day: "numeric", month: "long" }),
@@ -63,7 +64,7 @@ export const formatMonth = (seconds: number): string => formatters.value.month.f
 
 export function formatDuration(seconds: number): string {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${formatters.value.tenths.format(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 60
     ? `${minutes} min ${Math.round(seconds % 60)} s`
@@ -78,5 +79,5 @@ export function formatBytes(bytes: number): string {
     value /= 1000;
     unit++;
   }
-  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
+  return `${unit ? formatters.value.tenths.format(value) : value} ${units[unit]}`;
 }

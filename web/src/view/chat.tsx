@@ -12,6 +12,7 @@ import { link } from "../state/route";
 import { addFiles } from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
+import { Text } from "../ui/text";
 import { VirtualList } from "../ui/virtual_list";
 import { Composer } from "./composer";
 import { Details } from "./details";
@@ -124,7 +125,9 @@ function Fault({ conversation }: { conversation: Conversation }) {
   return (
     <div class="empty" role="alert">
       <h2>{t("conversation.fault")}</h2>
-      <p>{describe(conversation.fault.value)}</p>
+      <p>
+        <Text text={describe(conversation.fault.value)} />
+      </p>
       <Button kind="primary" icon="retry" onClick={() => void conversation.load()}>
         {t("retry")}
       </Button>
