@@ -228,6 +228,47 @@ async def test_a_message_far_back_is_reached_from_the_search(site: Site) -> None
     await expect(page.get_by_text("message number 1199")).to_be_in_viewport()
 
 
+async def test_the_end_stays_in_view_when_a_message_grows_while_the_list_scrolls(site: Site) -> None:
+    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"message {n}"} for n in range(60)]
+    whole = {"format": "hermes.session/1", "id": "grows", "title": "Grows", "messages": messages}
+    await site.gateway.post("/api/sessions/import", {"sessions": [whole]})
+    page = await site.open("#/c/grows")
+    await expect(page.get_by_text("message 59", exact=True)).to_be_in_viewport()
+    # The browser tells of the last scrolling when the message has grown already.
+    await page.evaluate(
+        """() => {
+            document.querySelector(".row.last").style.paddingBottom = "600px";
+            document.querySelector(".messages").dispatchEvent(new Event("scroll"));
+        }"""
+    )
+    await page.wait_for_function(
+        """() => {
+            const list = document.querySelector(".messages");
+            return list.scrollHeight - list.scrollTop - list.clientHeight < 2;
+        }"""
+    )
+    # Whoever scrolls up stays there.
+    await page.locator(".messages").hover()
+    await page.mouse.wheel(0, -900)
+    await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
+    await page.evaluate("document.querySelector('.row').style.paddingTop = '5px'")
+    await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
+
+
+async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
+    page = await site.open(viewport={"width": 1280, "height": 500})
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    await page.keyboard.press("Control+k")
+    options = page.locator(".palette-entry")
+    await expect(options).to_have_count(12)
+    for _ in range(11):
+        await page.keyboard.press("ArrowDown")
+    await expect(options.last).to_have_attribute("aria-selected", "true")
+    await expect(options.last).to_be_in_viewport(ratio=0.9)
+    await page.get_by_role("combobox").fill("nothing of this name")
+    await expect(page.get_by_role("dialog").get_by_text("Nothing found")).to_be_visible()
+
+
 async def test_what_could_not_be_sent_is_kept(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()

@@ -38,6 +38,7 @@ export function VirtualList<T extends Keyed>({ items, label, draw, onNearTop, ta
   const heights = useRef(new Map<string, number>());
   const anchor = useRef<{ key: string; delta: number } | null>(null);
   const stuck = useRef(true);
+  const lastTop = useRef(0);
   const drawn = useRef<Range>({ from: Math.max(0, items.length - 30), to: items.length });
   const [, redraw] = useState(0);
   const latest = useRef<{ items: T[]; tops: number[] }>({ items: [], tops: [0] });
@@ -87,7 +88,10 @@ export function VirtualList<T extends Keyed>({ items, label, draw, onNearTop, ta
     if (!element) return;
     const { items, tops } = latest.current;
     const { scrollTop, scrollHeight, clientHeight } = element;
-    stuck.current = scrollHeight - scrollTop - clientHeight < BOTTOM_PX;
+    // What grows below the window is no reason to leave the end; whoever moves up is.
+    if (scrollHeight - scrollTop - clientHeight < BOTTOM_PX) stuck.current = true;
+    else if (scrollTop < lastTop.current - 1) stuck.current = false;
+    lastTop.current = scrollTop;
     const index = Math.min(items.length - 1, locate(tops, scrollTop));
     const item = items[index];
     anchor.current = item ? { key: item.key, delta: (tops[index] ?? 0) - scrollTop } : null;

@@ -1,3 +1,4 @@
+import { effect } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { reachable } from "../api/client";
 import { PageView } from "../pages/page_view";
@@ -23,10 +24,6 @@ export function App() {
     addEventListener("hermes:details", toggle);
     return () => removeEventListener("hermes:details", toggle);
   }, []);
-  const name = title();
-  useEffect(() => {
-    document.title = name;
-  }, [name]);
   if (!auth.value) return reachable.value ? <div class="loading" aria-busy="true" /> : <Away />;
   if (needsKey.value) {
     return (
@@ -69,6 +66,10 @@ function title(): string {
   const name = entry ? t(entry.label) : session ? titleOf(session) : "";
   return name ? `${name} – Hermes` : "Hermes";
 }
+
+effect(() => {
+  document.title = title();
+});
 
 function skip(): void {
   document.querySelector<HTMLElement>("#main")?.focus();
