@@ -45,8 +45,9 @@ async def heap(session: CDPSession) -> float:
 
 
 async def watched(page: Page) -> CDPSession:
+    """Durations are the processor time of the page's main thread, so they hold on a busy machine, too."""
     session = await page.context.new_cdp_session(page)
-    await session.send("Performance.enable")
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
     return session
 
 
@@ -70,7 +71,12 @@ async def first_load(site: Site) -> dict[str, Any]:
     began = time.perf_counter()
     await page.goto(site.gateway.url + "/")
     await page.wait_for_selector(".composer textarea")
-    return {"first load, kB": round(sum(sizes) / 1000, 1), "usable after, s": round(time.perf_counter() - began, 2)}
+    passed, spent = time.perf_counter() - began, (await figures(session))["TaskDuration"]
+    return {
+        "first load, kB": round(sum(sizes) / 1000, 1),
+        "usable after, s": round(passed, 2),
+        "usable after, s of processor time": round(spent, 2),
+    }
 
 
 def _of_page(url: str) -> bool:
@@ -97,18 +103,19 @@ async def long_conversation(site: Site) -> dict[str, Any]:
     opened = time.perf_counter() - began
     before = await figures(session)
     began = time.perf_counter()
-    longest = await page.evaluate(
+    frames = await page.evaluate(
         """async () => {
             const list = document.querySelector(".messages");
-            let longest = 0, last = performance.now();
+            const frames = [];
+            let last = performance.now();
             for (let step = 0; step < 240; step++) {
                 list.scrollTop -= 400;
                 await new Promise(requestAnimationFrame);
                 const now = performance.now();
-                longest = Math.max(longest, now - last);
+                frames.push(now - last);
                 last = now;
             }
-            return longest;
+            return frames.sort((one, other) => one - other);
         }"""
     )
     passed = time.perf_counter() - began
@@ -116,8 +123,10 @@ async def long_conversation(site: Site) -> dict[str, Any]:
     return {
         "5,000 messages open after, s": round(opened, 2),
         "scrolling: frames per second": round(240 / passed),
-        "scrolling: longest frame, ms": round(longest),
-        "scrolling: share of a core, %": round(100 * (after["TaskDuration"] - before["TaskDuration"]) / passed),
+        "scrolling: median and longest frame, ms": [round(frames[120]), round(frames[-1])],
+        "scrolling: processor time of a frame, ms": round(
+            1000 * (after["TaskDuration"] - before["TaskDuration"]) / len(frames), 1
+        ),
         "rows in the document": await page.locator(".row").count(),
     }
 

@@ -14,7 +14,14 @@ from .model_server import ModelServer
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE = {"width": 1280, "height": 820}
 # A busy machine takes its time.
-expect.set_options(timeout=30_000)
+TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
+# Messages of the page that go by themselves, in milliseconds (`web/src/state/toasts.ts`). A busy machine may take longer to
+# look at them than a person does, so windows of tests show them for ten times as long.
+_STEADY_MESSAGES = """
+const later = window.setTimeout;
+window.setTimeout = (work, ms, ...given) => later(work, [4500, 7000, 9000].includes(ms) ? 10 * ms : ms, ...given);
+"""
 # What the browser says by itself about answers that a test asks for.
 _EXPECTED = ("Failed to load resource", "net::ERR_")
 
@@ -44,9 +51,11 @@ class Site:
         await self.gateway.start()
         self.gateway.port = int(self.gateway.url.rpartition(":")[2])
 
-    async def context(self, **options: Any) -> BrowserContext:
+    async def context(self, *, steady_messages: bool = True, **options: Any) -> BrowserContext:
         context = await self.browser.new_context(**{"viewport": WIDE, "locale": "en-GB", **options})
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(TIMEOUT_MS)
+        if steady_messages:
+            await context.add_init_script(_STEADY_MESSAGES)
         self.contexts.append(context)
         return context
 

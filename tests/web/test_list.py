@@ -22,6 +22,12 @@ async def talked(site: Site, *texts: str) -> None:
         await site.gateway.post(f"/api/sessions/{session}/chat", {"message": text})
 
 
+async def has_sessions(site: Site, count: int) -> None:
+    async with asyncio.timeout(60):
+        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != count:
+            await asyncio.sleep(0.2)
+
+
 def entry(page: Page, title: str):  # type: ignore[no-untyped-def]
     return page.locator(".entry", has_text=title)
 
@@ -65,9 +71,56 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
     await page.get_by_role("button", name="Archive", exact=True).click()
     await expect(page.locator(".entry a")).to_have_text(["Gamma"])
     await choose(page, "Gamma", "Delete")
-    async with asyncio.timeout(60):
-        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 2:
-            await asyncio.sleep(0.2)
+    # Whoever closes the message does not want to undo it.
+    await page.locator(".toast", has_text="deleted").get_by_role("button", name="Close").click()
+    await has_sessions(site, 2)
+
+
+async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> None:
+    await talked(site, "Alpha", "Beta")
+    page = await site.open(context=await site.context(steady_messages=False))
+    await choose(page, "Beta", "Delete")
+    await has_sessions(site, 1)
+
+
+async def forked(site: Site, text: str) -> str:
+    """A conversation with three branches; the first of them."""
+    await talked(site, text)
+    first: str = (await site.gateway.get("/api/sessions"))["data"][0]["id"]
+    site.model.script = [Reply(text="Second answer"), Reply(text="Third answer")]
+    for number in (2, 3):
+        fork = (await site.gateway.post(f"/api/sessions/{first}/fork", {}, 201))["session"]["id"]
+        await site.gateway.post(f"/api/sessions/{fork}/chat", {"message": f"{text}, otherwise {number}"})
+    return first
+
+
+async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_as_a_whole(site: Site) -> None:
+    first = await forked(site, "Alpha")
+    await talked(site, "Beta")
+    page = await site.open(f"#/c/{first}")
+    entries = page.locator(".entry a")
+    await expect(entries).to_have_count(2)
+    # The entry is marked whichever of its branches is looked at.
+    await expect(page.locator(".entry.open")).to_contain_text("Alpha")
+    await choose(page, "Alpha", "Pin")
+    await expect(page.get_by_role("region", name="Pinned").locator(".entry")).to_have_count(1)
+    await expect(entries).to_have_count(2)
+    await choose(page, "Alpha", "Unpin")
+    await expect(page.get_by_role("region", name="Pinned")).to_have_count(0)
+    await choose(page, "Alpha", "Archive")
+    await expect(entries).to_have_text(["Beta"])
+    await page.locator(".toast", has_text="Archived").get_by_role("button", name="Undo").click()
+    await expect(entries).to_have_count(2)
+    await choose(page, "Alpha", "Delete with all branches")
+    await expect(entries).to_have_text(["Beta"])
+    deleted = page.locator(".toast", has_text="Conversation deleted, with its 3 branches.")
+    await deleted.get_by_role("button", name="Undo").click()
+    await expect(entries).to_have_count(2)
+    assert (await site.gateway.get("/api/sessions"))["total"] == 4
+    await choose(page, "Alpha", "Delete with all branches")
+    await expect(entries).to_have_text(["Beta"])
+    await page.close()
+    await has_sessions(site, 1)
 
 
 @pytest.mark.parametrize("action", ["Archive", "Delete"])
@@ -90,9 +143,7 @@ async def test_a_deletion_is_carried_out_when_the_page_is_left(site: Site) -> No
     await choose(page, "Beta", "Delete")
     await expect(page.locator(".toast", has_text="deleted")).to_be_visible()
     await page.close()
-    async with asyncio.timeout(60):
-        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 1:
-            await asyncio.sleep(0.2)
+    await has_sessions(site, 1)
 
 
 async def test_more_conversations_than_a_page_of_the_api_are_listed(site: Site) -> None:
@@ -175,6 +226,47 @@ async def test_a_message_far_back_is_reached_from_the_search(site: Site) -> None
     await expect(page.get_by_text("message number 42")).to_be_visible()
     await page.get_by_role("button", name="To the newest message").click()
     await expect(page.get_by_text("message number 1199")).to_be_in_viewport()
+
+
+async def test_the_end_stays_in_view_when_a_message_grows_while_the_list_scrolls(site: Site) -> None:
+    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"message {n}"} for n in range(60)]
+    whole = {"format": "hermes.session/1", "id": "grows", "title": "Grows", "messages": messages}
+    await site.gateway.post("/api/sessions/import", {"sessions": [whole]})
+    page = await site.open("#/c/grows")
+    await expect(page.get_by_text("message 59", exact=True)).to_be_in_viewport()
+    # The browser tells of the last scrolling when the message has grown already.
+    await page.evaluate(
+        """() => {
+            document.querySelector(".row.last").style.paddingBottom = "600px";
+            document.querySelector(".messages").dispatchEvent(new Event("scroll"));
+        }"""
+    )
+    await page.wait_for_function(
+        """() => {
+            const list = document.querySelector(".messages");
+            return list.scrollHeight - list.scrollTop - list.clientHeight < 2;
+        }"""
+    )
+    # Whoever scrolls up stays there.
+    await page.locator(".messages").hover()
+    await page.mouse.wheel(0, -900)
+    await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
+    await page.evaluate("document.querySelector('.row').style.paddingTop = '5px'")
+    await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
+
+
+async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
+    page = await site.open(viewport={"width": 1280, "height": 500})
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    await page.keyboard.press("Control+k")
+    options = page.locator(".palette-entry")
+    await expect(options).to_have_count(12)
+    for _ in range(11):
+        await page.keyboard.press("ArrowDown")
+    await expect(options.last).to_have_attribute("aria-selected", "true")
+    await expect(options.last).to_be_in_viewport(ratio=0.9)
+    await page.get_by_role("combobox").fill("nothing of this name")
+    await expect(page.get_by_role("dialog").get_by_text("Nothing found")).to_be_visible()
 
 
 async def test_what_could_not_be_sent_is_kept(site: Site) -> None:

@@ -1,5 +1,6 @@
 """The pages beside the conversations, and what axe-core says about all of them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ async def test_axe_finds_nothing(site: Site, scheme: str) -> None:
         ),
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_2")]),
     ]
-    page = await site.open(color_scheme=scheme)
+    # Nothing is half faded in when its contrast is measured.
+    page = await site.open(color_scheme=scheme, reduced_motion="reduce")
     await expect(page.locator(".tries")).to_be_visible()
     assert await faults(page) == []
     await say(page, "Look around")
@@ -112,7 +114,7 @@ async def test_jobs_are_made_run_and_paused(empty_site: Site) -> None:
     await expect(row).to_contain_text("every 2h")
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Run now").click()
-    await expect(row.locator(".badge")).to_have_text("completed", timeout=60_000)
+    await expect(row.locator(".badge")).to_have_text("completed")
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="History").click()
     await expect(page.get_by_role("dialog").get_by_text("completed")).to_be_visible()
@@ -122,7 +124,19 @@ async def test_jobs_are_made_run_and_paused(empty_site: Site) -> None:
     await expect(row).to_contain_text("paused")
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Delete").click()
+    asked = page.get_by_role("dialog", name="Delete “Look at the garden”?")
+    await asked.get_by_role("button", name="Cancel").click()
+    await expect(row).to_be_visible()
+    await row.get_by_role("button", name="Actions").click()
+    await page.get_by_role("menuitem", name="Delete").click()
+    await asked.get_by_role("button", name="Delete").click()
     await expect(page.get_by_text("No jobs yet.")).to_be_visible()
+
+
+async def test_jobs_that_are_turned_off_say_how_to_turn_them_on(site: Site) -> None:
+    page = await site.open("#/jobs")
+    await expect(page.get_by_role("alert")).to_contain_text("hermes config set cron.enabled true")
+    await expect(page.get_by_role("button", name="New job")).to_have_count(0)
 
 
 async def test_memory_and_skills_are_edited(site: Site) -> None:
@@ -137,7 +151,9 @@ async def test_memory_and_skills_are_edited(site: Site) -> None:
     await expect(notes.locator("li")).to_have_text(["The bins go out on Tuesday."])
     assert "Tuesday" in str(await site.gateway.get("/api/memory"))
     await notes.get_by_role("button", name="Delete").click()
-    await expect(notes.locator("li")).to_have_count(0)
+    await expect(notes).to_contain_text("Nothing yet.")
+    await page.locator(".toast", has_text="Entry deleted.").get_by_role("button", name="Undo").click()
+    await expect(notes.locator("li")).to_have_text(["The bins go out on Tuesday."])
     await page.goto(f"{site.gateway.url}/#/skills/+")
     await page.get_by_label("Name").fill("water-plants")
     await page.get_by_role("button", name="Save").click()
@@ -153,6 +169,7 @@ async def test_memory_and_skills_are_edited(site: Site) -> None:
     await expect(page.locator(".cards li", has_text="water-plants")).to_contain_text("Water the plants.")
     await page.get_by_role("link", name="water-plants").click()
     await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     await expect(page.locator(".cards li", has_text="water-plants")).to_have_count(0)
 
 
@@ -185,3 +202,78 @@ async def test_another_model_is_connected(site: Site) -> None:
     await expect(page.locator(".tile").first).to_contain_text("better")
     kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
     assert "sk-of-the-model-service" not in kept
+
+
+async def test_every_page_has_an_empty_state(site: Site) -> None:
+    page = await site.open()
+    texts = {
+        "runs": "No runs yet.",
+        "skills": "No skills yet.",
+        "memory": "Nothing yet.",
+        "usage": "No turns in this time.",
+        "mcp": "No MCP servers are configured.",
+        "keys": "No keys",
+        "nonsense": "There is no such page",
+    }
+    for name, text in texts.items():
+        await page.evaluate("name => { location.hash = `#/${name}` }", name)
+        await expect(page.get_by_text(text).first).to_be_visible()
+    await page.evaluate("location.hash = '#/settings'")
+    await page.get_by_role("searchbox", name="Filter").fill("nothing of this name")
+    await expect(page.get_by_text("No setting fits.")).to_be_visible()
+
+
+async def test_every_page_says_what_is_wrong(site: Site) -> None:
+    page = await site.open()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
+    wanted = re.compile(r"/(api/(jobs|memory|usage|mcp|keys|model|settings)|v1/(runs|skills)|health/detailed)")
+    await page.route(wanted, lambda route: route.fulfill(status=503, json=fault))
+    for name in PAGES:
+        await page.evaluate("name => { location.hash = `#/${name}` }", name)
+        alert = page.get_by_role("alert").filter(has_text="The disk is away.").first
+        await expect(alert).to_be_visible()
+        await expect(alert.get_by_role("button", name="Try again")).to_be_visible()
+    await page.unroute(wanted)
+    await page.get_by_role("alert").first.get_by_role("button", name="Try again").click()
+    await expect(page.locator("tr", has_text="agent.max_turns")).to_be_visible()
+
+
+async def test_a_page_whose_file_does_not_come_says_so(site: Site) -> None:
+    page = await site.open()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    await page.route("**/assets/health-*.js", lambda route: route.abort())
+    await page.evaluate("location.hash = '#/health'")
+    await expect(page.get_by_role("alert")).to_contain_text("did not load")
+    await expect(page.get_by_role("button", name="Reload")).to_be_visible()
+
+
+async def test_the_window_is_named_after_what_it_shows(site: Site) -> None:
+    site.model.script = [Reply(text="Done.")]
+    page = await site.open()
+    await expect(page).to_have_title("Hermes")
+    await say(page, "Water the plants")
+    await expect(page).to_have_title("Water the plants – Hermes")
+    await page.evaluate("location.hash = '#/health'")
+    await expect(page).to_have_title("Health – Hermes")
+
+
+async def test_rows_of_tables_are_blocks_on_a_phone(site: Site) -> None:
+    page = await site.open("#/health", viewport={"width": 320, "height": 640})
+    row = page.locator("tr", has_text="Disk")
+    await expect(row.locator("td").first).to_have_attribute("data-label", "State")
+    place = page.get_by_role("region", name="Checks")
+    assert await place.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+async def test_a_menu_gives_the_focus_back(site: Site) -> None:
+    site.model.script = [Reply(text="Done.")]
+    page = await site.open()
+    await say(page, "Water the plants")
+    button = page.locator(".entry").get_by_role("button")
+    await button.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("menuitem", name="Pin")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(button).to_be_focused()
+    await expect(page.get_by_role("menu")).to_have_count(0)

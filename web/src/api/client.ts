@@ -95,11 +95,10 @@ export function query(fields: Record<string, string | number | boolean | null | 
 }
 
 /** Send a request until the server has answered it; the key makes sure that it is carried out once. */
-export async function postSurely<T>(path: string, body: unknown, headers: Record<string, string> = {}): Promise<T> {
-  const key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+export async function postSurely<T>(path: string, body: unknown, key: string): Promise<T> {
   for (let attempt = 0; ; attempt++) {
     try {
-      return await post<T>(path, body, { headers: { ...headers, "Idempotency-Key": key } });
+      return await post<T>(path, body, { headers: { "Idempotency-Key": key } });
     } catch (error) {
       const draining = error instanceof ApiError && error.code === "gateway_draining";
       if (!(error instanceof Unreachable || draining) || attempt >= 120) throw error;

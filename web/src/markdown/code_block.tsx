@@ -1,7 +1,7 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { t } from "../state/language";
 import { CopyButton } from "../ui/copy_button";
-import { highlighted } from "./highlight";
+import { highlighted, knownHighlight } from "./highlight";
 
 /** Code with its language and a button to copy it; it is coloured once it is complete. */
 export function CodeBlock({ code, language, done }: { code: string; language: string; done: boolean }) {
@@ -9,8 +9,10 @@ export function CodeBlock({ code, language, done }: { code: string; language: st
   useLayoutEffect(() => {
     const element = target.current;
     if (!element) return;
-    element.textContent = code;
-    if (!done || !language) return;
+    const known = done && language ? knownHighlight(code, language) : undefined;
+    if (known === undefined) element.textContent = code;
+    else element.innerHTML = known;
+    if (!done || !language || known !== undefined) return;
     let current = true;
     highlighted(code, language).then(
       (html) => {

@@ -1,4 +1,5 @@
 import type { HLJSApi, LanguageFn } from "highlight.js";
+import { Recent } from "./recent";
 
 type Loaded = Promise<{ default: LanguageFn }>;
 
@@ -56,6 +57,13 @@ const ALIASES: Record<string, string> = {
 };
 const HIGHLIGHT_MAX = 60_000;
 
+const known = new Recent<string>(300);
+
+/** The same where it was made before. */
+export function knownHighlight(code: string, name: string): string | undefined {
+  return known.get(`${name}\n${code}`);
+}
+
 let core: Promise<{ default: HLJSApi }> | null = null;
 
 /** The code as HTML with classes, made by the highlighter from escaped text; null where it is unknown or too long. */
@@ -67,5 +75,7 @@ export async function highlighted(code: string, name: string): Promise<string | 
   core ??= import("highlight.js/lib/core");
   const [{ default: hljs }, { default: grammar }] = await Promise.all([core, load()]);
   if (!hljs.getLanguage(language)) hljs.registerLanguage(language, grammar);
-  return hljs.highlight(code, { language, ignoreIllegals: true }).value;
+  const html = hljs.highlight(code, { language, ignoreIllegals: true }).value;
+  known.set(`${name}\n${code}`, html);
+  return html;
 }

@@ -5,26 +5,43 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { CodeBlock } from "./code_block";
 import { renderMath } from "./math";
 import { type Block, BlockParser, html } from "./parse";
+import { Recent } from "./recent";
 import { sanitized } from "./sanitize";
 
 /** A growing text is drawn this often at most. */
 const DRAW_MS = 80;
 
+/** Texts that are complete, by themselves: a row that comes into view again is not parsed and sanitised again. */
+const wholes = new Recent<Block[]>(200);
+const fragments = new Recent<DocumentFragment>(600);
+
+function wholeBlocks(text: string): Block[] {
+  const known = wholes.get(text);
+  if (known) return known;
+  const blocks = new BlockParser().update(text, true);
+  wholes.set(text, blocks);
+  return blocks;
+}
+
 /** The text of a model, drawn block by block while it grows. */
 export function Markdown({ text, done }: { text: Signal<string>; done: Signal<boolean> }) {
   const parser = useRef<BlockParser | null>(null);
-  parser.current ??= new BlockParser();
-  const [blocks, setBlocks] = useState<Block[]>(() => parser.current?.update(text.peek(), done.peek()) ?? []);
+  const parse = () => {
+    if (done.peek()) return wholeBlocks(text.peek());
+    parser.current ??= new BlockParser();
+    return parser.current.update(text.peek(), false);
+  };
+  const [blocks, setBlocks] = useState<Block[]>(parse);
   useEffect(() => {
     let timer = 0;
-    let drawn = text.peek();
+    let drawn = { text: text.peek(), done: done.peek() };
     const draw = () => {
       timer = 0;
-      drawn = text.peek();
-      setBlocks(parser.current?.update(drawn, done.peek()) ?? []);
+      drawn = { text: text.peek(), done: done.peek() };
+      setBlocks(parse());
     };
     const changed = () => {
-      if (text.peek() === drawn && !done.peek()) return;
+      if (text.peek() === drawn.text && done.peek() === drawn.done) return;
       if (!timer) timer = window.setTimeout(() => requestAnimationFrame(draw), DRAW_MS);
     };
     const stops = [text.subscribe(changed), done.subscribe(changed)];
@@ -61,13 +78,21 @@ const BlockView = memo(
   (before, after) => before.raw === after.raw && before.done === after.done,
 );
 
+function fragmentOf(source: string, done: boolean): DocumentFragment {
+  const known = fragments.get(source);
+  if (known) return known.cloneNode(true) as DocumentFragment;
+  const fragment = sanitized(source);
+  for (const child of fragment.children) child.setAttribute("dir", "auto");
+  if (done) fragments.set(source, fragment.cloneNode(true) as DocumentFragment);
+  return fragment;
+}
+
 function HtmlBlock({ source, done }: { source: string; done: boolean }) {
   const target = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
     const element = target.current;
     if (!element) return;
-    element.replaceChildren(sanitized(source));
-    for (const child of element.children) child.setAttribute("dir", "auto");
+    element.replaceChildren(fragmentOf(source, done));
     if (done) void renderMath(element);
   }, [source, done]);
   return <div class="block" ref={target} />;

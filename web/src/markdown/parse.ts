@@ -76,12 +76,19 @@ function tokensOf(text: string): Token[] {
   }
 }
 
+const rendered = new WeakMap<Token, string>();
+
 export function html(token: Token): string {
-  try {
-    return marked.parser([token]);
-  } catch {
-    return `<p>${escaped(token.raw)}</p>`;
+  let source = rendered.get(token);
+  if (source === undefined) {
+    try {
+      source = marked.parser([token]);
+    } catch {
+      source = `<p>${escaped(token.raw)}</p>`;
+    }
+    rendered.set(token, source);
   }
+  return source;
 }
 
 /** The blocks of a text that may still grow: what is behind a later block is settled and not read again. */

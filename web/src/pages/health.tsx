@@ -1,5 +1,6 @@
 import type { DetailedHealth } from "../api/types";
-import { formatDuration, t } from "../state/language";
+import en from "../locales/en.json";
+import { formatBytes, formatDuration, formatNumber, type Key, t } from "../state/language";
 import { Load, useLoad } from "../ui/load";
 import { StatusBadge } from "../ui/status_badge";
 import { Table } from "../ui/table";
@@ -19,14 +20,14 @@ export default function Health() {
           <Table label={t("health.checks")} columns={[t("health.check"), t("health.state"), t("health.detail")]}>
             {Object.entries(found.readiness.checks).map(([name, check]) => (
               <tr key={name}>
-                <th scope="row">{name}</th>
+                <th scope="row">{labelOf(`health.of.${name}`, name)}</th>
                 <td>
                   <StatusBadge status={check.status} />
                 </td>
                 <td class="wide">
                   {Object.entries(check)
                     .filter(([field]) => field !== "status")
-                    .map(([field, value]) => `${field}: ${String(value)}`)
+                    .map(([field, value]) => `${labelOf(`health.fact.${field}`, field)}: ${factOf(field, value)}`)
                     .join(" · ")}
                 </td>
               </tr>
@@ -36,6 +37,15 @@ export default function Health() {
       )}
     </Load>
   );
+}
+
+function labelOf(key: string, name: string): string {
+  return key in en ? t(key as Key) : name.replaceAll("_", " ");
+}
+
+function factOf(field: string, value: unknown): string {
+  if (typeof value !== "number") return String(value);
+  return field.endsWith("_bytes") ? formatBytes(value) : formatNumber(value);
 }
 
 export function Tile({ label, value }: { label: string; value: preact.ComponentChildren }) {

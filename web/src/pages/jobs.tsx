@@ -5,6 +5,7 @@ import { attempt, describe } from "../state/faults";
 import { formatMoment, t } from "../state/language";
 import { link } from "../state/route";
 import { Button } from "../ui/button";
+import { confirmed } from "../ui/confirm";
 import { Dialog } from "../ui/dialog";
 import { Load, useLoad } from "../ui/load";
 import { Menu } from "../ui/menu";
@@ -21,13 +22,19 @@ export default function Jobs() {
   const making = useSignal(false);
   const history = useSignal<Job | null>(null);
   const act = (action: () => Promise<unknown>) => void attempt(action).then(jobs.reload);
+  const drop = async (job: Job) => {
+    const sure = await confirmed(t("jobs.delete", { name: job.name }), t("jobs.delete_text"), t("delete"));
+    if (sure) act(() => remove(path(job)));
+  };
   const path = (job: Job) => `api/jobs/${encodeURIComponent(job.id)}`;
   return (
     <>
       <p class="page-note">{t("jobs.text")}</p>
-      <Button kind="primary" icon="plus" onClick={() => (making.value = true)}>
-        {t("jobs.new")}
-      </Button>
+      {!jobs.fault.value && (
+        <Button kind="primary" icon="plus" onClick={() => (making.value = true)}>
+          {t("jobs.new")}
+        </Button>
+      )}
       <Load from={jobs}>
         {(list) =>
           list.data.length ? (
@@ -68,7 +75,7 @@ export default function Jobs() {
                               run: () => act(() => post(`${path(job)}/resume`)),
                             },
                         { label: t("jobs.history"), icon: "clock", run: () => (history.value = job) },
-                        { label: t("delete"), icon: "trash", danger: true, run: () => act(() => remove(path(job))) },
+                        { label: t("delete"), icon: "trash", danger: true, run: () => void drop(job) },
                       ]}
                     />
                   </td>

@@ -4,6 +4,7 @@ import { Button } from "../ui/button";
 import { CopyButton } from "../ui/copy_button";
 import { Load, useLoad } from "../ui/load";
 import { Table } from "../ui/table";
+import { Text } from "../ui/text";
 
 interface ApiKey {
   name: string;
@@ -22,7 +23,9 @@ export default function Keys() {
   const keys = useLoad<{ data: ApiKey[] }>("api/keys");
   return (
     <>
-      <p class="page-note">{t("apikeys.text")}</p>
+      <p class="page-note">
+        <Text text={t("apikeys.text")} />
+      </p>
       <Load from={keys}>
         {(list) =>
           list.data.length ? (
@@ -90,7 +93,6 @@ async function make(name: string, scopes: string[]): Promise<Made> {
 /** Keys belong to the server's configuration: the browser makes one, and says what to write there. */
 function NewKey() {
   const made = useSignal<Made | null>(null);
-  if (!crypto.subtle) return null;
   const submit = async (event: SubmitEvent) => {
     event.preventDefault();
     const fields = new FormData(event.currentTarget as HTMLFormElement);
@@ -99,7 +101,9 @@ function NewKey() {
   return (
     <form class="form" onSubmit={submit}>
       <h2>{t("apikeys.new")}</h2>
-      <p class="page-note">{t("apikeys.how")}</p>
+      <p class="page-note">
+        <Text text={t(crypto.subtle ? "apikeys.how" : "apikeys.no_crypto")} />
+      </p>
       <label class="field">
         <span>{t("jobs.name")}</span>
         <input name="name" type="text" required pattern="[a-z0-9_\\-]{1,64}" dir="ltr" placeholder="kitchen-tablet" />
@@ -114,7 +118,7 @@ function NewKey() {
         ))}
       </fieldset>
       <div class="buttons">
-        <Button kind="primary" type="submit">
+        <Button kind="primary" type="submit" disabled={!crypto.subtle}>
           {t("apikeys.make")}
         </Button>
       </div>

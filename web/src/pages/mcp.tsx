@@ -4,6 +4,7 @@ import { t } from "../state/language";
 import { Button } from "../ui/button";
 import { Load, useLoad } from "../ui/load";
 import { StatusBadge } from "../ui/status_badge";
+import { Text } from "../ui/text";
 
 interface Server {
   name: string;
@@ -49,7 +50,9 @@ export default function McpServers() {
               ))}
             </ul>
           ) : (
-            <p class="faint">{t("mcp.none")}</p>
+            <p class="faint">
+              <Text text={t("mcp.none")} />
+            </p>
           )
         }
       </Load>

@@ -3,6 +3,7 @@ import { patch } from "../api/client";
 import { may } from "../state/access";
 import { attempt } from "../state/faults";
 import { type Key, t } from "../state/language";
+import { toast } from "../state/toasts";
 import { Button, IconButton } from "../ui/button";
 import { Load, useLoad } from "../ui/load";
 
@@ -61,6 +62,7 @@ function StoreView({ target, store, change }: StoreProps) {
       <p class="faint">
         {t("memory.size", { chars: store.chars, limit: store.limit })} {store.enabled ? "" : t("memory.off")}
       </p>
+      {!store.entries.length && <p class="faint">{t("memory.none")}</p>}
       <ul class="cards">
         {store.entries.map((entry) => (
           <Entry key={entry} entry={entry} editable={write} change={change} />
@@ -106,18 +108,18 @@ function Entry({ entry, editable, change }: { entry: string; editable: boolean; 
       </li>
     );
   }
+  const drop = async () => {
+    if (!(await change({ action: "remove", old_text: entry }))) return;
+    const undo = () => void change({ action: "add", content: entry });
+    toast(t("memory.removed"), { action: { label: t("undo"), run: undo } });
+  };
   return (
     <li class="card-row">
       <span dir="auto">{entry}</span>
       {editable && (
         <>
           <IconButton icon="pencil" label={t("edit")} size={16} onClick={() => (text.value = entry)} />
-          <IconButton
-            icon="trash"
-            label={t("delete")}
-            size={16}
-            onClick={() => void change({ action: "remove", old_text: entry })}
-          />
+          <IconButton icon="trash" label={t("delete")} size={16} onClick={() => void drop()} />
         </>
       )}
     </li>

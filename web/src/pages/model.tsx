@@ -5,6 +5,7 @@ import { attempt, describe } from "../state/faults";
 import { formatDuration, formatNumber, t } from "../state/language";
 import { Button } from "../ui/button";
 import { Load, useLoad } from "../ui/load";
+import { Text } from "../ui/text";
 import { Tile } from "./health";
 
 interface Provider {
@@ -33,7 +34,7 @@ export default function ModelPage() {
             <Tile label={t("model")} value={found.title ?? found.model ?? "–"} />
             <Tile label={t("model.provider")} value={found.provider ?? "–"} />
             {found.window && <Tile label={t("model.window")} value={formatNumber(found.window)} />}
-            <Tile label={t("model.abilities")} value={found.abilities.join(", ") || "–"} />
+            <Tile label={t("model.abilities")} value={found.abilities.join(", ").replaceAll("_", " ") || "–"} />
           </div>
           {found.problem && <p class="field-fault">{found.problem}</p>}
           {found.embedded && (
@@ -107,7 +108,9 @@ function Connect({ onSaved }: { onSaved(): void }) {
             }}
           >
             <h2>{t("model.connect")}</h2>
-            <p class="page-note">{t("model.text")}</p>
+            <p class="page-note">
+              <Text text={t("model.text")} />
+            </p>
             <label class="field">
               <span>{t("model.provider")}</span>
               <select
@@ -119,7 +122,7 @@ function Connect({ onSaved }: { onSaved(): void }) {
                   known.value = [];
                 }}
               >
-                <option value="">–</option>
+                <option value="">{t("model.choose")}</option>
                 {offered.data.map((other) => (
                   <option key={other.name} value={other.name}>
                     {other.name}
@@ -165,10 +168,13 @@ function Connect({ onSaved }: { onSaved(): void }) {
               {busy.value ? t("model.asking") : told.value?.text}
             </p>
             <div class="buttons">
-              <Button disabled={busy.value} onClick={(event) => void connect(form(event), { test_only: true })}>
+              <Button
+                disabled={busy.value || !chosen.value}
+                onClick={(event) => void connect(form(event), { test_only: true })}
+              >
                 {t("model.try")}
               </Button>
-              <Button kind="primary" type="submit" disabled={busy.value}>
+              <Button kind="primary" type="submit" disabled={busy.value || !chosen.value}>
                 {t("save")}
               </Button>
               {refused.value && (

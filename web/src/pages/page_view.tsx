@@ -3,8 +3,8 @@ import type { ComponentType } from "preact";
 import { useEffect } from "preact/hooks";
 import { t } from "../state/language";
 import { sidebarOpen } from "../state/preferences";
-import { page } from "../state/route";
-import { IconButton } from "../ui/button";
+import { link, page } from "../state/route";
+import { Button, IconButton } from "../ui/button";
 import { PAGES } from "../view/sidebar";
 
 /** Pages come when they are asked for. */
@@ -21,13 +21,33 @@ const LOADERS: Record<string, () => Promise<{ default: ComponentType }>> = {
   settings: () => import("./settings"),
 };
 
+/** The page's own file did not come: the server is away, or has a newer page. */
+function Fault() {
+  return (
+    <div class="fault" role="alert">
+      <div>
+        <p>{t("missing.part")}</p>
+        <Button icon="retry" onClick={() => location.reload()}>
+          {t("reload")}
+        </Button>
+      </div>
+    </div>
+  );
+}
+
 export function PageView() {
   const name = page.value;
   const loaded = useSignal<{ name: string; View: ComponentType } | null>(null);
+  const fault = useSignal(false);
   useEffect(() => {
     const load = LOADERS[name];
-    if (load) void load().then((module) => (loaded.value = { name, View: module.default }));
-  }, [name, loaded]);
+    fault.value = false;
+    if (!load) return;
+    load().then(
+      (module) => (loaded.value = { name, View: module.default }),
+      () => (fault.value = true),
+    );
+  }, [name, loaded, fault]);
   const entry = PAGES.find((other) => other.page === name);
   const View = loaded.value?.name === name ? loaded.value.View : null;
   return (
@@ -41,7 +61,11 @@ export function PageView() {
         />
         <h1>{entry ? t(entry.label) : t("missing.page")}</h1>
       </header>
-      <div class="page-body">{View && <View />}</div>
+      <div class="page-body">
+        {View && <View />}
+        {!entry && <a href={link("c")}>{t("new")}</a>}
+        {fault.value && <Fault />}
+      </div>
     </div>
   );
 }

@@ -64,6 +64,10 @@ function ServerSettings() {
   const settings = useLoad<{ data: Setting[]; problems?: Problem[] }>("api/settings");
   const wanted = useSignal("");
   const changedOnly = useSignal(false);
+  const rowsOf = (all: Setting[]) =>
+    all
+      .filter((row) => row.key.includes(wanted.value.trim().toLowerCase()))
+      .filter((row) => !changedOnly.value || row.source !== "default");
   return (
     <>
       <h2>{t("settings.server")}</h2>
@@ -94,16 +98,14 @@ function ServerSettings() {
                 <Icon name="warn" size={15} /> <code>{problem.key}</code> {problem.message} {problem.hint}
               </p>
             ))}
+            {!rowsOf(list.data).length && <p class="faint">{t("settings.none")}</p>}
             <Table
               label={t("settings.server")}
               columns={[t("settings.key"), t("settings.value"), t("settings.source"), t("settings.default")]}
             >
-              {list.data
-                .filter((row) => row.key.includes(wanted.value.trim().toLowerCase()))
-                .filter((row) => !changedOnly.value || row.source !== "default")
-                .map((row) => (
-                  <Row key={row.key} row={row} reload={settings.reload} />
-                ))}
+              {rowsOf(list.data).map((row) => (
+                <Row key={row.key} row={row} reload={settings.reload} />
+              ))}
             </Table>
           </>
         )}

@@ -6,6 +6,7 @@ import { t } from "../state/language";
 import { go, link, route } from "../state/route";
 import { toast } from "../state/toasts";
 import { Button } from "../ui/button";
+import { confirmed } from "../ui/confirm";
 import { Icon } from "../ui/icons";
 import { Load, useLoad } from "../ui/load";
 
@@ -67,6 +68,10 @@ function OneSkill({ name }: { name: string }) {
       await patch(path, { content: text.value });
       toast(t("saved"));
     });
+  const drop = async () => {
+    if (!(await confirmed(t("skills.delete", { name }), t("skills.delete_text"), t("delete")))) return;
+    if (await attempt(() => remove(path))) go("skills");
+  };
   return (
     <Load from={skill}>
       {(found) => (
@@ -90,10 +95,7 @@ function OneSkill({ name }: { name: string }) {
               <Button kind="primary" disabled={text.value === null} onClick={() => void save()}>
                 {t("save")}
               </Button>
-              <Button
-                kind="danger"
-                onClick={() => void attempt(() => remove(path)).then((done) => done && go("skills"))}
-              >
+              <Button kind="danger" onClick={() => void drop()}>
                 {t("delete")}
               </Button>
             </div>

@@ -89,6 +89,7 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
     }),
     [column],
   );
+  if (!rows.some((row) => row.turns)) return <p class="faint">{t("usage.none")}</p>;
   const spent = sum(rows, (row) => row.cost_usd);
   return (
     <>
@@ -115,37 +116,39 @@ function Grouped({ days, by }: { days: number; by: "model" | "owner" }) {
   const rows = useLoad<{ data: Row[] }>(`api/usage${query({ days, group_by: by })}`);
   return (
     <Load from={rows}>
-      {(list) => (
-        <>
-          <h2>{t(`usage.by_${by}`)}</h2>
-          <Table
-            label={t(`usage.by_${by}`)}
-            columns={[
-              t(by === "model" ? "model" : "usage.owner"),
-              t("usage.turns"),
-              t("usage.failed"),
-              t("figure.input"),
-              t("figure.output"),
-              t("usage.first"),
-              t("usage.tool_errors"),
-              t("figure.cost"),
-            ]}
-          >
-            {list.data.map((row) => (
-              <tr key={row[by]}>
-                <th scope="row">{row[by] ?? "–"}</th>
-                <td>{formatNumber(row.turns)}</td>
-                <td>{formatNumber(row.failed)}</td>
-                <td>{formatNumber(row.input_tokens)}</td>
-                <td>{formatNumber(row.output_tokens)}</td>
-                <td>{row.first_token_p50 === null ? "–" : formatDuration(row.first_token_p50)}</td>
-                <td>{formatNumber(row.tool_errors)}</td>
-                <td>{row.cost_usd ? cost(row.cost_usd) : "–"}</td>
-              </tr>
-            ))}
-          </Table>
-        </>
-      )}
+      {(list) =>
+        list.data.length > 0 && (
+          <>
+            <h2>{t(`usage.by_${by}`)}</h2>
+            <Table
+              label={t(`usage.by_${by}`)}
+              columns={[
+                t(by === "model" ? "model" : "usage.owner"),
+                t("usage.turns"),
+                t("usage.failed"),
+                t("figure.input"),
+                t("figure.output"),
+                t("usage.first"),
+                t("usage.tool_errors"),
+                t("figure.cost"),
+              ]}
+            >
+              {list.data.map((row) => (
+                <tr key={row[by]}>
+                  <th scope="row">{row[by] ?? "–"}</th>
+                  <td>{formatNumber(row.turns)}</td>
+                  <td>{formatNumber(row.failed)}</td>
+                  <td>{formatNumber(row.input_tokens)}</td>
+                  <td>{formatNumber(row.output_tokens)}</td>
+                  <td>{row.first_token_p50 === null ? "–" : formatDuration(row.first_token_p50)}</td>
+                  <td>{formatNumber(row.tool_errors)}</td>
+                  <td>{row.cost_usd ? cost(row.cost_usd) : "–"}</td>
+                </tr>
+              ))}
+            </Table>
+          </>
+        )
+      }
     </Load>
   );
 }

@@ -1,6 +1,7 @@
 import { computed, signal } from "@preact/signals";
 import { get, post, signedOut } from "../api/client";
 import type { Capabilities, List, Model, Toolset } from "../api/types";
+import { dropAllFiles } from "./file_store";
 import { link } from "./route";
 
 interface AuthSession {
@@ -42,10 +43,11 @@ export function may(scope: string): boolean {
 const OWNER = "hermes.owner";
 
 /** Begin anew, without anything that was read or written here. It does not return: the page is loaded again. */
-function forget(): Promise<never> {
+async function forget(): Promise<never> {
   for (const name of Object.keys(sessionStorage)) {
     if (name.startsWith("hermes.")) sessionStorage.removeItem(name);
   }
+  await dropAllFiles();
   history.replaceState(null, "", link("c"));
   location.reload();
   return new Promise(() => {});

@@ -19,10 +19,10 @@ export interface Command {
 const focus = (selector: string) => document.querySelector<HTMLElement>(selector)?.focus();
 
 function step(by: number): void {
-  const list = conversations.groups.value.flatMap((group) => group.sessions);
-  const at = list.findIndex((session) => session.id === conversationId.value);
+  const list = conversations.groups.value.flatMap((group) => group.families);
+  const at = list.findIndex(({ members }) => members.some((member) => member.id === conversationId.value));
   const next = list[at < 0 ? 0 : at + by];
-  if (next) go("c", next.id);
+  if (next) go("c", next.session.id);
 }
 
 function decide(choice: "once" | "deny"): void {

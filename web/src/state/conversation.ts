@@ -3,26 +3,24 @@ import { ApiError, get, patch, post, postSurely, query, request } from "../api/c
 import { type Connection, follow } from "../api/follow";
 import type { ContentPart, List, Run, RunStarted, Session, StoredMessage } from "../api/types";
 import { may } from "./access";
+import { variantsOf } from "./branches";
 import { conversations } from "./conversations";
 import { attempt } from "./faults";
 import { type Draft, fileOf, imageOf, itemsOf } from "./items";
 import { t } from "./language";
+import { newKey } from "./outbox";
 import { isFinal, RunView } from "./run_view";
 import { announce } from "./toasts";
+import type { Upload } from "./uploads";
 
 const PAGE = 120;
 const LOOK_MS = 4000;
+/** Messages that are sent again after a reload are waited for so long before the conversation is shown without them. */
+const RESUME_MS_MAX = 5000;
 const SHOW_REASONING = { "X-Hermes-Reasoning": "on" };
 
 interface MessageList extends List<StoredMessage> {
   total: number;
-}
-
-export interface Upload {
-  name: string;
-  mime: string;
-  bytes: number;
-  url: string;
 }
 
 export interface Branch extends Session {
@@ -40,8 +38,11 @@ export class Conversation {
   readonly views = signal<RunView[]>([]);
   readonly drafts = signal<Draft[]>([]);
   readonly branches = signal<Branch[]>([]);
+  readonly variants = computed(() => variantsOf(this.id, this.branches.value));
   readonly loaded = signal(false);
   readonly missing = signal(false);
+  /** Why it could not be loaded, while it is not; it is tried again. */
+  readonly fault = signal<unknown>(null);
   readonly hasOlder = signal(false);
   readonly connection = signal<Connection>("closed");
   readonly items = computed(() =>
@@ -58,8 +59,10 @@ export class Conversation {
 
   constructor(readonly id: string) {}
 
-  async open(): Promise<void> {
-    await attempt(() => this.load());
+  /** `resumed`: what is sent again after a reload has been answered; the server may have had it before. */
+  async open(resumed: Promise<unknown> = Promise.resolve()): Promise<void> {
+    await Promise.race([resumed, new Promise((resume) => setTimeout(resume, RESUME_MS_MAX))]);
+    await this.load();
     void this.loadBranches();
     const timer = setInterval(() => void this.look(), LOOK_MS);
     const told = (event: MessageEvent) => {
@@ -81,7 +84,7 @@ export class Conversation {
     this.closed.abort();
   }
 
-  private async load(): Promise<void> {
+  async load(): Promise<void> {
     const path = `api/sessions/${encodeURIComponent(this.id)}`;
     try {
       const [answer, messages, runs] = await Promise.all([
@@ -96,11 +99,12 @@ export class Conversation {
         this.rows.value = messages.data;
         for (const run of runs) this.meet(run);
         this.loaded.value = true;
+        this.fault.value = null;
       });
     } catch (error) {
-      const refused = error instanceof ApiError && error.status === 401;
-      this.missing.value = !this.loaded.value && !refused;
-      throw error;
+      const status = error instanceof ApiError ? error.status : 0;
+      this.missing.value = status === 404 && !this.loaded.value;
+      if (status !== 401) this.fault.value = error;
     }
   }
 
@@ -151,9 +155,10 @@ export class Conversation {
 
   /** See whether something has begun or ended elsewhere. */
   private async look(): Promise<void> {
-    if (this.looking || document.hidden || !this.loaded.value) return;
+    if (this.looking || document.hidden || this.missing.value) return;
     this.looking = true;
     try {
+      if (!this.loaded.value) return await this.load();
       const runs = await this.listRuns();
       const met = runs.filter((run) => this.meet(run)).length;
       const known = new Set(this.rows.value.map((row) => row.run_id));
@@ -245,9 +250,9 @@ export class Conversation {
   }
 
   /** Send a message; while a run is at work the server keeps it for afterwards. */
-  async send(text: string, attached: ContentPart[]): Promise<void> {
+  async send(text: string, attached: ContentPart[], key = newKey()): Promise<void> {
     const draft: Draft = {
-      key: crypto.randomUUID?.() ?? String(Math.random()),
+      key,
       text,
       images: attached.flatMap(imageOf),
       files: attached.flatMap(fileOf),
@@ -256,7 +261,7 @@ export class Conversation {
     };
     this.drafts.value = [...this.drafts.value, draft];
     try {
-      const started = await this.start(text, attached);
+      const started = await this.start(text, attached, key);
       batch(() => {
         this.drafts.value = this.drafts.value.map((other) =>
           other.key === draft.key ? { ...other, runId: started.run_id } : other,
@@ -271,16 +276,17 @@ export class Conversation {
     }
   }
 
-  private async start(text: string, attached: ContentPart[]): Promise<{ run_id: string }> {
+  private async start(text: string, attached: ContentPart[], key: string): Promise<{ run_id: string }> {
     const content = attached.length ? [...(text ? [{ type: "text", text }] : []), ...attached] : text;
     if (may("runs")) {
       const input = typeof content === "string" ? content : [{ role: "user", content }];
       const body = { input, session_id: this.id };
-      return await postSurely<RunStarted>("v1/runs", body);
+      return await postSurely<RunStarted>("v1/runs", body, key);
     }
     // A key without the scope `runs` begins the turn here; it goes on without its first connection.
     const response = await request("POST", `api/sessions/${encodeURIComponent(this.id)}/chat/stream`, {
       body: { message: content },
+      headers: { "Idempotency-Key": key },
     });
     const runId = response.headers.get("X-Hermes-Run-Id") ?? "";
     void response.body?.cancel();

@@ -2,6 +2,7 @@ import { computed, signal } from "@preact/signals";
 import { get, patch, post, query, remove } from "../api/client";
 import type { List, Match, Session } from "../api/types";
 import { needsKey } from "./access";
+import { type Family, familiesOf } from "./families";
 import { attempt } from "./faults";
 import { formatDay, formatMonth, t } from "./language";
 import { conversationId, go } from "./route";
@@ -9,12 +10,11 @@ import { toast } from "./toasts";
 
 const PAGE = 60;
 const PAGE_MAX = 200;
-const UNDO_MS = 7000;
 const LOOK_MS = 15_000;
 
 export interface Group {
   label: string;
-  sessions: Session[];
+  families: Family[];
 }
 
 /** The list of conversations. */
@@ -25,9 +25,10 @@ class Conversations {
   readonly archived = signal(false);
   readonly search = signal("");
   readonly matches = signal<Match[] | null>(null);
-  readonly groups = computed(() => group(families(this.sessions.value)));
+  readonly families = computed(() => familiesOf(this.sessions.value));
+  readonly groups = computed(() => group(this.families.value));
   private wanted = PAGE;
-  /** What carries a deletion out that can still be undone, by session. */
+  /** What carries a deletion out that can still be undone, by each session of it. */
   private readonly deletions = new Map<string, (leaving: boolean) => void>();
   private asked = 0;
   private watching = false;
@@ -71,7 +72,7 @@ class Conversations {
     setInterval(look, LOOK_MS);
     document.addEventListener("visibilitychange", look);
     addEventListener("pagehide", () => {
-      for (const carryOut of [...this.deletions.values()]) carryOut(true);
+      for (const carryOut of new Set(this.deletions.values())) carryOut(true);
     });
   }
 
@@ -96,76 +97,86 @@ class Conversations {
   }
 
   /** Whether it was done; why not is shown. */
-  async change(session: Session, fields: Partial<Session>): Promise<boolean> {
-    return attempt(async () => {
-      const answer = await patch<{ session: Session }>(`api/sessions/${encodeURIComponent(session.id)}`, fields);
-      this.sessions.value = this.sessions.value.map((other) => (other.id === session.id ? answer.session : other));
-      await this.refresh();
-    });
+  async change(sessions: Session[], fields: Partial<Session>): Promise<boolean> {
+    const done = await attempt(() => Promise.all(sessions.map((session) => patch(pathOf(session), fields))));
+    await this.refresh();
+    return done;
   }
 
+  /** The branches of a conversation; null where they cannot be read, which is shown. */
+  private async branches(session: Session): Promise<Session[] | null> {
+    let found: Session[] | null = null;
+    await attempt(async () => {
+      found = (await get<List<Session>>(`${pathOf(session)}/branches`)).data;
+    });
+    return found;
+  }
+
+  /** A conversation goes to the archive, or comes back, with all its branches. */
   async archive(session: Session, archived: boolean): Promise<void> {
-    if (!(await this.change(session, { archived }))) return;
-    this.leave(session);
+    const members = (await this.branches(session))?.filter((other) => other.archived !== archived);
+    if (!members || !(await this.change(members, { archived }))) return;
+    this.leave(members);
     toast(t(archived ? "list.archived" : "list.unarchived"), {
-      action: { label: t("undo"), run: () => void this.change(session, { archived: !archived }) },
+      action: { label: t("undo"), run: () => void this.change(members, { archived: !archived }) },
     });
   }
 
-  /** Deleting archives at once, and deletes when the time to think better of it is up, or the page is left. */
+  /**
+   * A conversation is deleted with all its branches. That archives it at once, and deletes it when the message that
+   * offers to undo it goes, or the page is left.
+   */
   async delete(session: Session): Promise<void> {
-    if (!(await this.change(session, { archived: true }))) return;
-    const path = `api/sessions/${encodeURIComponent(session.id)}`;
-    const restore = () => this.change(session, { archived: session.archived });
+    const members = await this.branches(session);
+    if (!members) return;
+    const shown = members.filter((other) => !other.archived);
+    const restore = async () => {
+      await Promise.allSettled(shown.map((other) => patch(pathOf(other), { archived: false })));
+      await this.refresh();
+    };
+    if (!(await this.change(shown, { archived: true }))) return restore();
+    const forget = () => {
+      for (const other of members) this.deletions.delete(other.id);
+    };
     const carryOut = async (leaving: boolean) => {
-      clearTimeout(timer);
-      const deleted = await attempt(() => remove(path, { keepalive: leaving }));
-      this.deletions.delete(session.id);
+      const removals = members.map((other) => remove(pathOf(other), { keepalive: leaving }));
+      const deleted = await attempt(() => Promise.all(removals));
+      await Promise.allSettled(removals);
+      forget();
       await (deleted ? this.refresh() : restore());
     };
-    const timer = setTimeout(() => void carryOut(false), UNDO_MS);
-    this.deletions.set(session.id, (leaving) => void carryOut(leaving));
-    this.sessions.value = this.sessions.value.filter((other) => other.id !== session.id);
-    this.leave(session);
     const undo = () => {
-      clearTimeout(timer);
-      this.deletions.delete(session.id);
+      forget();
       void restore();
     };
-    toast(t("list.deleted"), { ms: UNDO_MS, action: { label: t("undo"), run: undo } });
+    const end = (leaving: boolean) => void carryOut(leaving);
+    for (const other of members) this.deletions.set(other.id, end);
+    this.sessions.value = this.sessions.value.filter((other) => !this.deletions.has(other.id));
+    this.leave(members);
+    const text = members.length > 1 ? t("list.deleted_all", { n: members.length }) : t("list.deleted");
+    toast(text, { action: { label: t("undo"), run: undo }, onEnd: () => end(false) });
   }
 
-  private leave(session: Session): void {
-    if (conversationId.value === session.id) go("c");
+  private leave(sessions: Session[]): void {
+    if (sessions.some((session) => session.id === conversationId.value)) go("c");
   }
 }
 
-/** Of conversations that are branches of one another the one used last. */
-function families(sessions: Session[]): Session[] {
-  const parents = new Map(sessions.map((session) => [session.id, session.parent_session_id]));
-  const root = (id: string): string => {
-    const parent = parents.get(id);
-    return parent && parents.has(parent) ? root(parent) : (parent ?? id);
-  };
-  const seen = new Set<string>();
-  return sessions.filter((session) => {
-    const family = root(session.id);
-    if (seen.has(family) && !session.pinned) return false;
-    seen.add(family);
-    return true;
-  });
+function pathOf(session: Session): string {
+  return `api/sessions/${encodeURIComponent(session.id)}`;
 }
 
-function group(sessions: Session[]): Group[] {
-  const groups = new Map<string, Session[]>();
-  for (const session of sessions) {
-    const label = session.pinned ? t("list.pinned") : dayOf(session.last_active ?? session.started_at);
-    groups.set(label, [...(groups.get(label) ?? []), session]);
+function group(families: Family[]): Group[] {
+  const groups = new Map<string, Family[]>();
+  for (const family of families) {
+    const { last_active, started_at } = family.session;
+    const label = family.pinned ? t("list.pinned") : dayOf(last_active ?? started_at);
+    groups.set(label, [...(groups.get(label) ?? []), family]);
   }
   const pinned = groups.get(t("list.pinned"));
   groups.delete(t("list.pinned"));
-  const rest = [...groups].map(([label, found]) => ({ label, sessions: found }));
-  return pinned ? [{ label: t("list.pinned"), sessions: pinned }, ...rest] : rest;
+  const rest = [...groups].map(([label, found]) => ({ label, families: found }));
+  return pinned ? [{ label: t("list.pinned"), families: pinned }, ...rest] : rest;
 }
 
 function dayOf(seconds: number): string {

@@ -46,31 +46,25 @@ export function t(key: Key, values: Record<string, string | number> = {}): strin
 
 const locale = computed(() => chosenLanguage.value || navigator.language || "en");
 
-export function formatNumber(value: number): string {
-  return new Intl.NumberFormat(locale.value).format(value);
-}
+/** Making a formatter takes far longer than using it. */
+const formatters = computed(() => ({
+  number: new Intl.NumberFormat(locale.value),
+  tenths: new Intl.NumberFormat(locale.value, { minimumFractionDigits: 1, maximumFractionDigits: 1 }),
+  time: new Intl.DateTimeFormat(locale.value, { hour: "2-digit", minute: "2-digit" }),
+  moment: new Intl.DateTimeFormat(locale.value, { dateStyle: "medium", timeStyle: "short" }),
+  day: new Intl.DateTimeFormat(locale.value, { weekday: "long", day: "numeric", month: "long" }),
+  month: new Intl.DateTimeFormat(locale.value, { month: "long", year: "numeric" }),
+}));
 
-export function formatTime(seconds: number): string {
-  return new Intl.DateTimeFormat(locale.value, { hour: "2-digit", minute: "2-digit" }).format(seconds * 1000);
-}
-
-export function formatMoment(seconds: number): string {
-  return new Intl.DateTimeFormat(locale.value, { dateStyle: "medium", timeStyle: "short" }).format(seconds * 1000);
-}
-
-export function formatDay(seconds: number): string {
-  return new Intl.DateTimeFormat(locale.value, { weekday: "long", day: "numeric", month: "long" }).format(
-    seconds * 1000,
-  );
-}
-
-export function formatMonth(seconds: number): string {
-  return new Intl.DateTimeFormat(locale.value, { month: "long", year: "numeric" }).format(seconds * 1000);
-}
+export const formatNumber = (value: number): string => formatters.value.number.format(value);
+export const formatTime = (seconds: number): string => formatters.value.time.format(seconds * 1000);
+export const formatMoment = (seconds: number): string => formatters.value.moment.format(seconds * 1000);
+export const formatDay = (seconds: number): string => formatters.value.day.format(seconds * 1000);
+export const formatMonth = (seconds: number): string => formatters.value.month.format(seconds * 1000);
 
 export function formatDuration(seconds: number): string {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${formatters.value.tenths.format(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 60
     ? `${minutes} min ${Math.round(seconds % 60)} s`
@@ -85,5 +79,5 @@ export function formatBytes(bytes: number): string {
     value /= 1000;
     unit++;
   }
-  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
+  return `${unit ? formatters.value.tenths.format(value) : value} ${units[unit]}`;
 }

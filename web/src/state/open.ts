@@ -1,11 +1,22 @@
 import { effect, signal, untracked } from "@preact/signals";
 import type { Session } from "../api/types";
 import { auth, needsKey } from "./access";
-import { Conversation, partsOf, type Upload } from "./conversation";
+import { Conversation, partsOf } from "./conversation";
 import { conversations } from "./conversations";
+import { returnText } from "./drafts";
 import { attempt } from "./faults";
 import { attachmentsOf } from "./items";
+import {
+  assignOutgoing,
+  isSendable,
+  keepOutgoing,
+  newOutgoing,
+  type Outgoing,
+  removeOutgoing,
+  takeOutgoing,
+} from "./outbox";
 import { conversationId, go, replace, route } from "./route";
+import { forgetFiles, type LoadedFiles, loadFiles, notesOf, returnFiles, type Upload } from "./uploads";
 
 /** The conversation that is looked at; null before a new one has its first message. */
 export const current = signal<Conversation | null>(null);
@@ -23,7 +34,9 @@ effect(() => {
     if (current.value?.id === id) return;
     current.value?.close();
     current.value = id ? new Conversation(id) : null;
-    void current.value?.open();
+    if (!auth.value || needsKey.value) return;
+    const resumed = resume(current.value);
+    void current.value?.open(resumed);
   });
 });
 
@@ -48,12 +61,44 @@ function begin(): Promise<Conversation> {
   return beginning;
 }
 
-/** Send a message to the open conversation, or begin one with it; whether it was taken. */
-export async function send(text: string, uploads: Upload[]): Promise<boolean> {
-  return attempt(async () => {
-    const open = current.value ?? (await begin());
-    await open.send(text, partsOf(uploads));
+/** Send a message to the open conversation, or begin one with it. What cannot be sent goes back to where it was written. */
+export async function send(text: string, files: Upload[]): Promise<void> {
+  const open = current.value;
+  await deliver(keepOutgoing(newOutgoing(open?.id ?? null, text, notesOf(files))), files, open);
+}
+
+async function deliver(
+  message: Outgoing,
+  files: Upload[],
+  to: Conversation | null,
+  attached = partsOf(files),
+): Promise<void> {
+  const sent = await attempt(async () => {
+    const conversation = to ?? (await begin());
+    assignOutgoing(message, conversation.id);
+    await conversation.send(message.text, attached, message.key);
   });
+  if (sent) forgetFiles(files);
+  else giveBack(message, { files, lost: [] });
+  removeOutgoing(message);
+}
+
+function giveBack(message: Outgoing, files: LoadedFiles): void {
+  returnText(message.conversation, message.text);
+  returnFiles(files);
+}
+
+/** Send what was on its way when the page was left. What cannot be sent surely only once is a draft again. */
+async function resume(conversation: Conversation | null): Promise<void> {
+  for (const message of takeOutgoing(conversation?.id ?? null)) {
+    const kept = await loadFiles(message.files);
+    if (conversation && isSendable(message) && !kept.lost.length) {
+      await deliver(message, kept.files, conversation);
+    } else {
+      giveBack(message, kept);
+      removeOutgoing(message);
+    }
+  }
 }
 
 let resending = false;
@@ -66,7 +111,11 @@ export async function resend(conversation: Conversation, messageId: number, text
   await attempt(async () => {
     const id = await conversation.forkBefore(row);
     go("c", id);
-    await current.value?.send(text, attachmentsOf(row.content));
+    const attached = attachmentsOf(row.content);
+    const message = newOutgoing(id, text, []);
+    // What was attached before is not kept by the browser, and the message cannot be sent again without it.
+    if (!attached.length) keepOutgoing(message);
+    await deliver(message, [], current.value, attached);
     await current.value?.loadBranches();
   });
   resending = false;

@@ -5,6 +5,7 @@ import { get } from "../api/client";
 import { describe } from "../state/faults";
 import { t } from "../state/language";
 import { Button } from "./button";
+import { Text } from "./text";
 
 export interface Loaded<T> {
   data: Signal<T | null>;
@@ -43,7 +44,9 @@ export function Load<T>({ from, children }: { from: Loaded<T>; children: (data: 
   return (
     <div class="fault" role="alert">
       <div>
-        <p>{from.fault.value}</p>
+        <p>
+          <Text text={from.fault.value} />
+        </p>
         <Button icon="retry" onClick={() => void from.reload()}>
           {t("retry")}
         </Button>

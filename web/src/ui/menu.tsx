@@ -28,13 +28,17 @@ export function Menu({ label, entries, icon = "more" }: { label: string; entries
       document.removeEventListener("scroll", leave, true);
     };
   }, [open]);
+  /** The focus goes back to the button, or it would be nowhere. */
+  const close = () => {
+    setOpen(false);
+    root.current?.querySelector<HTMLElement>("button")?.focus();
+  };
   const keys = (event: KeyboardEvent) => {
     const buttons = [...(list.current?.querySelectorAll<HTMLElement>("button") ?? [])];
     const at = buttons.indexOf(document.activeElement as HTMLElement);
-    if (event.key === "Escape") {
-      setOpen(false);
-      root.current?.querySelector<HTMLElement>("button")?.focus();
-    } else if (event.key === "ArrowDown") buttons[(at + 1) % buttons.length]?.focus();
+    if (event.key === "Tab") return setOpen(false);
+    if (event.key === "Escape") close();
+    else if (event.key === "ArrowDown") buttons[(at + 1) % buttons.length]?.focus();
     else if (event.key === "ArrowUp") buttons[(at - 1 + buttons.length) % buttons.length]?.focus();
     else return;
     event.preventDefault();
@@ -52,7 +56,7 @@ export function Menu({ label, entries, icon = "more" }: { label: string; entries
               key={entry.label}
               class={entry.danger ? "danger" : ""}
               onClick={() => {
-                setOpen(false);
+                close();
                 entry.run();
               }}
             >

@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "preact/hooks";
 import type uPlot from "uplot";
-import { language } from "../state/language";
+import { language, t } from "../state/language";
 import { theme } from "../state/preferences";
 
 export interface Series {
@@ -44,7 +44,7 @@ export function Plot({ title, days, series, bars, format }: Props) {
             { ...axis, size: 64, values: (_self, ticks) => ticks.map(format) },
           ],
           series: [
-            { value: (_self, value) => (value === null ? "" : day(value)) },
+            { label: t("usage.day"), value: (_self, value) => (value === null ? "" : day(value)) },
             ...series.map((one) => ({
               label: one.label,
               stroke: color(one.color),

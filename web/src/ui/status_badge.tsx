@@ -5,6 +5,8 @@ const LOOKS: Record<string, string> = {
   completed: "good",
   ok: "good",
   connected: "good",
+  up: "good",
+  down: "bad",
   failed: "bad",
   error: "bad",
   degraded: "warn",

@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 interface Props {
   label: string;
@@ -6,8 +7,16 @@ interface Props {
   children: ComponentChildren;
 }
 
-/** A table that scrolls sideways where it has to. */
+/** A table that scrolls sideways where it has to; on a phone each row is a block, and each cell says its column. */
 export function Table({ label, columns, children }: Props) {
+  const body = useRef<HTMLTableSectionElement>(null);
+  useLayoutEffect(() => {
+    for (const row of body.current?.rows ?? []) {
+      [...row.cells].forEach((cell, index) => {
+        cell.dataset.label = columns[index] ?? "";
+      });
+    }
+  });
   return (
     <section class="table-place" aria-label={label} tabIndex={0}>
       <table class="table">
@@ -20,7 +29,7 @@ export function Table({ label, columns, children }: Props) {
             ))}
           </tr>
         </thead>
-        <tbody>{children}</tbody>
+        <tbody ref={body}>{children}</tbody>
       </table>
     </section>
   );

@@ -1,16 +1,20 @@
+import { effect } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { reachable } from "../api/client";
 import { PageView } from "../pages/page_view";
 import { auth, loadAccess, needsKey } from "../state/access";
 import { shown } from "../state/commands";
-import { conversations } from "../state/conversations";
+import { conversations, titleOf } from "../state/conversations";
 import { t } from "../state/language";
+import { current } from "../state/open";
 import { sidebarOpen } from "../state/preferences";
 import { page } from "../state/route";
 import { Button } from "../ui/button";
+import { Confirmation } from "../ui/confirm";
+import { Text } from "../ui/text";
 import { Chat, detailsOpen } from "./chat";
 import { KeyList, Palette } from "./palette";
-import { Sidebar } from "./sidebar";
+import { PAGES, Sidebar } from "./sidebar";
 import { SignIn } from "./sign_in";
 import { Toasts } from "./toasts";
 
@@ -48,10 +52,24 @@ export function App() {
       </main>
       {shown.value === "palette" && <Palette />}
       {shown.value === "keys" && <KeyList />}
+      <Confirmation />
       <Toasts />
     </div>
   );
 }
+
+/** What the window is called: the conversation or page that is looked at. */
+function title(): string {
+  if (!auth.value || needsKey.value) return "Hermes";
+  const session = current.value?.session.value;
+  const entry = PAGES.find((other) => other.page === page.value);
+  const name = entry ? t(entry.label) : session ? titleOf(session) : "";
+  return name ? `${name} – Hermes` : "Hermes";
+}
+
+effect(() => {
+  document.title = title();
+});
 
 function skip(): void {
   document.querySelector<HTMLElement>("#main")?.focus();
@@ -75,7 +93,9 @@ function Away() {
     <main class="sign-in">
       <div class="empty">
         <h1>Hermes</h1>
-        <p>{t("fault.unreachable")}</p>
+        <p>
+          <Text text={t("fault.unreachable")} />
+        </p>
         <Button kind="primary" onClick={() => location.reload()}>
           {t("connection.retry")}
         </Button>

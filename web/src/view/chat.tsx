@@ -1,8 +1,10 @@
 import { useComputed, useSignal } from "@preact/signals";
-import { useEffect } from "preact/hooks";
+import { useCallback, useEffect } from "preact/hooks";
 import { reachable } from "../api/client";
 import type { Conversation } from "../state/conversation";
 import { titleOf } from "../state/conversations";
+import { describe } from "../state/faults";
+import type { Item } from "../state/items";
 import { t } from "../state/language";
 import { current, wantedMessage } from "../state/open";
 import { kept, sidebarOpen } from "../state/preferences";
@@ -10,6 +12,7 @@ import { link } from "../state/route";
 import { addFiles } from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
+import { Text } from "../ui/text";
 import { VirtualList } from "../ui/virtual_list";
 import { Composer } from "./composer";
 import { Details } from "./details";
@@ -96,8 +99,11 @@ function Messages({ conversation }: { conversation: Conversation }) {
       target.value = item ? { key: item.key } : null;
     });
   }, [wanted, conversation, conversation.loaded.value, target]);
+  const draw = useCallback((item: Item) => <ItemView item={item} conversation={conversation} />, [conversation]);
   if (conversation.missing.value) return <Missing />;
-  if (!conversation.loaded.value) return <div class="messages" aria-busy="true" />;
+  if (!conversation.loaded.value) {
+    return conversation.fault.value ? <Fault conversation={conversation} /> : <div class="messages" aria-busy="true" />;
+  }
   return (
     <div class="messages-place">
       <VirtualList
@@ -107,9 +113,24 @@ function Messages({ conversation }: { conversation: Conversation }) {
         toEnd={end.value}
         onAway={(value) => (away.value = value)}
         onNearTop={() => void conversation.loadOlder()}
-        draw={(item) => <ItemView item={item} conversation={conversation} />}
+        draw={draw}
       />
       {away.value && <IconButton class="to-end" icon="down" label={t("messages.end")} onClick={() => end.value++} />}
+    </div>
+  );
+}
+
+/** It is tried again by itself, too. */
+function Fault({ conversation }: { conversation: Conversation }) {
+  return (
+    <div class="empty" role="alert">
+      <h2>{t("conversation.fault")}</h2>
+      <p>
+        <Text text={describe(conversation.fault.value)} />
+      </p>
+      <Button kind="primary" icon="retry" onClick={() => void conversation.load()}>
+        {t("retry")}
+      </Button>
     </div>
   );
 }

@@ -1,84 +1,48 @@
-import { useSignal } from "@preact/signals";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { may, models } from "../state/access";
 import type { Conversation } from "../state/conversation";
+import { draftOf, returnText } from "../state/drafts";
 import { attempt } from "../state/faults";
 import { type Key, t } from "../state/language";
 import { newChoices, send } from "../state/open";
-import { keepUnsent, takeUnsent } from "../state/unsent";
-import { addFiles, removeUpload, uploads } from "../state/uploads";
+import { addFiles, lostUploads, removeUpload, restoreUploads, uploads } from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
 
 export const EFFORTS = ["", "none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-function nameOf(conversation: Conversation | null): string {
-  return conversation?.id ?? "new";
-}
-
-function draftKey(conversation: Conversation | null): string {
-  return `hermes.draft.${nameOf(conversation)}`;
-}
-
-function loadDraft(conversation: Conversation | null): string {
-  const draft = sessionStorage.getItem(draftKey(conversation)) ?? "";
-  const text = [...takeUnsent(nameOf(conversation)), draft].filter(Boolean).join("\n\n");
-  if (text !== draft) sessionStorage.setItem(draftKey(conversation), text);
-  return text;
-}
-
 /** Where a message is written; a draft is kept for each conversation. */
 export function Composer({ conversation }: { conversation: Conversation | null }) {
-  const text = useSignal("");
-  useMemo(() => {
-    text.value = loadDraft(conversation);
-  }, [text, conversation]);
+  const text = draftOf(conversation?.id ?? null);
   const area = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
   const running = conversation?.running.value ?? null;
-  const write = (value: string) => {
-    text.value = value;
-    if (value) sessionStorage.setItem(draftKey(conversation), value);
-    else sessionStorage.removeItem(draftKey(conversation));
-  };
   useEffect(() => {
+    void restoreUploads();
     if (matchMedia("(pointer: fine)").matches) area.current?.focus();
   }, []);
-  useEffect(() => {
-    const fill = (event: Event) => {
-      write((event as CustomEvent<string>).detail);
-      area.current?.focus();
-    };
-    addEventListener("hermes:fill", fill);
-    return () => removeEventListener("hermes:fill", fill);
-  });
-  const submit = async () => {
+  const submit = () => {
     const message = text.value.trim();
     const files = uploads.value;
     if (!message && !files.length) return;
-    const forget = keepUnsent(nameOf(conversation), message);
-    write("");
+    void send(message, files);
+    text.value = "";
     uploads.value = [];
-    const sent = await send(message, files);
-    forget();
-    if (sent) return;
-    // What could not be sent is not lost; a conversation that was begun with it has a field of its own by now.
-    uploads.value = files;
-    setTimeout(() => dispatchEvent(new CustomEvent("hermes:fill", { detail: message })));
+    lostUploads.value = [];
   };
   const steer = () => {
     const message = text.value.trim();
     if (!message || !running || !conversation) return;
-    write("");
+    text.value = "";
     void attempt(() => conversation.steer(running, message)).then((done) => {
-      if (!done) write(message);
+      if (!done) returnText(conversation.id, message);
     });
   };
   const keys = (event: KeyboardEvent) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     if (running && (event.ctrlKey || event.metaKey)) steer();
-    else void submit();
+    else submit();
   };
   const paste = (event: ClipboardEvent) => {
     const files = [...(event.clipboardData?.files ?? [])];
@@ -96,13 +60,13 @@ export function Composer({ conversation }: { conversation: Conversation | null }
       aria-label={t("composer.label")}
       onSubmit={(event) => {
         event.preventDefault();
-        void submit();
+        submit();
       }}
     >
       {uploads.value.length > 0 && (
         <ul class="uploads">
           {uploads.value.map((upload) => (
-            <li key={upload.url}>
+            <li key={upload.key[2]}>
               {upload.mime.startsWith("image/") ? <img src={upload.url} alt="" /> : <Icon name="file" />}
               <span>{upload.name}</span>
               <IconButton
@@ -115,6 +79,13 @@ export function Composer({ conversation }: { conversation: Conversation | null }
           ))}
         </ul>
       )}
+      {lostUploads.value.length > 0 && (
+        <p class="lost-uploads" role="status">
+          <Icon name="warn" size={15} />
+          <span>{t("upload.again", { names: lostUploads.value.join(", ") })}</span>
+          <IconButton icon="close" size={14} label={t("close")} onClick={() => (lostUploads.value = [])} />
+        </p>
+      )}
       <textarea
         ref={area}
         rows={1}
@@ -122,7 +93,7 @@ export function Composer({ conversation }: { conversation: Conversation | null }
         aria-label={t("composer.label")}
         placeholder={t(running ? "composer.next" : "composer.placeholder")}
         value={text.value}
-        onInput={(event) => write(event.currentTarget.value)}
+        onInput={(event) => (text.value = event.currentTarget.value)}
         onKeyDown={keys}
         onPaste={paste}
       />

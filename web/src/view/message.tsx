@@ -1,5 +1,5 @@
 import { useSignal } from "@preact/signals";
-import { type Variants, variantsOf } from "../state/branches";
+import type { Variants } from "../state/branches";
 import type { Conversation } from "../state/conversation";
 import { attempt, explain } from "../state/faults";
 import { type EndItem, type Item, plainText, type UserItem, type WorkingItem } from "../state/items";
@@ -26,8 +26,7 @@ export function ItemView({ item, conversation }: { item: Item; conversation: Con
 
 function UserMessage({ item, conversation }: { item: UserItem; conversation: Conversation }) {
   const editing = useSignal(false);
-  const variants =
-    item.index === null ? undefined : variantsOf(conversation.id, conversation.branches.value).get(item.index);
+  const variants = item.index === null ? undefined : conversation.variants.value.get(item.index);
   if (editing.value && item.row) {
     return <Editor item={item} conversation={conversation} onClose={() => (editing.value = false)} />;
   }

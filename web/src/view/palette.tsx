@@ -30,7 +30,7 @@ function choices(text: string, found: Match[]): Choice[] {
     hint: t("palette.page"),
     run: () => go(entry.page),
   }));
-  const sessions = conversations.sessions.value.map((session) => ({
+  const sessions = conversations.families.value.map(({ session }) => ({
     id: session.id,
     label: titleOf(session),
     hint: t("palette.conversation"),
@@ -67,6 +67,9 @@ export function Palette() {
     return () => clearTimeout(timer);
   }, [text.value, found, text]);
   const list = choices(text.value, found.value);
+  useEffect(() => {
+    document.getElementById(`palette-${at.value}`)?.scrollIntoView({ block: "nearest" });
+  }, [at.value]);
   const close = () => (shown.value = null);
   const run = (choice: Choice | undefined) => {
     close();
@@ -113,6 +116,7 @@ export function Palette() {
           </div>
         ))}
       </div>
+      {!list.length && <p class="faint padded">{t("search.none")}</p>}
     </Dialog>
   );
 }

@@ -4,6 +4,7 @@ import { address } from "../api/client";
 import type { Match, Session } from "../api/types";
 import { auth, may, signOut } from "../state/access";
 import { conversations, titleOf } from "../state/conversations";
+import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
 import { formatMoment, type Key, t } from "../state/language";
 import { startNew } from "../state/open";
@@ -129,8 +130,8 @@ function Groups() {
         <section key={group.label} aria-label={group.label}>
           <h2>{group.label}</h2>
           <ul>
-            {group.sessions.map((session) => (
-              <Entry key={session.id} session={session} />
+            {group.families.map((family) => (
+              <Entry key={family.session.id} family={family} />
             ))}
           </ul>
         </section>
@@ -151,15 +152,16 @@ export function showArchived(archived: boolean): void {
   void conversations.refresh();
 }
 
-function Entry({ session }: { session: Session }) {
+function Entry({ family }: { family: Family }) {
+  const { session, members, pinned } = family;
   const renaming = useSignal(false);
-  const open = conversationId.value === session.id;
+  const open = members.some((member) => member.id === conversationId.value);
   if (renaming.value) return <Rename session={session} onClose={() => (renaming.value = false)} />;
   const write = may("sessions:write");
   return (
     <li class={`entry ${open ? "open" : ""}`}>
       <a href={link("c", session.id)} aria-current={open ? "page" : undefined} dir="auto" title={titleOf(session)}>
-        {session.active_run_id && <span class="live-dot" role="img" aria-label={t("list.working")} />}
+        {family.working && <span class="live-dot" role="img" aria-label={t("list.working")} />}
         {titleOf(session)}
       </a>
       <Menu
@@ -168,9 +170,9 @@ function Entry({ session }: { session: Session }) {
           ...(write
             ? [
                 {
-                  label: t(session.pinned ? "list.unpin" : "list.pin"),
+                  label: t(pinned ? "list.unpin" : "list.pin"),
                   icon: "pin" as const,
-                  run: () => void conversations.change(session, { pinned: !session.pinned }),
+                  run: () => void conversations.change(pinned ? members : [session], { pinned: !pinned }),
                 },
                 { label: t("list.rename"), icon: "pencil" as const, run: () => (renaming.value = true) },
                 {
@@ -189,7 +191,7 @@ function Entry({ session }: { session: Session }) {
           ...(write
             ? [
                 {
-                  label: t("list.delete"),
+                  label: t(members.length > 1 ? "list.delete_all" : "list.delete"),
                   icon: "trash" as const,
                   danger: true,
                   run: () => void conversations.delete(session),
@@ -208,7 +210,7 @@ function Rename({ session, onClose }: { session: Session; onClose(): void }) {
   const save = () => {
     const title = input.current?.value.trim();
     onClose();
-    if (title && title !== session.title) void conversations.change(session, { title });
+    if (title && title !== session.title) void conversations.change([session], { title });
   };
   return (
     <li class="entry">

@@ -1,20 +1,30 @@
 import { t } from "../state/language";
-import { announcement, dismiss, toasts } from "../state/toasts";
+import { announcement, dismiss, hold, toasts } from "../state/toasts";
 import { Button, IconButton } from "../ui/button";
+import { Text } from "../ui/text";
 
 export function Toasts() {
   return (
     <>
-      <div class="toasts" role="status">
+      <div
+        class="toasts"
+        role="status"
+        onPointerEnter={() => hold(true)}
+        onPointerLeave={() => hold(false)}
+        onFocusIn={() => hold(true)}
+        onFocusOut={() => hold(false)}
+      >
         {toasts.value.map((toast) => (
-          <div key={toast.id} class={`toast ${toast.kind}`}>
-            <span dir="auto">{toast.text}</span>
+          <div key={toast.id} class={`toast ${toast.kind ?? "info"}`}>
+            <span dir="auto">
+              <Text text={toast.text} />
+            </span>
             {toast.action && (
               <Button
                 kind="quiet"
                 onClick={() => {
                   toast.action?.run();
-                  dismiss(toast.id);
+                  dismiss(toast.id, true);
                 }}
               >
                 {toast.action.label}

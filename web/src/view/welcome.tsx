@@ -1,9 +1,15 @@
 import { capabilities, mainModel, may } from "../state/access";
+import { draftOf } from "../state/drafts";
 import { formatNumber, type Key, t } from "../state/language";
 import { link } from "../state/route";
 import { Icon } from "../ui/icons";
 
 const TRIES: Key[] = ["try.1", "try.2", "try.3"];
+
+function fill(text: string): void {
+  draftOf(null).value = text;
+  document.querySelector<HTMLElement>(".composer textarea")?.focus();
+}
 
 /** What is seen before the first message. */
 export function Welcome() {
@@ -32,7 +38,7 @@ export function Welcome() {
         <ul class="tries">
           {TRIES.map((key) => (
             <li key={key}>
-              <button type="button" onClick={() => dispatchEvent(new CustomEvent("hermes:fill", { detail: t(key) }))}>
+              <button type="button" onClick={() => fill(t(key))}>
                 {t(key)}
               </button>
             </li>
