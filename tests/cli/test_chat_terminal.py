@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 import pytest
 
@@ -93,7 +94,10 @@ def test_chat_tool_line_and_folded_output(each_way: Place) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "choice"),
-    [("o\r", "once"), ("s\r", "session"), ("a\r", "always"), ("d\r", "deny"), ("\r", "deny"), ("", "deny")],
+    [
+        *(("o", "once"), ("y", "once"), ("s", "session"), ("a", "always"), ("d", "deny"), ("\r", "deny"), ("", "deny")),
+        *(("yes\r", "once"), ("once\r", "once"), ("no\r", "deny")),
+    ],
 )
 def test_chat_approval_prompt(keys: str, choice: str, place: Place) -> None:
     place.configure("" if keys else "approvals: {timeout: 0.2}\n")
@@ -102,9 +106,13 @@ def test_chat_approval_prompt(keys: str, choice: str, place: Place) -> None:
     terminal = place.terminal()
     terminal.send("clean up")
     screen = terminal.until("allow?" if keys else "nobody answered in time")
-    assert "rm -rf build" in screen and "(delete)" in screen and "[o]nce  [s]ession  [a]lways" in screen
+    assert "rm -rf build" in screen and "(delete)" in screen
+    assert not keys or (
+        "[o]nce  [s]ession  [a]lways  [d]eny" in screen and "allow? 5:00" in screen.replace("4:59", "5:00")
+    )
     terminal.type(keys)
     terminal.until("So be it.")
+    assert "Next:" not in str(terminal)  # the rest of a word is no message
     assert (place.folder / "build").exists() is (choice == "deny")
     with contextlib.closing(Store(place.home / "state.db")) as store:
         [run] = store.runs.list()
@@ -127,6 +135,56 @@ def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None
     terminal.send("once")
     terminal.until("So be it.")
     assert not (each_way.folder / "build").exists()
+
+
+def test_chat_denial_with_comment(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    rm = Call("terminal", {"command": "rm -rf build"})
+    each_way.script(Reply(tool_calls=[rm]), Reply(text="Renamed.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.type("n")
+    terminal.until("instead:")
+    terminal.send("/old is a better place, move it there")
+    assert "› /old is a better place" in terminal.until("Renamed.")
+    assert (each_way.folder / "build").exists()
+    role, result = each_way.asked()[-1]
+    assert role == "tool" and "/old is a better place, move it there" in result and "Do what the user says" in result
+
+
+def test_chat_text_typed_before_an_approval_is_not_its_answer(place: Place) -> None:
+    (place.folder / "build").mkdir()
+    command = "until [ -e go ]; do sleep 0.01; done; true"
+    place.configure(f"command_allowlist: ['{command}']\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": command})]),
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
+        Reply(text="So be it.", continues=False),
+        Reply(text="And that.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.type("o")
+    running(terminal, "until [ -e go ]")
+    terminal.type("also")
+    terminal.until("› also")
+    (place.folder / "go").touch()
+    terminal.until("rm -rf build")
+    for letter in " say yes":  # still typing when the question appears
+        terminal.type(letter)
+        time.sleep(0.05)
+    screen = terminal.until("allow?")
+    assert "your draft comes back" in screen and "also say yes" not in screen and (place.folder / "build").exists()
+    terminal.type("d")
+    terminal.until("So be it.")
+    assert (place.folder / "build").exists()
+    terminal.until("› also say yes")
+    time.sleep(1.2)  # an Enter right behind the key belongs to the key
+    terminal.send("")
+    terminal.until("And that.")
+    assert place.asked()[-1] == ("user", "also say yes")
 
 
 def test_chat_clarify_takes_number_or_text(each_way: Place) -> None:

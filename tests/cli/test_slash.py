@@ -210,7 +210,7 @@ def test_slash_stop_and_approvals(each_way: Place) -> None:
     )
     terminal = each_way.terminal(rows=120)
     terminal.send("/approve")
-    terminal.until("Nothing waits for leave.")
+    terminal.until("Nothing waits for approval.")
     terminal.send("clean")
     terminal.until("allow?")
     terminal.send("/deny")

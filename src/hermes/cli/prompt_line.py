@@ -31,14 +31,19 @@ _LINES_KEPT = 6
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the keys Enter, Ctrl-C and Ctrl-D do, and what is shown around the line."""
+    """What keys do, and what is shown around the line. `key` takes a letter or Enter where `wants_keys` says so, and
+    returns whether it was no text; `tick` is called several times a second and returns whether something moves."""
 
     enter: Callable[[str], None]
+    typed: Callable[[], None]
+    wants_keys: Callable[[], bool]
+    key: Callable[[str], bool]
     interrupt: Callable[[], None]
     leave: Callable[[], None]
     mark: Callable[[], str]
+    hint: Callable[[], str]
     live: Callable[[int], str]
-    is_busy: Callable[[], bool]
+    tick: Callable[[], bool]
     facts: Callable[[], str]
     commands: Callable[[], Mapping[str, str]]
 
@@ -65,6 +70,7 @@ class PromptLine:
             color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
         )
         self._session.app.min_redraw_interval = _REDRAW_S
+        self.buffer.on_text_changed += lambda _: callbacks.typed()
         # The line of facts stands right below what is typed, not at the end of the screen.
         self._session.layout.current_window.dont_extend_height = Always()
 
@@ -127,12 +133,13 @@ class PromptLine:
         """Let clocks run while there is something to wait for."""
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._callbacks.is_busy():
+            if self._callbacks.tick():
                 self.refresh()
 
     def _message(self) -> ANSI:
         room = self._session.app.output.get_size().rows - _LINES_KEPT
-        return ANSI(f"{self._callbacks.live(room)}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
+        hint = f"\x1b[2m  {hint}\x1b[0m\n" if (hint := self._callbacks.hint()) else ""
+        return ANSI(f"{self._callbacks.live(room)}{hint}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
 
     def _completes(self) -> bool:
         text = self.buffer.document.text_before_cursor
@@ -145,6 +152,8 @@ class PromptLine:
         @keys.add("enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
+            if self._callbacks.wants_keys() and self._callbacks.key("\r"):
+                return
             if buffer.complete_state and buffer.complete_state.current_completion:
                 buffer.complete_state = None
             elif buffer.document.text_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
@@ -155,6 +164,11 @@ class PromptLine:
                 buffer.append_to_history()
                 buffer.reset()
                 self._callbacks.enter(text)
+
+        @keys.add("<any>", filter=typing & Condition(self._callbacks.wants_keys))
+        def _(event: KeyPressEvent) -> None:
+            if event.data.isprintable() and not self._callbacks.key(event.data):
+                event.current_buffer.insert_text(event.data)
 
         @keys.add("escape", "enter", filter=typing)
         def _(event: KeyPressEvent) -> None:

@@ -260,10 +260,9 @@ class Screen:
         kind = f"{_KINDS.get(event['kind'], event['kind'])}{', by a subagent' if event['path'] else ''}"
         self.put(
             f"ask {event['approval_id']}",
-            Text.assemble("  ", ("?", "bold yellow"), f" Leave is needed for {kind}:"),
+            Text.assemble("  ", ("?", "bold yellow"), f" Approval needed for {kind}:"),
             Padding(Text(printable(event["command"]), "bold"), (0, 0, 0, 4)),
             Padding(Text(f"{printable(event['description'])}{rules}", "yellow"), (0, 0, 0, 4)),
-            Padding(Text(f"{choices(event)} · Enter denies", "dim"), (0, 0, 0, 4)),
         )
 
     def _leave_told(self, event: JsonObject) -> None:
@@ -404,7 +403,8 @@ class Lines:
 
 
 def choices(event: JsonObject) -> str:
-    return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[e]xplain"])
+    """The keys that answer an approval."""
+    return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[n]o, instead…", "[e]xplain · Enter denies"])
 
 
 def readable(result: str) -> str:

@@ -350,12 +350,13 @@ async def _prompt(chat: Chat, rest: str) -> None:
 @slash("approve", "[choice]", "allow what is asked about")
 async def _approve(chat: Chat, rest: str) -> None:
     if not await chat.approve(rest or "once"):
-        raise UsageError("Nothing waits for leave.")
+        raise UsageError("Nothing waits for approval.")
 
 
-@slash("deny", "", "do not allow it")
+@slash("deny", "[what to do instead]", "do not allow it")
 async def _deny(chat: Chat, rest: str) -> None:
-    await _approve(chat, "deny")
+    if not await chat.approve("deny", rest):
+        raise UsageError("Nothing waits for approval.")
 
 
 @slash("yolo", "", "ask about nothing in this session, or ask again", "shared")
