@@ -17,7 +17,9 @@ from rich.text import Text
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
 from hermes.cli.conversation import EXIT_FAILED, Conversation, here
+from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Lines, Open, Screen
+from hermes.cli.slash_sessions import history
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
 from hermes.core.json_types import JsonObject
@@ -45,6 +47,8 @@ class Chat:
         self.deletes = False
         self.typed: Callable[[str], None] = lambda _: None
         self.changed: Callable[[], None] = lambda: None
+        self.open_menu: Callable[[], None] = lambda: None
+        self.picking: Picking | None = None
         self.mode: str = talk.settings.display.busy_input_mode
         self._working: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Task[None]] = set()
@@ -69,8 +73,11 @@ class Chat:
         """A command, or something for the agent."""
         self._leave_at = 0.0
         await self.greeted.wait()
+        picking, self.picking = self.picking, None
         try:
-            if text.startswith("/"):
+            if picking is not None and text.strip() and not text.startswith("/"):
+                await self.take_pick(picking, text.strip())
+            elif text.startswith("/"):
                 await slash.run(self, text)
             elif text.strip():
                 await self.send(text)
@@ -83,6 +90,19 @@ class Chat:
             log.error("%s", self.talk.app.secrets.redact(traceback.format_exc()))
             error = HermesError(f"This is a defect of Hermes: {type(error).__name__}.", hint="hermes logs errors")
         self.screen.problem(error.message + (f"\n  Try: {error.hint}" if error.hint else ""))
+
+    def pick(self, picking: Picking) -> None:
+        self.picking = picking
+        self.open_menu()
+
+    async def take_pick(self, picking: Picking, text: str) -> None:
+        """Take the first name that matches; a line that names none is left for its writer."""
+        found = text if text in picking.names else next(iter(matching(picking.names, text)), "")
+        if found:
+            await picking.take(found)
+        else:
+            self.screen.note(f"None of {len(picking.names)} names holds: {one_line(text)}", "yellow")
+            self.typed(text)
 
     async def send(self, text: str) -> None:
         """Words for the agent, now or as the mode for a busy agent says."""
@@ -209,7 +229,10 @@ class Chat:
 
     def interrupt(self, typed: str = "") -> None:
         """Ctrl-C: stops the turn; without one clears the line; on an empty line, the second time, leaves."""
-        if self.busy:
+        if self.picking is not None:
+            self.picking = None
+            self.typed("")
+        elif self.busy:
             held, self.waiting = [text for _, text in self.waiting], deque()
             if held:  # nothing is lost: what was to come next stands in the line again
                 self.typed("\n".join([*held, *([typed] if typed else [])]))
@@ -269,7 +292,7 @@ class Chat:
         else:
             self.screen.note(f"Hermes · {' · '.join(facts)}")
         if session:
-            await slash.history(self, "1")
+            await history(self, "1")
 
     def facts(self) -> list[str]:
         assert isinstance(self.screen, Screen)

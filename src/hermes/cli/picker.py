@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.document import Document
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import ColorDepth, create_output
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple
 
 _ROWS = 10
 
@@ -22,21 +17,12 @@ def matching(names: Iterable[str], text: str) -> list[str]:
     return sorted(found, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
 
 
-def best(names: Sequence[str], text: str) -> str:
-    """The name that a text stands for: itself where it is one, else the only match. Empty: there is none, or several."""
-    found = [text] if text in names else matching(names, text)
-    return found[0] if len(found) == 1 else ""
+class Picking(NamedTuple):
+    """A choice among many names that is open at the line of a chat, with what is shown beside each name."""
 
-
-class NameCompleter(Completer):
-    def __init__(self, names: Mapping[str, str]) -> None:
-        """Names, and what is shown beside each."""
-        self._names = names
-
-    def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
-        text = document.text_before_cursor
-        for name in matching(self._names, text):
-            yield Completion(name, -len(text), display_meta=self._names[name])
+    mark: str
+    names: Mapping[str, str]
+    take: Callable[[str], Awaitable[None]]
 
 
 def can_pick() -> bool:
@@ -49,6 +35,12 @@ def can_pick() -> bool:
 
 def pick(question: str, names: Mapping[str, str], default: str) -> str:
     """The name that is chosen, or another that was typed and matches none. Enter alone takes the default. It blocks."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import ColorDepth, create_output
+
+    from hermes.cli.prompt_line import NameCompleter
+
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -20,6 +20,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
+from hermes.cli.picker import matching
 from hermes.core.home import Home, make_private_folder, private_opener
 
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
@@ -46,6 +47,8 @@ class Callbacks:
     tick: Callable[[], bool]
     facts: Callable[[], str]
     commands: Callable[[], Mapping[str, str]]
+    # Names of which one is to be chosen, with what is shown beside each; mostly none.
+    names: Callable[[], Mapping[str, str]]
 
 
 class PromptLine:
@@ -62,7 +65,7 @@ class PromptLine:
             bottom_toolbar=lambda: FormattedText([("class:bottom-toolbar", f" {callbacks.facts()}")]),
             key_bindings=self._keys(),
             history=_History(home) if home is not None else InMemoryHistory(),
-            completer=_Commands(callbacks.commands),
+            completer=_Commands(callbacks),
             complete_while_typing=Condition(self._completes),
             enable_suspend=True,
             erase_when_done=True,
@@ -91,7 +94,11 @@ class PromptLine:
             self._flush()
 
     def type(self, text: str) -> None:
+        self.buffer.complete_state = None
         self.buffer.document = Document(text)
+
+    def open_menu(self) -> None:
+        self.buffer.start_completion(select_first=False)
 
     def exit(self) -> None:
         if self._session.app.is_running and not self._session.app.is_done:
@@ -143,7 +150,7 @@ class PromptLine:
 
     def _completes(self) -> bool:
         text = self.buffer.document.text_before_cursor
-        return text.startswith("/") or text.rpartition(" ")[2].startswith("@")
+        return bool(self._callbacks.names()) or text.startswith("/") or text.rpartition(" ")[2].startswith("@")
 
     def _keys(self) -> KeyBindings:
         keys, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
@@ -154,7 +161,7 @@ class PromptLine:
             buffer = event.current_buffer
             if self._callbacks.wants_keys() and self._callbacks.key("\r"):
                 return
-            if buffer.complete_state and buffer.complete_state.current_completion:
+            if buffer.complete_state and buffer.complete_state.current_completion and not self._callbacks.names():
                 buffer.complete_state = None
             elif buffer.document.text_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
                 buffer.delete_before_cursor()
@@ -200,15 +207,28 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    def __init__(self, commands: Callable[[], Mapping[str, str]]) -> None:
-        self._commands, self._paths = commands, PathCompleter(expanduser=True)
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._paths = callbacks, PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         word = text.rpartition(" ")[2]
         if text.startswith("/") and " " not in text:
-            for name, about in self._commands().items():
+            for name, about in self._callbacks.commands().items():
                 if name.startswith(text[1:]):
                     yield Completion(f"/{name}", -len(text), display_meta=about)
+        elif names := self._callbacks.names():
+            yield from NameCompleter(names).get_completions(document, event)
         elif word.startswith("@"):
             yield from self._paths.get_completions(Document(word[1:]), event)
+
+
+class NameCompleter(Completer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """Names, and what is shown beside each."""
+        self._names = names
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        for name in matching(self._names, text):
+            yield Completion(name, -len(text), display_meta=self._names[name])

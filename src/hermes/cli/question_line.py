@@ -68,7 +68,13 @@ class QuestionLine:
 
     def _takes_keys(self) -> bool:
         is_approval = self._question is not None and self._question.kind == "approve"
-        return is_approval and self._is_ready and not self._is_commenting and not self._read()
+        return (
+            is_approval
+            and self._is_ready
+            and self._chat.picking is None
+            and not self._is_commenting
+            and not self._read()
+        )
 
     def _has_rest(self) -> bool:
         return bool(self._rest) and time.monotonic() < self._rest_until
@@ -109,7 +115,7 @@ class QuestionLine:
         if self._is_commenting and question is not None:
             self._is_commenting = False
             self._chat.answer_approval(question, "deny", _NO.sub("", text.strip(), count=1))
-        elif question is None or not self._is_ready or text.startswith("/"):
+        elif self._chat.picking is not None or question is None or not self._is_ready or text.startswith("/"):
             self._chat.enter(text)
         elif question.kind == "answer":
             self._chat.answer_question(question, text.strip())
@@ -119,6 +125,8 @@ class QuestionLine:
     # --- what is shown ----------------------------------------------------------------------------------------------
 
     def mark(self) -> str:
+        if self._chat.picking is not None:
+            return self._chat.picking.mark
         if self._question is None or not self._is_ready:
             return "›"
         if self._question.kind == "answer":
@@ -127,6 +135,8 @@ class QuestionLine:
 
     def hint(self) -> str:
         """The keys that answer, in a line above the prompt."""
+        if self._chat.picking is not None:
+            return "Type to search · ↑ ↓ choose · Enter takes the first match, alone it changes nothing"
         if self._question is None or not self._is_ready or self._question.kind != "approve":
             return ""
         if self._is_commenting:

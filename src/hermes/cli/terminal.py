@@ -46,9 +46,11 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         tick=tick,
         facts=lambda: " · ".join([*chat.facts(), *question.facts()]),
         commands=lambda: slash.names(chat),
+        names=lambda: chat.picking.names if chat.picking else {},
     )
     line = PromptLine(None if args.no_save else talk.home, callbacks)
     screen.emit, chat.changed, chat.typed = line.write, changed, line.type
+    chat.open_menu = line.open_menu
 
     def hang_up() -> None:
         chat.hung_up = True
