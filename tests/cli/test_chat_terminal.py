@@ -301,6 +301,73 @@ def test_chat_multi_line_message(place: Place) -> None:
     assert asked == ["first\nsecond\nthird", "pasted\nlines"]
 
 
+def test_chat_ctrl_j_begins_another_line(place: Place) -> None:
+    place.script(Reply(text="Answer.", continues=False))
+    terminal = place.terminal()
+    time.sleep(1.2)  # right after the start Ctrl-J may be an Enter that was typed ahead
+    terminal.type("first\nsecond\r")
+    terminal.until("Answer.")
+    assert place.asked() == [("user", "first\nsecond")]
+
+
+def test_chat_shows_output_preview_and_expands_it(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "seq 1 7; exit 3"})]),
+        Reply(tool_calls=[Call("search_files", {"pattern": "nothing-like-it"})]),
+        Reply(text="Done.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("count")
+    screen = terminal.until("Done.")
+    assert "    1\n    … " in screen and "more lines: /expand" in screen
+    terminal.send("/expand")
+    terminal.until("› /expand")
+    terminal.until(lambda screen: "tokens" in screen.rpartition("› /expand")[2])
+    assert "{" not in str(terminal).rpartition("› /expand")[2]
+
+
+def test_chat_shows_file_changes_as_diff(each_way: Place) -> None:
+    each_way.configure("approvals: {mode: off}\n")
+    (each_way.folder / "tea.txt").write_text("green\nblack\n")
+    patch = {"mode": "replace", "path": "tea.txt", "old_string": "black", "new_string": "white"}
+    new = {"path": "list.txt", "content": "".join(f"line {n}\n" for n in range(60))}
+    each_way.script(
+        Reply(tool_calls=[Call("read_file", {"path": "tea.txt"})]),
+        Reply(tool_calls=[Call("patch", patch)]),
+        Reply(tool_calls=[Call("write_file", new)]),
+        Reply(text="Changed.", continues=False),
+    )
+    terminal = each_way.terminal(rows=90)
+    terminal.send("change it")
+    screen = terminal.until("Changed.")
+    assert "    -black\n    +white\n" in screen
+    assert "    +line 0\n" in screen and "+line 59" not in screen and "more lines: /expand" in screen
+    terminal.send("/expand")
+    terminal.until("+line 59")
+
+
+def test_chat_image_command_and_pasted_path(each_way: Place) -> None:
+    picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
+    (each_way.folder / "a dot.png").write_bytes(picture)
+    (each_way.folder / "text.txt").write_text("no image")
+    each_way.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("/image text.txt")
+    terminal.until("is no picture")
+    terminal.send("/image a dot.png")
+    terminal.until("With the next message: a dot.png")
+    terminal.send("what is it?")
+    terminal.until("One.")
+    path = str(each_way.folder / "a dot.png")
+    terminal.type(f"\x1b[200~{path.replace(' ', chr(92) + ' ')}\x1b[201~")
+    terminal.until('@"')
+    terminal.send("and that?")
+    terminal.until("Two.")
+    messages = [m for m in each_way.model.requests[-1].body["messages"] if m["role"] == "user"]
+    assert [[part["type"] for part in message["content"]] for message in messages] == [["text", "image_url"]] * 2
+
+
 def test_chat_attaches_files_and_images(each_way: Place) -> None:
     (each_way.folder / "notes.txt").write_text("buy milk")
     picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")

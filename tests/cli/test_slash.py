@@ -46,12 +46,24 @@ def test_slash_help_and_unknown_command(place: Place) -> None:
     skill(place, "tidy", "Put things away.")
     terminal = place.terminal(rows=60)
     terminal.send("/help")
-    screen = terminal.until("/quit [--delete]")
+    screen = terminal.until("at an approval")
+    for word in (
+        "/quit [--delete]",
+        "/exit",
+        "/clear",
+        "/delete",
+        "/image",
+        "Alt-Enter, Ctrl-J",
+        "@path",
+        "Ctrl-R",
+        "Ctrl-L",
+    ):
+        assert word in screen
     assert all(f"/{name}" in screen for name in COMMANDS) and "/tidy" in screen
     terminal.send("/titel x")
     assert "Did you mean title" in terminal.until("There is no command /titel")
     terminal.type("/qu")
-    terminal.until("leave, and delete the session")
+    terminal.until("leave; --delete deletes the session")
     assert place.model.requests == []
 
 
@@ -289,3 +301,19 @@ def test_slash_model_picker_searches(each_way: Place) -> None:
     terminal.until(lambda screen: "vendor/large" not in screen.rpartition("window")[2])
     ask(terminal, "second", "Two.")
     assert each_way.model.requests[-1].model == "vendor/small"
+
+
+def test_slash_clear_exit_and_delete(place: Place) -> None:
+    answers(place, "One.", "Two.")
+    terminal = place.terminal(rows=60)
+    ask(terminal, "first", "One.")
+    terminal.send("/clear")
+    terminal.until(lambda screen: "One." not in screen)
+    ask(terminal, "second", "Two.")
+    terminal.send("/delete")
+    terminal.until("with 4 messages")
+    terminal.send("/exit")
+    assert terminal.wait() == 0 and len(place.sessions()) == 1
+    terminal = place.terminal("--continue")
+    terminal.send("/delete yes")
+    assert terminal.wait() == 0 and place.sessions() == []

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from hermes.cli.output import NotFound, Refused, UsageError
 from hermes.core import home as homes
@@ -23,6 +24,8 @@ from hermes.guards.paths import PathRefused, read_inside
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _AFTER_STDIN = "The file stdin above is what this is about. {}"
 _END = ".,;:!?)"
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_PATH_CHARS_MAX = 4_096
 _PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -53,6 +56,25 @@ def piped() -> bytes:
             hint="write it to a file and name the file in the prompt, so that tools read parts of it",
         )
     return data
+
+
+def check_image(name: str) -> Path:
+    """The file of an image. Raises where it is none."""
+    path = Path(name).expanduser()
+    _picture(path)
+    return path
+
+
+def pasted(text: str) -> str:
+    """A pasted text; where it is nothing but the path of an image, as terminals paste a file that was dropped, `@path`."""
+    name = text.strip().removeprefix("file://")
+    if not name or "\n" in name or len(name) > _PATH_CHARS_MAX:
+        return text
+    for candidate in (unquote(name), name, re.sub(r"\\(.)", r"\1", name), name.strip("'\"")):
+        path = Path(os.path.expanduser(candidate))
+        if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file():
+            return f'@"{path}" '
+    return text
 
 
 def missing(text: str) -> list[str]:

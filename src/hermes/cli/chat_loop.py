@@ -17,8 +17,9 @@ from rich.text import Text
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
 from hermes.cli.conversation import EXIT_FAILED, Conversation, here
+from hermes.cli.line_output import Lines
 from hermes.cli.picker import Picking, matching
-from hermes.cli.screen import Lines, Open, Screen
+from hermes.cli.screen import Open, Screen
 from hermes.cli.slash_sessions import history
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
@@ -48,6 +49,7 @@ class Chat:
         self.typed: Callable[[str], None] = lambda _: None
         self.changed: Callable[[], None] = lambda: None
         self.open_menu: Callable[[], None] = lambda: None
+        self.clear_screen: Callable[[], None] = lambda: None
         self.picking: Picking | None = None
         self.mode: str = talk.settings.display.busy_input_mode
         self._working: asyncio.Task[None] | None = None

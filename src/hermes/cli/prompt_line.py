@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from prompt_toolkit.filters import Always, Condition, has_focus
 from prompt_toolkit.formatted_text import ANSI, FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
@@ -26,6 +29,7 @@ from hermes.core.home import Home, make_private_folder, private_opener
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
 _TICK_S = 0.125
 _REDRAW_S = 0.02
+_TYPED_AHEAD_S = 1.0
 # Lines below the moving part: the prompt, the line of facts, and some room to type.
 _LINES_KEPT = 6
 
@@ -37,6 +41,7 @@ class Callbacks:
 
     enter: Callable[[str], None]
     typed: Callable[[], None]
+    pasted: Callable[[str], str]
     wants_keys: Callable[[], bool]
     key: Callable[[str], bool]
     interrupt: Callable[[], None]
@@ -58,6 +63,7 @@ class PromptLine:
         self._callbacks = callbacks
         self._pending: list[str] = []
         self._writing = False
+        self._began = 0.0
         self._session: PromptSession[str] = PromptSession(
             self._message,
             multiline=True,
@@ -86,6 +92,7 @@ class PromptLine:
         return self._session.app.output.get_size().columns
 
     async def run(self) -> None:
+        self._began = time.monotonic()
         ticking = asyncio.create_task(self._tick())
         try:
             await self._session.prompt_async(set_exception_handler=False)
@@ -99,6 +106,11 @@ class PromptLine:
 
     def open_menu(self) -> None:
         self.buffer.start_completion(select_first=False)
+
+    def clear(self) -> None:
+        """Clear the screen; the prompt is drawn again at its top."""
+        self._flush()
+        self._session.app.renderer.clear()
 
     def exit(self) -> None:
         if self._session.app.is_running and not self._session.app.is_done:
@@ -177,9 +189,19 @@ class PromptLine:
             if event.data.isprintable() and not self._callbacks.key(event.data):
                 event.current_buffer.insert_text(event.data)
 
+        @keys.add(Keys.BracketedPaste, filter=typing)
+        def _(event: KeyPressEvent) -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            event.current_buffer.insert_text(self._callbacks.pasted(text))
+
+        @keys.add("c-j", filter=typing)
         @keys.add("escape", "enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
-            event.current_buffer.newline(copy_margin=False)
+            # What was typed before the prompt was there has passed the terminal's line mode, where Enter is Ctrl-J.
+            if event.data == "\n" and time.monotonic() - self._began < _TYPED_AHEAD_S:
+                event.key_processor.feed(KeyPress(Keys.ControlM, "\r"))
+            else:
+                event.current_buffer.newline(copy_margin=False)
 
         @keys.add("c-c", filter=typing)
         @keys.add("<sigint>")

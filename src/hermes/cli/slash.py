@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes.cli import slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
+from hermes.cli import attach, slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
 from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
+from hermes.cli.screen import Screen
 from hermes.cli.slash_table import COMMANDS, require, slash
-from hermes.core.formatting import columns, one_line, width
+from hermes.core.formatting import columns, counted, one_line, width
 from hermes.core.spec import Content
 from hermes.services.skills import find_skills, skill_text
 
@@ -48,16 +49,62 @@ def _skills(chat: Chat) -> dict[str, str]:
     return {skill.name: skill.description for skill in skills if skill.name not in COMMANDS}
 
 
+_KEYS = (
+    ("Enter", "send; while the agent works, what the line below says"),
+    ("Alt-Enter, Ctrl-J, or \\ at the end", "another line"),
+    ("@path, @picture.png", "attach a file or an image; Tab completes the path"),
+    ("Ctrl-R", "search what was typed before; ↑ ↓ go through it"),
+    ("Ctrl-C", "stop the turn, or clear the line; twice at an empty line: leave"),
+    ("Ctrl-D", "leave"),
+    ("Ctrl-L", "clear the screen"),
+    ("o s a d n e", "at an approval, without Enter; y is once too"),
+)
+
+
+@slash("image", "PATH", "send an image with the next message")
+async def _image(chat: Chat, rest: str) -> None:
+    name = rest.strip().removeprefix("@").strip("\"'")
+    if not name:
+        raise UsageError("/image needs a path.", hint="/image picture.png, or @picture.png in a message")
+    chat.images.append(str(attach.check_image(name)))
+    chat.screen.note(f"With the next message: {', '.join(chat.images)}")
+
+
 @slash("help", "", "this list")
 async def _help(chat: Chat, rest: str) -> None:
     rows = [[f"/{name} {command.arguments}".rstrip(), command.about] for name, command in COMMANDS.items()]
     rows += [[f"/{name}", about] for name, about in _skills(chat).items()]
-    chat.screen.plain("\n".join(columns(rows, 1, width())))
+    keys = [list(row) for row in _KEYS] if isinstance(chat.screen, Screen) else []
+    lines = columns(rows, 1, width())
+    chat.screen.plain("\n".join([*lines, *(["", *columns(keys, 1, width())] if keys else [])]))
 
 
-@slash("quit", "[--delete]", "leave, and delete the session")
+@slash("clear", "", "clear the screen; the conversation stays")
+async def _clear(chat: Chat, rest: str) -> None:
+    chat.clear_screen()
+
+
+@slash("exit", "", "leave; the session is kept")
+async def _exit(chat: Chat, rest: str) -> None:
+    if rest:
+        raise UsageError(f"/exit does not know '{rest}'.", hint="/exit, or /delete")
+    chat.leave()
+
+
+@slash("quit", "[--delete]", "leave; --delete deletes the session")
 async def _quit(chat: Chat, rest: str) -> None:
     if rest not in ("", "--delete"):
-        raise UsageError(f"/quit does not know '{rest}'.", hint="/quit, or /quit --delete")
+        raise UsageError(f"/quit does not know '{rest}'.", hint="/quit, or /delete")
     chat.deletes = bool(rest)
+    chat.leave()
+
+
+@slash("delete", "[yes]", "delete this session and leave", "stored")
+async def _delete(chat: Chat, rest: str) -> None:
+    session = await chat.talk.session()
+    if rest != "yes":
+        title = session.get("title") or chat.talk.session_id
+        count = counted(int(session.get("message_count") or 0), "message")
+        raise UsageError(f"This deletes the session {title} with {count}.", hint="/delete yes")
+    chat.deletes = True
     chat.leave()

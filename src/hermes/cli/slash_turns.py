@@ -153,7 +153,7 @@ async def _cron(chat: Chat, rest: str) -> None:
 async def _expand(chat: Chat, rest: str) -> None:
     if not chat.screen.last_output:
         raise UsageError("No tool has said anything yet.")
-    chat.screen.plain(chat.screen.last_output)
+    chat.screen.expand()
 
 
 @slash("debug", "", "the last request, without secrets", "shared")

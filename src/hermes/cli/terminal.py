@@ -6,7 +6,7 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from hermes.cli import slash
+from hermes.cli import attach, slash
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
 from hermes.cli.prompt_line import Callbacks, PromptLine
@@ -36,6 +36,7 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
     callbacks = Callbacks(
         enter=question.enter,
         typed=question.typed,
+        pasted=attach.pasted,
         wants_keys=question.wants_keys,
         key=question.key,
         interrupt=lambda: chat.interrupt(line.buffer.text),
@@ -50,7 +51,7 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
     )
     line = PromptLine(None if args.no_save else talk.home, callbacks)
     screen.emit, chat.changed, chat.typed = line.write, changed, line.type
-    chat.open_menu = line.open_menu
+    chat.open_menu, chat.clear_screen = line.open_menu, line.clear
 
     def hang_up() -> None:
         chat.hung_up = True
