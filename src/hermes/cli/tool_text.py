@@ -16,6 +16,8 @@ _PREVIEW_LINES = 3
 # Fields that are the answer itself; everything else is said about it.
 _BODIES = ("output", "stdout", "content", "diff")
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
+# What the line of the call says already, or nobody asks for.
+_BESIDE = frozenset({"cwd", "duration_ms"})
 # Fields that say nothing to a person where they have these values.
 _USUAL: JsonObject = {"exit_code": 0, "status": "ok", "matched_by": "exact", "truncated": False}
 
@@ -32,9 +34,14 @@ def readable(result: str) -> str:
     value = parsed(result)
     if not isinstance(value, dict):
         return value if isinstance(value, str) else "\n".join(_lines(value))
-    bodies = [str(value[name]).rstrip("\n") for name in _BODIES if isinstance(value.get(name), str) and value[name]]
-    rest = {name: field for name, field in value.items() if name not in _BODIES and _USUAL.get(name, ...) != field}
-    return "\n\n".join(filter(None, (*bodies, "\n".join(_lines(rest)))))
+    hidden = {*_BODIES, *_BESIDE}
+    rest = {name: field for name, field in value.items() if name not in hidden and _USUAL.get(name, ...) != field}
+    return "\n\n".join(filter(None, (_body(value), "\n".join(_lines(rest)))))
+
+
+def _body(value: JsonObject) -> str:
+    texts = (value.get(name) for name in _BODIES)
+    return "\n\n".join(text.rstrip("\n") for text in texts if isinstance(text, str) and text.strip())
 
 
 def _lines(value: Any, indent: str = "") -> Iterator[str]:
@@ -80,12 +87,19 @@ def diff_lines(diff: str, lines_max: int | None = None) -> Iterator[Text]:
 
 
 def preview_lines(result: str) -> Iterator[Text]:
-    """A few lines of an answer: all of a short one, else its first and its last line."""
+    """A few lines of an answer: all of a short one, else its first and its last line. Whoever has denied a call knows
+    why it was not made."""
     value = parsed(result)
-    is_error = isinstance(value, dict) and isinstance(value.get("error"), str)
-    text = value["error"] if is_error else readable(result)
+    fields: JsonObject = value if isinstance(value, dict) else {}
+    if fields.get("status") == "blocked":
+        yield from () if fields.get("by") == "user" else (Text(printable(str(fields.get("reason", ""))), "yellow"),)
+        return
+    is_error = isinstance(fields.get("error"), str)
+    text = fields["error"] if is_error else _body(fields) or readable(result)
     lines = [line for line in printable(without_colours(text)).split("\n") if line.strip()]
     if len(lines) > _PREVIEW_LINES:
         lines = [lines[0], f"… {len(lines) - 2} more lines: /expand", lines[-1]]
+    if fields.get("exit_code", 0) not in (0, None):
+        lines.append(f"exit code {fields['exit_code']}")
     for line in lines:
         yield Text(line, "red" if is_error else "dim")
