@@ -39,7 +39,7 @@ def test_readable_text_of_results(result: Any, text: str) -> None:
 )
 def test_preview_of_results(result: Any, lines: list[str]) -> None:
     text = result if isinstance(result, str) else json.dumps(result)
-    assert [line.plain for line in preview_lines(text)] == lines
+    assert [line.plain for line in preview_lines(text, ": /expand")] == lines
 
 
 def test_diff_is_coloured_and_bounded() -> None:
@@ -53,7 +53,7 @@ def test_diff_is_coloured_and_bounded() -> None:
         ("-black", "red"),
         ("+white", "green"),
     ]
-    assert [line.plain for line in diff_lines(diff, 3)] == ["+++ tea.txt", "@@ -1,2 +1,2 @@", "… 3 more lines: /expand"]
+    assert [line.plain for line in diff_lines(diff, 3, ": /expand")] == ["+++ tea.txt", "@@ -1,2 +1,2 @@", "… 3 more lines: /expand"]
 
 
 def test_new_file_is_a_diff_of_added_lines() -> None:

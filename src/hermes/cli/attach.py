@@ -22,7 +22,7 @@ from hermes.guards.paths import PathRefused, read_inside
 
 # `@path` as a word of its own, the path in quotes where it holds spaces.
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
-_AFTER_STDIN = "The file stdin above is what this is about. {}"
+_AFTER_STDIN = "\nThe file stdin above is what this is about. {}"
 _END = ".,;:!?)"
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _PATH_CHARS_MAX = 4_096

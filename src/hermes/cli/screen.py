@@ -85,7 +85,9 @@ class _PlainConsole(Console):
 class Screen:
     """Draws on a terminal. `emit` takes finished lines; `live` is what moves, for whoever shows it below them."""
 
-    def __init__(self, width: Callable[[], int], *, reasoning: bool, quiet: bool) -> None:
+    def __init__(self, width: Callable[[], int], *, reasoning: bool, quiet: bool, expands: bool = True) -> None:
+        """`expands`: `/expand` shows what is left out."""
+        self._hint = ": /expand" if expands else ""
         self.emit: Callable[[str], Any] = sys.stdout.write
         self._width = width
         self.reasoning, self._quiet = reasoning, quiet
@@ -254,9 +256,9 @@ class Screen:
         self.put("tools", self._tool_line(mark, style, tool, f"{ending}{event['duration']:.1f} s"))
         self.last_diff = file_diff(event["result"], tool.arguments) if event["status"] == "ok" else ""
         if self.last_diff:
-            self.put("tools", *(_below(line) for line in diff_lines(self.last_diff, DIFF_LINES_SHOWN)))
+            self.put("tools", *(_below(line) for line in diff_lines(self.last_diff, DIFF_LINES_SHOWN, self._hint)))
         elif event["tool"] not in _WITHOUT_PREVIEW:
-            for line in preview_lines(event["result"]):
+            for line in preview_lines(event["result"], self._hint):
                 line.truncate(max(20, self._width()) - 5, overflow="ellipsis")
                 self.put("tools", _below(line))
 

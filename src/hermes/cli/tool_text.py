@@ -75,18 +75,18 @@ def file_diff(result: str, arguments: JsonObject) -> str:
     return ""
 
 
-def diff_lines(diff: str, lines_max: int | None = None) -> Iterator[Text]:
-    """The lines of a diff in colours, past `lines_max` only how many there are; its header says what its lines say."""
+def diff_lines(diff: str, lines_max: int | None = None, hint: str = "") -> Iterator[Text]:
+    """The lines of a diff in colours; past `lines_max` how many there are, and the hint."""
     lines = [line for line in printable(diff).split("\n") if not line.startswith(("--- ", "diff ", "index "))]
     shown = lines if lines_max is None or len(lines) <= lines_max else lines[: lines_max - 1]
     for line in shown:
         style = "bold" if line.startswith("+++ ") else _STYLES.get(line[:1], "dim")
         yield Text(line, style, overflow="fold")
     if len(shown) < len(lines):
-        yield Text(f"… {len(lines) - len(shown)} more lines: /expand", "dim italic")
+        yield Text(f"… {len(lines) - len(shown)} more lines{hint}", "dim italic")
 
 
-def preview_lines(result: str) -> Iterator[Text]:
+def preview_lines(result: str, hint: str = "") -> Iterator[Text]:
     """A few lines of an answer: all of a short one, else its first and its last line. Whoever has denied a call knows
     why it was not made."""
     value = parsed(result)
@@ -98,7 +98,7 @@ def preview_lines(result: str) -> Iterator[Text]:
     text = fields["error"] if is_error else _body(fields) or readable(result)
     lines = [line for line in printable(without_colours(text)).split("\n") if line.strip()]
     if len(lines) > _PREVIEW_LINES:
-        lines = [lines[0], f"… {len(lines) - 2} more lines: /expand", lines[-1]]
+        lines = [lines[0], f"… {len(lines) - 2} more lines{hint}", lines[-1]]
     if fields.get("exit_code", 0) not in (0, None):
         lines.append(f"exit code {fields['exit_code']}")
     for line in lines:
