@@ -36,6 +36,7 @@ def can_pick() -> bool:
 def pick(question: str, names: Mapping[str, str], default: str) -> str:
     """The name that is chosen, or another that was typed and matches none. Enter alone takes the default. It blocks."""
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.filters import Always
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.output import ColorDepth, create_output
 
@@ -62,6 +63,8 @@ def pick(question: str, names: Mapping[str, str], default: str) -> str:
         output=create_output(sys.stderr),
         color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
     )
+    # The line of hints stands right below the list, not at the end of the screen.
+    session.layout.current_window.dont_extend_height = Always()
     chosen = session.prompt(
         f"{question} [{default}]: ", pre_run=lambda: session.default_buffer.start_completion(select_first=False)
     )

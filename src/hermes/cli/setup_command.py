@@ -207,9 +207,7 @@ def _offer(setup: _Setup) -> tuple[str, str]:
     rows: list[list[str]] = [
         [
             "local",
-            str(status["file"])
-            if not status["problem"]
-            else f"{TITLE}, here on this machine; {BYTES / 1e9:.1f} GB to download",
+            str(status["file"]) if not status["problem"] else f"{TITLE}, {BYTES / 1e9:.1f} GB to download",
         ],
         ["PATH", "a GGUF file of your own"],
         ["URL [MODEL]", "a compatible server, such as http://127.0.0.1:8080/v1"],
