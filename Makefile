@@ -15,11 +15,11 @@ PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run dist test test-clients test-clients-heavy test-web screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
+.PHONY: setup run dist test test-clients test-clients-heavy test-web captures screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
+	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | captures | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
 
 setup: $(STAMP) $(PAGE)
 
@@ -69,7 +69,10 @@ $(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests scripts/setup-group |
 	@VENV="$(VENV)" sh scripts/setup-web-tests
 	@touch $@
 
-# The pictures of docs/images, and how quick and how heavy the page is.
+# The terminal texts of docs/captures, the pictures of docs/images, and how quick and how heavy the page is.
+captures: setup
+	@$(BIN)/python scripts/captures.py $(ARGS)
+
 screenshots: setup $(VENV)/.web-tests
 	@$(BIN)/python scripts/screenshots.py $(ARGS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 import pytest
 
@@ -87,13 +88,15 @@ def test_chat_tool_line_and_folded_output(each_way: Place) -> None:
     screen = terminal.until("Counted.")
     assert "✓ terminal" in screen and "row-7" not in screen
     terminal.send("/expand")
-    screen = terminal.until("over")
-    assert "row-1\nrow-2" in screen
+    terminal.until("row-1\nrow-2")
 
 
 @pytest.mark.parametrize(
     ("keys", "choice"),
-    [("o\r", "once"), ("s\r", "session"), ("a\r", "always"), ("d\r", "deny"), ("\r", "deny"), ("", "deny")],
+    [
+        *(("o", "once"), ("y", "once"), ("s", "session"), ("a", "always"), ("d", "deny"), ("\r", "deny"), ("", "deny")),
+        *(("yes\r", "once"), ("once\r", "once"), ("no\r", "deny")),
+    ],
 )
 def test_chat_approval_prompt(keys: str, choice: str, place: Place) -> None:
     place.configure("" if keys else "approvals: {timeout: 0.2}\n")
@@ -102,9 +105,13 @@ def test_chat_approval_prompt(keys: str, choice: str, place: Place) -> None:
     terminal = place.terminal()
     terminal.send("clean up")
     screen = terminal.until("allow?" if keys else "nobody answered in time")
-    assert "rm -rf build" in screen and "(delete)" in screen and "[o]nce  [s]ession  [a]lways" in screen
+    assert "rm -rf build" in screen and "(delete)" in screen
+    assert not keys or (
+        "[o]nce  [s]ession  [a]lways  [d]eny" in screen and "allow? 5:00" in screen.replace("4:59", "5:00")
+    )
     terminal.type(keys)
     terminal.until("So be it.")
+    assert "Next:" not in str(terminal)  # the rest of a word is no message
     assert (place.folder / "build").exists() is (choice == "deny")
     with contextlib.closing(Store(place.home / "state.db")) as store:
         [run] = store.runs.list()
@@ -127,6 +134,56 @@ def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None
     terminal.send("once")
     terminal.until("So be it.")
     assert not (each_way.folder / "build").exists()
+
+
+def test_chat_denial_with_comment(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    rm = Call("terminal", {"command": "rm -rf build"})
+    each_way.script(Reply(tool_calls=[rm]), Reply(text="Renamed.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.type("n")
+    terminal.until("instead:")
+    terminal.send("/old is a better place, move it there")
+    assert "› /old is a better place" in terminal.until("Renamed.")
+    assert (each_way.folder / "build").exists()
+    role, result = each_way.asked()[-1]
+    assert role == "tool" and "/old is a better place, move it there" in result and "Do what the user says" in result
+
+
+def test_chat_text_typed_before_an_approval_is_not_its_answer(place: Place) -> None:
+    (place.folder / "build").mkdir()
+    command = "until [ -e go ]; do sleep 0.01; done; true"
+    place.configure(f"command_allowlist: ['{command}']\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": command})]),
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
+        Reply(text="So be it.", continues=False),
+        Reply(text="And that.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.type("o")
+    running(terminal, "until [ -e go ]")
+    terminal.type("also")
+    terminal.until("› also")
+    (place.folder / "go").touch()
+    terminal.until("rm -rf build")
+    for letter in " say yes":  # still typing when the question appears
+        terminal.type(letter)
+        time.sleep(0.05)
+    screen = terminal.until("allow?")
+    assert "your draft comes back" in screen and "also say yes" not in screen and (place.folder / "build").exists()
+    terminal.type("d")
+    terminal.until("So be it.")
+    assert (place.folder / "build").exists()
+    terminal.until("› also say yes")
+    time.sleep(1.2)  # an Enter right behind the key belongs to the key
+    terminal.send("")
+    terminal.until("And that.")
+    assert place.asked()[-1] == ("user", "also say yes")
 
 
 def test_chat_clarify_takes_number_or_text(each_way: Place) -> None:
@@ -241,6 +298,73 @@ def test_chat_multi_line_message(place: Place) -> None:
     terminal.until("Answer 1.")
     asked = [text for role, text in place.asked() if role == "user"]
     assert asked == ["first\nsecond\nthird", "pasted\nlines"]
+
+
+def test_chat_ctrl_j_begins_another_line(place: Place) -> None:
+    place.script(Reply(text="Answer.", continues=False))
+    terminal = place.terminal()
+    time.sleep(1.2)  # right after the start Ctrl-J may be an Enter that was typed ahead
+    terminal.type("first\nsecond\r")
+    terminal.until("Answer.")
+    assert place.asked() == [("user", "first\nsecond")]
+
+
+def test_chat_shows_output_preview_and_expands_it(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "seq 1 7; exit 3"})]),
+        Reply(tool_calls=[Call("search_files", {"pattern": "nothing-like-it"})]),
+        Reply(text="Done.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("count")
+    screen = terminal.until("Done.")
+    assert "    1\n    … " in screen and "more lines: /expand" in screen
+    terminal.send("/expand")
+    terminal.until("› /expand")
+    terminal.until(lambda screen: "tokens" in screen.rpartition("› /expand")[2])
+    assert "{" not in str(terminal).rpartition("› /expand")[2]
+
+
+def test_chat_shows_file_changes_as_diff(each_way: Place) -> None:
+    each_way.configure("approvals: {mode: off}\n")
+    (each_way.folder / "tea.txt").write_text("green\nblack\n")
+    patch = {"mode": "replace", "path": "tea.txt", "old_string": "black", "new_string": "white"}
+    new = {"path": "list.txt", "content": "".join(f"line {n}\n" for n in range(60))}
+    each_way.script(
+        Reply(tool_calls=[Call("read_file", {"path": "tea.txt"})]),
+        Reply(tool_calls=[Call("patch", patch)]),
+        Reply(tool_calls=[Call("write_file", new)]),
+        Reply(text="Changed.", continues=False),
+    )
+    terminal = each_way.terminal(rows=90)
+    terminal.send("change it")
+    screen = terminal.until("Changed.")
+    assert "    -black\n    +white\n" in screen
+    assert "    +line 0\n" in screen and "+line 59" not in screen and "more lines: /expand" in screen
+    terminal.send("/expand")
+    terminal.until("+line 59")
+
+
+def test_chat_image_command_and_pasted_path(each_way: Place) -> None:
+    picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
+    (each_way.folder / "a dot.png").write_bytes(picture)
+    (each_way.folder / "text.txt").write_text("no image")
+    each_way.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("/image text.txt")
+    terminal.until("is no picture")
+    terminal.send("/image a dot.png")
+    terminal.until("With the next message: a dot.png")
+    terminal.send("what is it?")
+    terminal.until("One.")
+    path = str(each_way.folder / "a dot.png")
+    terminal.type(f"\x1b[200~{path.replace(' ', chr(92) + ' ')}\x1b[201~")
+    terminal.until('@"')
+    terminal.send("and that?")
+    terminal.until("Two.")
+    messages = [m for m in each_way.model.requests[-1].body["messages"] if m["role"] == "user"]
+    assert [[part["type"] for part in message["content"]] for message in messages] == [["text", "image_url"]] * 2
 
 
 def test_chat_attaches_files_and_images(each_way: Place) -> None:

@@ -42,6 +42,13 @@ def drawn(text: str) -> list[str]:
         ("~~~\n```\n~~~", ["  ```"]),
         ("| a | b |\n|---|--:|\n| 1 | 22 |", ["  a    b", "  ─────────", "  1   22"]),
         ("| no table", ["| no table"]),
+        (
+            "```python\nprint('a long line of code', 'that goes on', end)\n```",
+            ["  print('a long line of code', 'that", "  goes on', end)"],
+        ),
+        (f"```python\n{'x' * 60}\n```", [f"  {'x' * 38}", f"  {'x' * 22}"]),
+        (f"```\n{'x' * 60}\n```", [f"  {'x' * 38}", f"  {'x' * 22}"]),
+        (f"| a |\n|---|\n| {'y' * 60} |", ["  a", "  ─────────", f"  {'y' * 38}", f"  {'y' * 22}"]),
     ],
 )
 def test_markdown_rendering_per_line(text: str, shown: list[str]) -> None:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,9 @@ from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
+from .conftest import HERMES
 from .shell import Hermes
+from .terminal import Terminal
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -247,3 +249,99 @@ def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelSer
     assert config.load(home).timezone == "" and config.load(home).model.default == "m"
     assert "max_turns: 1" in (home.path / "config.yaml.bak").read_text()
     assert "max_turns: 2" in (home.path / "config.yaml.bak1").read_text()
+
+
+# ---- setup at a terminal
+
+
+@pytest.fixture
+def at_terminal(home: Home, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    with ExitStack() as stack:
+
+        def start(*words: str) -> Terminal:
+            env = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(tmp_path)}
+            terminal = Terminal([*HERMES, "setup", *words], env, tmp_path)
+            stack.callback(terminal.close)
+            return terminal
+
+        yield start
+
+
+def test_setup_asks_again_after_unusable_answers(
+    home: Home, server: ModelServer, at_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = at_terminal()
+    for answer, complaint in (
+        ("opnai", "Did you mean openai?"),
+        ("htp://127.0.0.1", "no address"),
+        ("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1 cannot be reached"),
+        ("/no/such.gguf", "cannot be read"),
+        ("one two three", "more than a route and a model"),
+    ):
+        before = str(terminal).count("Which [")
+        terminal.until(lambda screen, count=before: screen.count("Which [") >= max(1, count))
+        terminal.send(answer)
+        terminal.until(lambda screen, complaint=complaint: complaint in screen and screen.endswith("Which [local]:"))
+    terminal.send(f"{server.url}/v1 m")
+    assert "Hello there." in terminal.until("Toolsets to switch off")
+    terminal.send("nonsense")
+    terminal.until("There is no toolset")
+    terminal.send("n")
+    terminal.until("Sandbox:")
+    terminal.send("loc")
+    terminal.until("There is no sandbox")
+    terminal.send("local")
+    terminal.until("Make a key")
+    terminal.send("what?")
+    terminal.until("neither y nor n")
+    terminal.send("n")
+    assert terminal.wait() == 0
+    settings = config.load(home)
+    assert (settings.model.default, settings.terminal.backend, settings.api_server.key) == ("m", "local", "")
+
+
+def test_setup_n_leaves_the_model_and_goes_on(home: Home, hermes: Hermes) -> None:
+    done = hermes("setup", typed="n\nweb\nlocal\nn\n")
+    assert done.code == 0 and config.load(home).agent.disabled_toolsets == ["web"]
+    with serving(Reply(status=400)) as server:
+        done = hermes("setup", typed=f"{server.url}/v1 m\nn\nvision\n\nn\n")
+    assert done.code == 3 and "The model is left as it was" in done.err
+    settings = config.load(home)
+    assert (settings.model.base_url, settings.agent.disabled_toolsets) == (None, ["vision"])
+
+
+def test_setup_model_picker_searches(home: Home, server: ModelServer, at_terminal: Callable[..., Terminal]) -> None:
+    server.models = [{"id": f"vendor/{name}", "context_length": 9_000} for name in ("tiny", "small-chat", "large-chat")]
+    terminal = at_terminal("model")
+    terminal.until("Which [")
+    terminal.send(f"{server.url}/v1")
+    terminal.until("vendor/large-chat")
+    terminal.type("chat sm")
+    terminal.until(lambda screen: "vendor/small-chat" in screen and "vendor/large-chat" not in screen)
+    terminal.send("")
+    assert terminal.wait() == 0
+    assert config.load(home).model.default == "vendor/small-chat"
+
+
+def test_setup_asks_for_refused_key(home: Home, at_terminal: Callable[..., Terminal]) -> None:
+    with serving(Reply(text="Hello.")) as server:
+        server.models, server.listing_key = [{"id": "only"}], SECRET
+        terminal = at_terminal("model")
+        terminal.until("Which [")
+        terminal.send(f"{server.url}/v1")
+        terminal.until("Its key")
+        time.sleep(0.2)  # what asks in secret throws away what was typed before it asked
+        terminal.send(SECRET)
+        assert terminal.wait() == 0
+        assert server.requests[0].key == SECRET
+    assert "refuses the key: it answers 401" in str(terminal) and SECRET not in str(terminal)
+    assert SECRET in home.env_file.read_text() and config.load(home).model.default == "only"
+
+
+def test_setup_names_models_near_an_unknown_one(home: Home, hermes: Hermes) -> None:
+    with serving(Reply(status=404, error="no such model")) as server:
+        server.models = [{"id": "large-chat"}, {"id": "tiny"}]
+        done = hermes("setup", "model", typed=f"{server.url}/v1 larg-chat\nn\n")
+    assert (
+        done.code == 3 and "larg-chat is not among the 2 models" in done.err and "Did you mean large-chat?" in done.err
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from typing import Any
 
 import pytest
 
+from hermes.core.limits import ATTACHED_BYTES_MAX
 from hermes.store.sessions import SessionDB
 from support.model_server import Call, Reply
 
@@ -33,7 +35,22 @@ def test_oneshot_prompt_from_stdin(each_way: Place) -> None:
     assert each_way.asked() == [("user", "what is this?")]
     each_way.run("-z", "review this", stdin="+ a line\n")
     [(_, said)] = each_way.asked()
-    assert "review this" in said and "+ a line" in said
+    assert said.startswith("review this") and said.endswith("review this") and "File stdin:\n+ a line\n" in said
+
+
+def test_piped_text_in_another_encoding_is_text(place: Place) -> None:
+    place.script(Reply(text="ok"))
+    (place.home.parent / "stdin").write_bytes("Grüße\n".encode("latin-1"))
+    with (place.home.parent / "stdin").open() as piped:
+        done = subprocess.run([*HERMES, "-z", "translate"], env=place.env, cwd=place.folder, stdin=piped, check=False)
+    assert done.returncode == 0
+    assert "Gr\ufffd\ufffde" in place.asked()[0][1]
+
+
+def test_piped_text_past_the_limit_is_refused(place: Place) -> None:
+    done = place.run("-z", "review this", stdin="x" * (ATTACHED_BYTES_MAX + 1))
+    assert (done.returncode, done.stdout, place.model.requests) == (2, "", [])
+    assert "standard input is larger than 5" in done.stderr and "Try: write it to a file" in done.stderr
 
 
 def test_oneshot_failed_turn_leaves_stdout_empty(place: Place) -> None:

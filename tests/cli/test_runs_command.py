@@ -159,17 +159,23 @@ def remember() -> Call:
     return Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
 
 
-@pytest.mark.parametrize(("word", "kept"), [("approve", True), ("deny", False)])
-def test_runs_approve_and_deny(word: str, kept: bool, home: Home, hermes: Hermes) -> None:
+@pytest.mark.parametrize(
+    ("words", "kept"), [(["approve"], True), (["deny"], False), (["deny", "Write it to notes.txt."], False)]
+)
+def test_runs_approve_and_deny(words: list[str], kept: bool, home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
     with serving(*script) as model, served(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
-        done = hermes("runs", word, run_id, "--json")
+        assert hermes("runs", "deny", run_id, " ").code == 2
+        done = hermes("runs", words[0], run_id, *words[1:], "--json")
         assert (done.code, done.json["result"]) == (0, "applied")
         tail = hermes("runs", "tail", run_id)
         assert tail.code == 0 and "Done." in tail.out and "approval.resolved" in tail.out
+        result = model.requests[-1].turns[-1].text
     assert (home.memories / "MEMORY.md").exists() is kept
+    assert ("Write it to notes.txt." in result) is (len(words) == 2)
+    assert ("Do not try to do it in another way." in result) is (words == ["deny"])
 
 
 def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:

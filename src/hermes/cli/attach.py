@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from hermes.cli.output import NotFound, Refused, UsageError
 from hermes.core import home as homes
@@ -21,7 +22,10 @@ from hermes.guards.paths import PathRefused, read_inside
 
 # `@path` as a word of its own, the path in quotes where it holds spaces.
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_AFTER_STDIN = "\nThe file stdin above is what this is about. {}"
 _END = ".,;:!?)"
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_PATH_CHARS_MAX = 4_096
 _PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -34,12 +38,43 @@ def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named:
     """The content of a message: its words, pictures, what was piped in, and with `named` the files of `@path`."""
     paths = [*dict.fromkeys(path for name in _names(text) if (path := _found(name)))] if named else []
     parts = [_picture(Path(path).expanduser()) for path in images]
-    parts += [_part(path.name, _read(path)) for path in paths] + ([_part("stdin", piped)] if piped else [])
+    parts += [_part(path.name, _read(path)) for path in paths]
+    if piped:
+        # The instruction stands before and after the text: small models follow what they read last.
+        parts += [_piped_part(piped), {"type": "text", "text": _AFTER_STDIN.format(text)}]
     return [{"type": "text", "text": text}, *parts] if parts else text
 
 
 def piped() -> bytes:
-    return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    """What was piped into standard input. Raises UsageError past the limit."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return b""
+    data = sys.stdin.buffer.read(ATTACHED_BYTES_MAX + 1)
+    if len(data) > ATTACHED_BYTES_MAX:
+        raise UsageError(
+            f"The text on standard input is larger than {size(ATTACHED_BYTES_MAX)}.",
+            hint="write it to a file and name the file in the prompt, so that tools read parts of it",
+        )
+    return data
+
+
+def check_image(name: str) -> Path:
+    """The file of an image. Raises where it is none."""
+    path = Path(name).expanduser()
+    _picture(path)
+    return path
+
+
+def pasted(text: str) -> str:
+    """A pasted text; where it is nothing but the path of an image, as terminals paste a file that was dropped, `@path`."""
+    name = text.strip().removeprefix("file://")
+    if not name or "\n" in name or len(name) > _PATH_CHARS_MAX:
+        return text
+    for candidate in (unquote(name), name, re.sub(r"\\(.)", r"\1", name), name.strip("'\"")):
+        path = Path(os.path.expanduser(candidate))
+        if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file():
+            return f'@"{path}" '
+    return text
 
 
 def missing(text: str) -> list[str]:
@@ -69,6 +104,14 @@ def _part(name: str, data: bytes) -> JsonObject:
         kind = None
     kind = kind or mimetypes.guess_type(name)[0] or "application/octet-stream"
     return {"type": "file", "file": {"name": name, "media_type": kind, "data": data}}
+
+
+def _piped_part(data: bytes) -> JsonObject:
+    """Text in another encoding than UTF-8 is text all the same; only what holds NUL bytes is not."""
+    part = _part("stdin", data)
+    if part["type"] == "file" and b"\0" not in data:
+        part["file"]["media_type"] = "text/plain"
+    return part
 
 
 def _picture(path: Path) -> JsonObject:

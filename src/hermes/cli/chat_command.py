@@ -71,8 +71,8 @@ async def _lines(talk: Conversation, query: str | None) -> Chat:
     """A line, its answer, the next line, until the input ends."""
     from hermes.cli import attach
     from hermes.cli.chat_loop import Chat
+    from hermes.cli.line_output import Lines
     from hermes.cli.oneshot import stopping
-    from hermes.cli.screen import Lines
 
     chat = Chat(talk, Lines(quiet=talk.args.quiet))
     if query is not None:

@@ -17,13 +17,16 @@ from rich.text import Text
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
 from hermes.cli.conversation import EXIT_FAILED, Conversation, here
-from hermes.cli.screen import Lines, Open, Screen, choices
+from hermes.cli.line_output import Lines
+from hermes.cli.picker import Picking, matching
+from hermes.cli.screen import Open, Screen
+from hermes.cli.slash_sessions import history
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.result import Result
-from hermes.core.spec import Content
+from hermes.core.spec import Content, ControlKind
 from hermes.sandbox.choose import choose_backend
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,9 @@ class Chat:
         self.deletes = False
         self.typed: Callable[[str], None] = lambda _: None
         self.changed: Callable[[], None] = lambda: None
+        self.open_menu: Callable[[], None] = lambda: None
+        self.clear_screen: Callable[[], None] = lambda: None
+        self.picking: Picking | None = None
         self.mode: str = talk.settings.display.busy_input_mode
         self._working: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Task[None]] = set()
@@ -66,14 +72,15 @@ class Chat:
         task.add_done_callback(self._asked.discard)
 
     async def take(self, text: str) -> None:
-        """A command, an answer to a question, or something for the agent."""
+        """A command, or something for the agent."""
         self._leave_at = 0.0
         await self.greeted.wait()
+        picking, self.picking = self.picking, None
         try:
-            if text.startswith("/"):
+            if picking is not None and text.strip() and not text.startswith("/"):
+                await self.take_pick(picking, text.strip())
+            elif text.startswith("/"):
                 await slash.run(self, text)
-            elif self.screen.questions:
-                await self._answer(self.screen.questions[0], text.strip())
             elif text.strip():
                 await self.send(text)
         except Exception as error:  # noqa: BLE001  (whatever it is, the chat goes on)
@@ -85,6 +92,19 @@ class Chat:
             log.error("%s", self.talk.app.secrets.redact(traceback.format_exc()))
             error = HermesError(f"This is a defect of Hermes: {type(error).__name__}.", hint="hermes logs errors")
         self.screen.problem(error.message + (f"\n  Try: {error.hint}" if error.hint else ""))
+
+    def pick(self, picking: Picking) -> None:
+        self.picking = picking
+        self.open_menu()
+
+    async def take_pick(self, picking: Picking, text: str) -> None:
+        """Take the first name that matches; a line that names none is left for its writer."""
+        found = text if text in picking.names else next(iter(matching(picking.names, text)), "")
+        if found:
+            await picking.take(found)
+        else:
+            self.screen.note(f"None of {len(picking.names)} names holds: {one_line(text)}", "yellow")
+            self.typed(text)
 
     async def send(self, text: str) -> None:
         """Words for the agent, now or as the mode for a busy agent says."""
@@ -120,35 +140,36 @@ class Chat:
         """Be busy from now on: with this, and with what waits."""
         self._working = asyncio.ensure_future(self._work(work))
 
-    async def _answer(self, question: Open, text: str) -> None:
-        event = question.event
-        if question.kind == "answer":
-            offered = event["choices"] or []
-            number = int(text) if text.isdecimal() else 0
-            said = offered[number - 1] if 0 < number <= len(offered) else text
-            if said:
-                self.screen.said(said)
-                await self.talk.control("answer", id=question.id, answer=said)
-            return
-        if text.lower() in ("e", "explain"):
-            self.explain(event)
-            return
-        chosen = next((one for one in event["choices"] if text and one.startswith(text.lower())), None)
-        if chosen is None and text:
-            self.screen.note(f"{choices(event)} · Enter denies")
-            return
-        await self.approve(chosen or "deny")
+    def answer_question(self, question: Open, text: str) -> None:
+        """Answer by the number of a choice, or in other words."""
+        offered = question.event["choices"] or []
+        number = int(text) if text.isdecimal() else 0
+        answer = offered[number - 1] if 0 < number <= len(offered) else text
+        if answer:
+            self.screen.said(answer)
+            self._soon(self._control("answer", id=question.id, answer=answer))
 
-    async def approve(self, chosen: str) -> bool:
-        """Answer the oldest question for leave. False: there is none."""
-        found = next((one for one in self.screen.questions if one.kind == "approve"), None)
-        return found is not None and await self.talk.control("approve", id=found.id, choice=chosen)
+    def answer_approval(self, question: Open, choice: str, comment: str = "") -> None:
+        """Decide about a tool call; the model is given the comment on a denial."""
+        if comment:
+            self.screen.said(comment)
+        self._soon(self._control("approve", **_decision(question, choice, comment)))
+
+    async def _control(self, kind: ControlKind, **data: str) -> None:
+        try:
+            await self.talk.control(kind, **data)
+        except HermesError as error:
+            self.problem(error)
+
+    async def approve(self, choice: str, comment: str = "") -> bool:
+        """Decide about the oldest call that waits for it. False: there is none."""
+        question = next((one for one in self.screen.questions if one.kind == "approve"), None)
+        return question is not None and await self.talk.control("approve", **_decision(question, choice, comment))
 
     def explain(self, event: JsonObject) -> None:
         lines = [event["description"], f"It would happen in {here()}."]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
-        left = event["expires_at"] - time.time()
-        self.screen.note("\n".join([*lines, f"Without an answer it is denied in {max(0.0, left):.0f} s."]))
+        self.screen.note("\n".join([*lines, "no: it is denied, and you say what to do instead"]))
 
     # --- turns ------------------------------------------------------------------------------------------------------
 
@@ -210,7 +231,10 @@ class Chat:
 
     def interrupt(self, typed: str = "") -> None:
         """Ctrl-C: stops the turn; without one clears the line; on an empty line, the second time, leaves."""
-        if self.busy:
+        if self.picking is not None:
+            self.picking = None
+            self.typed("")
+        elif self.busy:
             held, self.waiting = [text for _, text in self.waiting], deque()
             if held:  # nothing is lost: what was to come next stands in the line again
                 self.typed("\n".join([*held, *([typed] if typed else [])]))
@@ -270,24 +294,20 @@ class Chat:
         else:
             self.screen.note(f"Hermes · {' · '.join(facts)}")
         if session:
-            await slash.history(self, "1")
+            await history(self, "1")
 
-    def facts(self) -> str:
+    def facts(self) -> list[str]:
         assert isinstance(self.screen, Screen)
         told = [self.screen.model or self.route, *self.screen.facts()]
-        if self.screen.questions:
-            left = max(0.0, self.screen.questions[0].event["expires_at"] - time.time())
-            told.append(f"{left:.0f} s to answer")
-        elif self.busy:
+        if self.busy and not self.screen.questions:
             told += [_MODES[self.mode], "Ctrl-C stops"]
         if self.waiting:
             told.append(f"{len(self.waiting)} waiting")
-        return " · ".join(told)
+        return told
 
-    def mark(self) -> str:
-        if not self.screen.questions:
-            return "›"
-        return "allow?" if self.screen.questions[0].kind == "approve" else "answer:"
+
+def _decision(question: Open, choice: str, comment: str) -> dict[str, str]:
+    return {"id": question.id, "choice": choice} | ({"comment": comment} if comment else {})
 
 
 def shown_path(path: str) -> str:

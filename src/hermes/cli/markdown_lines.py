@@ -77,6 +77,7 @@ class MarkdownLines:
         if self._language:
             shown = Syntax("", self._language, theme="ansi_dark").highlight(text)
             shown.rstrip()
+            shown.no_wrap, shown.overflow = False, "fold"
         else:
             shown = Text(text, "cyan")
         yield Padding(shown, (0, 0, 0, 2), expand=False)
@@ -134,7 +135,9 @@ def _table(rows: list[str]) -> Padding | Text:
     for at, name in enumerate(cells[0]):
         ends = cells[1][at] if at < len(cells[1]) else ""
         centred = ends.startswith(":") and ends.endswith(":")
-        table.add_column(inline(name), justify="center" if centred else "right" if ends.endswith(":") else "left")
+        table.add_column(
+            inline(name), overflow="fold", justify="center" if centred else "right" if ends.endswith(":") else "left"
+        )
     for row in cells[2:]:
         table.add_row(*map(inline, row[: len(cells[0])]))
     return Padding(table, (0, 0, 0, 2), expand=False)

@@ -30,7 +30,10 @@ ONCE = {"agent.api_max_retries": 0}
 
 
 class NoModel(HermesError):
+    """`field`: what of the route is at fault, `base_url` or `api_key`, where that is known."""
+
     exit_code = EXIT_NO_MODEL
+    field: str | None = None
 
 
 @command(
@@ -120,7 +123,9 @@ async def fetched(home: Home, settings: Settings, route: Route) -> JsonObject:
     try:
         return await list_models(app.services.http, route)
     except ServiceError as error:
-        raise NoModel(app.secrets.redact(error.message)) from None
+        failure = NoModel(app.secrets.redact(error.message))
+        failure.field = error.field
+        raise failure from None
     finally:
         await app.close()
 

@@ -84,7 +84,8 @@ async def _view(args: argparse.Namespace, talk: Conversation) -> AsyncIterator[S
     from hermes.cli.screen import Screen
 
     lines = LiveLines(sys.stdout if streamed else sys.stderr)
-    screen = Screen(lambda: lines.size.columns, reasoning=streamed and talk.settings.display.show_reasoning, quiet=True)
+    reasoning = streamed and talk.settings.display.show_reasoning
+    screen = Screen(lambda: lines.size.columns, reasoning=reasoning, quiet=True, expands=False)
     screen.emit, lines.live = lines.write, screen.live
 
     def show(event: JsonObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,30 +18,42 @@ from prompt_toolkit.filters import Always, Condition, has_focus
 from prompt_toolkit.formatted_text import ANSI, FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
+from hermes.cli.picker import matching
 from hermes.core.home import Home, make_private_folder, private_opener
 
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
 _TICK_S = 0.125
 _REDRAW_S = 0.02
+_TYPED_AHEAD_S = 1.0
 # Lines below the moving part: the prompt, the line of facts, and some room to type.
 _LINES_KEPT = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the keys Enter, Ctrl-C and Ctrl-D do, and what is shown around the line."""
+    """What keys do, and what is shown around the line. `key` takes a letter or Enter where `wants_keys` says so, and
+    returns whether it was no text; `tick` is called several times a second and returns whether something moves."""
 
     enter: Callable[[str], None]
+    typed: Callable[[], None]
+    pasted: Callable[[str], str]
+    wants_keys: Callable[[], bool]
+    key: Callable[[str], bool]
     interrupt: Callable[[], None]
     leave: Callable[[], None]
     mark: Callable[[], str]
+    hint: Callable[[], str]
     live: Callable[[int], str]
-    is_busy: Callable[[], bool]
+    tick: Callable[[], bool]
     facts: Callable[[], str]
     commands: Callable[[], Mapping[str, str]]
+    # Names of which one is to be chosen, with what is shown beside each; mostly none.
+    names: Callable[[], Mapping[str, str]]
 
 
 class PromptLine:
@@ -50,6 +63,7 @@ class PromptLine:
         self._callbacks = callbacks
         self._pending: list[str] = []
         self._writing = False
+        self._began = 0.0
         self._session: PromptSession[str] = PromptSession(
             self._message,
             multiline=True,
@@ -57,7 +71,7 @@ class PromptLine:
             bottom_toolbar=lambda: FormattedText([("class:bottom-toolbar", f" {callbacks.facts()}")]),
             key_bindings=self._keys(),
             history=_History(home) if home is not None else InMemoryHistory(),
-            completer=_Commands(callbacks.commands),
+            completer=_Commands(callbacks),
             complete_while_typing=Condition(self._completes),
             enable_suspend=True,
             erase_when_done=True,
@@ -65,6 +79,7 @@ class PromptLine:
             color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
         )
         self._session.app.min_redraw_interval = _REDRAW_S
+        self.buffer.on_text_changed += lambda _: callbacks.typed()
         # The line of facts stands right below what is typed, not at the end of the screen.
         self._session.layout.current_window.dont_extend_height = Always()
 
@@ -77,6 +92,7 @@ class PromptLine:
         return self._session.app.output.get_size().columns
 
     async def run(self) -> None:
+        self._began = time.monotonic()
         ticking = asyncio.create_task(self._tick())
         try:
             await self._session.prompt_async(set_exception_handler=False)
@@ -85,7 +101,16 @@ class PromptLine:
             self._flush()
 
     def type(self, text: str) -> None:
+        self.buffer.complete_state = None
         self.buffer.document = Document(text)
+
+    def open_menu(self) -> None:
+        self.buffer.start_completion(select_first=False)
+
+    def clear(self) -> None:
+        """Clear the screen; the prompt is drawn again at its top."""
+        self._flush()
+        self._session.app.renderer.clear()
 
     def exit(self) -> None:
         if self._session.app.is_running and not self._session.app.is_done:
@@ -127,16 +152,17 @@ class PromptLine:
         """Let clocks run while there is something to wait for."""
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._callbacks.is_busy():
+            if self._callbacks.tick():
                 self.refresh()
 
     def _message(self) -> ANSI:
         room = self._session.app.output.get_size().rows - _LINES_KEPT
-        return ANSI(f"{self._callbacks.live(room)}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
+        hint = f"\x1b[2m  {hint}\x1b[0m\n" if (hint := self._callbacks.hint()) else ""
+        return ANSI(f"{self._callbacks.live(room)}{hint}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
 
     def _completes(self) -> bool:
         text = self.buffer.document.text_before_cursor
-        return text.startswith("/") or text.rpartition(" ")[2].startswith("@")
+        return bool(self._callbacks.names()) or text.startswith("/") or text.rpartition(" ")[2].startswith("@")
 
     def _keys(self) -> KeyBindings:
         keys, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
@@ -145,7 +171,9 @@ class PromptLine:
         @keys.add("enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
-            if buffer.complete_state and buffer.complete_state.current_completion:
+            if self._callbacks.wants_keys() and self._callbacks.key("\r"):
+                return
+            if buffer.complete_state and buffer.complete_state.current_completion and not self._callbacks.names():
                 buffer.complete_state = None
             elif buffer.document.text_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
                 buffer.delete_before_cursor()
@@ -156,9 +184,24 @@ class PromptLine:
                 buffer.reset()
                 self._callbacks.enter(text)
 
+        @keys.add("<any>", filter=typing & Condition(self._callbacks.wants_keys))
+        def _(event: KeyPressEvent) -> None:
+            if event.data.isprintable() and not self._callbacks.key(event.data):
+                event.current_buffer.insert_text(event.data)
+
+        @keys.add(Keys.BracketedPaste, filter=typing)
+        def _(event: KeyPressEvent) -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            event.current_buffer.insert_text(self._callbacks.pasted(text))
+
+        @keys.add("c-j", filter=typing)
         @keys.add("escape", "enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
-            event.current_buffer.newline(copy_margin=False)
+            # What was typed before the prompt was there has passed the terminal's line mode, where Enter is Ctrl-J.
+            if event.data == "\n" and time.monotonic() - self._began < _TYPED_AHEAD_S:
+                event.key_processor.feed(KeyPress(Keys.ControlM, "\r"))
+            else:
+                event.current_buffer.newline(copy_margin=False)
 
         @keys.add("c-c", filter=typing)
         @keys.add("<sigint>")
@@ -186,15 +229,28 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    def __init__(self, commands: Callable[[], Mapping[str, str]]) -> None:
-        self._commands, self._paths = commands, PathCompleter(expanduser=True)
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._paths = callbacks, PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         word = text.rpartition(" ")[2]
         if text.startswith("/") and " " not in text:
-            for name, about in self._commands().items():
+            for name, about in self._callbacks.commands().items():
                 if name.startswith(text[1:]):
                     yield Completion(f"/{name}", -len(text), display_meta=about)
+        elif names := self._callbacks.names():
+            yield from NameCompleter(names).get_completions(document, event)
         elif word.startswith("@"):
             yield from self._paths.get_completions(Document(word[1:]), event)
+
+
+class NameCompleter(Completer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """Names, and what is shown beside each."""
+        self._names = names
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        for name in matching(self._names, text):
+            yield Completion(name, -len(text), display_meta=self._names[name])

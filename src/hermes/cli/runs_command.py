@@ -200,9 +200,18 @@ def _approve(args: Args, home: Home) -> None:
     _control(args, home, "approve", lambda record: service.approval_data(record, args.choice)[0])
 
 
-@command("runs deny", _ID, help="do not allow it")
+@command(
+    "runs deny",
+    _ID,
+    Argument("comment", metavar="COMMENT", nargs="?", help="what the model is told to do instead"),
+    help="do not allow it",
+)
 def _deny(args: Args, home: Home) -> None:
-    _control(args, home, "approve", lambda record: service.approval_data(record, "deny")[0])
+    def data(record: RunRecord) -> JsonObject:
+        comment = service.denial_comment("deny", args.comment)
+        return service.approval_data(record, "deny", comment=comment)[0]
+
+    _control(args, home, "approve", data)
 
 
 @command("runs answer", _ID, _TEXT, help="answer its question")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from hermes.cli.markdown_lines import MarkdownLines
+from hermes.cli.tool_text import DIFF_LINES_SHOWN, diff_lines, file_diff, preview_lines, readable
 from hermes.core.formatting import one_line, printable, without_colours
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import TOOL_LINES_SHOWN
@@ -25,6 +25,8 @@ from hermes.core.result import Result
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINS_PER_S = 8
 _OUTPUT_CHARS_KEPT = 10_000
+# What they answer is shown in other ways, or to the model alone.
+_WITHOUT_PREVIEW = frozenset({"clarify", "todo", "read_file", "skill_view"})
 _MARKS = {"ok": ("✓", "green"), "blocked": ("⊘", "yellow"), "interrupted": ("■", "yellow"), "error": ("✗", "red")}
 _CHOICES = {"once": "[o]nce", "session": "[s]ession", "always": "[a]lways", "deny": "[d]eny"}
 _TRAILING = re.compile(r" +((?:\x1b\[0?m)?)$", re.MULTILINE)
@@ -54,6 +56,7 @@ class _Tool:
     name: str
     preview: str
     began: float
+    arguments: JsonObject
     output: str = ""
 
 
@@ -64,6 +67,11 @@ class Open:
     id: str
     event: JsonObject
     kind: str = field(default="approve")
+
+
+def _below(line: Text) -> Padding:
+    """A line that belongs to the call above it."""
+    return Padding(line, (0, 0, 0, 4), expand=False)
 
 
 class _PlainConsole(Console):
@@ -77,7 +85,9 @@ class _PlainConsole(Console):
 class Screen:
     """Draws on a terminal. `emit` takes finished lines; `live` is what moves, for whoever shows it below them."""
 
-    def __init__(self, width: Callable[[], int], *, reasoning: bool, quiet: bool) -> None:
+    def __init__(self, width: Callable[[], int], *, reasoning: bool, quiet: bool, expands: bool = True) -> None:
+        """`expands`: `/expand` shows what is left out."""
+        self._hint = ": /expand" if expands else ""
         self.emit: Callable[[str], Any] = sys.stdout.write
         self._width = width
         self.reasoning, self._quiet = reasoning, quiet
@@ -90,7 +100,7 @@ class Screen:
         self._thought_told = False
         self._tools: dict[str, _Tool] = {}
         self.questions: list[Open] = []
-        self.last_output = ""
+        self.last_output = self.last_diff = ""
         self.busy_since: float | None = None
         self.tokens = self._used = 0
         self.model = self.took = ""
@@ -229,7 +239,7 @@ class Screen:
 
     def _tool_begins(self, event: JsonObject) -> None:
         self._settle()
-        tool = _Tool(event["tool"], one_line(event["preview"] or ""), time.monotonic())
+        tool = _Tool(event["tool"], one_line(event["preview"] or ""), time.monotonic(), event.get("arguments") or {})
         self._tools[event["tool_call_id"]] = tool
 
     def _tool_says(self, event: JsonObject) -> None:
@@ -237,13 +247,27 @@ class Screen:
             tool.output = (tool.output + event["text"])[-_OUTPUT_CHARS_KEPT:]
 
     def _tool_ends(self, event: JsonObject) -> None:
-        tool = self._tools.pop(event["tool_call_id"], None) or _Tool(event["tool"], "", 0.0)
+        tool = self._tools.pop(event["tool_call_id"], None) or _Tool(event["tool"], "", 0.0, {})
         self.last_output = readable(event["result"])
         if event["result_chars"] > len(event["result"]):
             self.last_output += f"\n… {event['result_chars'] - len(event['result']):,} more characters"
         mark, style = _MARKS.get(event["status"], _MARKS["error"])
         ending = "" if event["status"] == "ok" else f"{event['status']} · "
         self.put("tools", self._tool_line(mark, style, tool, f"{ending}{event['duration']:.1f} s"))
+        self.last_diff = file_diff(event["result"], tool.arguments) if event["status"] == "ok" else ""
+        if self.last_diff:
+            self.put("tools", *(_below(line) for line in diff_lines(self.last_diff, DIFF_LINES_SHOWN, self._hint)))
+        elif event["tool"] not in _WITHOUT_PREVIEW:
+            for line in preview_lines(event["result"], self._hint):
+                line.truncate(max(20, self._width()) - 5, overflow="ellipsis")
+                self.put("tools", _below(line))
+
+    def expand(self) -> None:
+        """All of what the last tool answered."""
+        if self.last_diff:
+            self.put(f"plain {time.monotonic()}", *diff_lines(self.last_diff))
+        else:
+            self.plain(self.last_output)
 
     def _tool_line(self, mark: str, style: str, tool: _Tool, ending: str) -> Text:
         """A call in one line, whatever its preview."""
@@ -260,10 +284,9 @@ class Screen:
         kind = f"{_KINDS.get(event['kind'], event['kind'])}{', by a subagent' if event['path'] else ''}"
         self.put(
             f"ask {event['approval_id']}",
-            Text.assemble("  ", ("?", "bold yellow"), f" Leave is needed for {kind}:"),
+            Text.assemble("  ", ("?", "bold yellow"), f" Approval needed for {kind}:"),
             Padding(Text(printable(event["command"]), "bold"), (0, 0, 0, 4)),
             Padding(Text(f"{printable(event['description'])}{rules}", "yellow"), (0, 0, 0, 4)),
-            Padding(Text(f"{choices(event)} · Enter denies", "dim"), (0, 0, 0, 4)),
         )
 
     def _leave_told(self, event: JsonObject) -> None:
@@ -348,73 +371,6 @@ class Screen:
         return gap + "".join(f"{line}\n" for line in lines[-max(1, height) :]) + ("\n" if lines else "")
 
 
-class Lines:
-    """The same where there is no terminal: the answer on stdout as it comes, everything else a line on stderr."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._open = quiet, False
-        self.reasoning, self.last_output = False, ""
-        self.questions: list[Open] = []
-        self.tokens, self.model = 0, ""
-
-    def begin(self) -> None:
-        pass
-
-    def show(self, event: JsonObject) -> None:
-        kind = event["event"]
-        if kind == "message.delta":
-            self._write(event["delta"])
-        elif kind in ("message.completed", "run.failed", "run.cancelled") and self._open:
-            self._write("\n")
-        if kind == "tool.started":
-            self.note(f"[{event['tool']}: {one_line(event['preview'] or '')}]")
-        elif kind == "tool.completed":
-            self.last_output = readable(event["result"])
-        elif kind == "warning":
-            self.note(event["message"])
-        elif kind == "run.failed":
-            self.problem(event["error"])
-
-    def _write(self, text: str) -> None:
-        self._open = not text.endswith("\n")
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    def ended(self, result: Result) -> None:
-        pass
-
-    gone = begin
-
-    def note(self, text: str, style: str = "") -> None:
-        """A word beside the conversation."""
-        if not self._quiet:
-            print(text, file=sys.stderr)
-
-    def problem(self, text: str) -> None:
-        print(f"hermes: {text}", file=sys.stderr)
-
-    def plain(self, text: str) -> None:
-        print(text.rstrip("\n"), flush=True)
-
-    def said(self, text: str) -> None:
-        pass
-
-    def markdown(self, text: str, block: str = "") -> None:
-        self.plain(text)
-
-
 def choices(event: JsonObject) -> str:
-    return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[e]xplain"])
-
-
-def readable(result: str) -> str:
-    """The answer of a tool for a person: its output, or all of it."""
-    try:
-        told = json.loads(result)
-    except ValueError:
-        return result
-    if isinstance(told, dict):
-        for name in ("output", "content", "stdout"):
-            if isinstance(told.get(name), str) and told[name]:
-                return str(told[name])
-    return json.dumps(told, indent=2, ensure_ascii=False)
+    """The keys that answer an approval."""
+    return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[n]o, instead…", "[e]xplain · Enter denies"])

@@ -6,10 +6,11 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from hermes.cli import slash
+from hermes.cli import attach, slash
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
 from hermes.cli.prompt_line import Callbacks, PromptLine
+from hermes.cli.question_line import QuestionLine
 from hermes.cli.screen import Screen
 
 
@@ -22,18 +23,35 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         quiet=args.quiet,
     )
     chat = Chat(talk, screen)
+    question = QuestionLine(chat, lambda: line.buffer.text)
+
+    def tick() -> bool:
+        question.update()
+        return chat.busy
+
+    def changed() -> None:
+        question.update()
+        line.refresh()
+
     callbacks = Callbacks(
-        enter=chat.enter,
+        enter=question.enter,
+        typed=question.typed,
+        pasted=attach.pasted,
+        wants_keys=question.wants_keys,
+        key=question.key,
         interrupt=lambda: chat.interrupt(line.buffer.text),
         leave=chat.leave,
-        mark=chat.mark,
+        mark=question.mark,
+        hint=question.hint,
         live=screen.live,
-        is_busy=lambda: chat.busy,
-        facts=chat.facts,
+        tick=tick,
+        facts=lambda: " · ".join([*chat.facts(), *question.facts()]),
         commands=lambda: slash.names(chat),
+        names=lambda: chat.picking.names if chat.picking else {},
     )
     line = PromptLine(None if args.no_save else talk.home, callbacks)
-    screen.emit, chat.changed, chat.typed = line.write, line.refresh, line.type
+    screen.emit, chat.changed, chat.typed = line.write, changed, line.type
+    chat.open_menu, chat.clear_screen = line.open_menu, line.clear
 
     def hang_up() -> None:
         chat.hung_up = True

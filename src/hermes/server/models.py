@@ -251,8 +251,11 @@ class SteerRequest(Struct, kw_only=True):
 
 
 class ApprovalRequest(Struct, kw_only=True):
+    """`comment`, only with a denial: what the model is told to do instead."""
+
     choice: str
     approval_id: str | None = None
+    comment: str | None = None
     all: bool = False
     resolve_all: bool = False
 

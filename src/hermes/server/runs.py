@@ -407,8 +407,10 @@ async def approve_run(context: ServerContext, request: web.Request, body: Approv
     choice = runs.approval_choice(body.choice)
     if choice == "always" and not caller_of(request).is_admin:
         raise ApiError(403, "Leave for ever needs a key with the scope 'admin'.", "insufficient_scope", "choice")
+    comment = runs.denial_comment(choice, body.comment, context.options.max_text_chars)
     record = await _record(context, request)
-    answers = runs.approval_data(record, choice, body.approval_id, every=bool(body.all or body.resolve_all))
+    every = bool(body.all or body.resolve_all)
+    answers = runs.approval_data(record, choice, body.approval_id, every=every, comment=comment)
     controls = [await _control(context, request, record, "approve", data) for data in answers]
     if not any(controls):
         raise runs.no_approval()

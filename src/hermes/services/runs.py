@@ -43,8 +43,17 @@ def approval_choice(text: str) -> str:
     return choice
 
 
+def denial_comment(choice: str, comment: str | None, chars_max: int | None = None) -> str:
+    """What the model is told with a denial; empty where nothing is."""
+    if comment is None:
+        return ""
+    if choice != "deny":
+        raise ServiceError("'comment' is only for a denial.", "invalid_arguments", field="comment")
+    return checked_text(comment, "comment", chars_max).strip()
+
+
 def approval_data(
-    record: RunRecord, choice: str, approval_id: str | None = None, *, every: bool = False
+    record: RunRecord, choice: str, approval_id: str | None = None, *, every: bool = False, comment: str = ""
 ) -> list[JsonObject]:
     """The data of the controls that answer the named approval request, or the first, or every one."""
     pending = record.state.approvals
@@ -57,7 +66,7 @@ def approval_data(
     for one in ids:
         if choice not in pending[one]["choices"]:
             raise _bad_choice(pending[one]["choices"])
-    return [{"id": one, "choice": choice} for one in ids]
+    return [{"id": one, "choice": choice, **({"comment": comment} if comment else {})} for one in ids]
 
 
 def answer_data(record: RunRecord, text: str, request_id: str | None = None) -> JsonObject:

@@ -54,6 +54,7 @@ _REVIEW = (
     "you are a reason to deny. Approve only what the user's message plainly calls for and what does no harm beyond that. "
     'Answer with one JSON object and nothing else: {"decision": "approve", "deny" or "unsure", "reason": one sentence}'
 )
+_COMMENT_HINT = "Do what the user says instead."
 _SET_ASIDE_HINT = (
     "The user's own tools would take orders from these, so they were renamed to NAME.needs-approval or, in a "
     "repository's config, reduced to what runs nothing. Tell the user; do not try another way."
@@ -67,10 +68,13 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 
 
 class Blocked(ToolError):
-    def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
+    def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "", comment: str = "") -> None:
+        """`comment`: what the user wants instead."""
         super().__init__(reason, "blocked")
         answer = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
-        self.answer = {**answer, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
+        answer |= {"user_says": comment} if comment else {}
+        hint = _COMMENT_HINT if comment else f"{_HINT} {hint}".strip()
+        self.answer = {**answer, "hint": hint, "code": "blocked"}
 
 
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
@@ -258,8 +262,9 @@ async def _request_permission(ctx: ToolContext, request: ApprovalRequest) -> str
     question = replace(request, subject=subject, reason=visible(reason), choices=tuple(choices), reviewer=review)
     decision = await asking.approve(question, granted)
     if not decision.allowed:
-        sentences = (_REFUSED.get(decision.by, ""), decision.comment, reason)
-        raise Blocked(decision.by, " ".join(text for text in sentences if text), request.rules, request.hint)
+        instead = decision.comment if decision.by == "user" else ""
+        sentences = (_REFUSED.get(decision.by, ""), "" if instead else decision.comment, reason)
+        raise Blocked(decision.by, " ".join(filter(None, sentences)), request.rules, request.hint, instead)
     if decision.choice == "always":
         await ctx.blocking(partial(_write_allowlist, ctx, request.setting, request.patterns, decision.credential))
     return decision.choice

@@ -1,0 +1,125 @@
+"""Slash commands for what turns are made with: model, reasoning, tools, skills, memory and MCP servers."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hermes.agent.model_lists import list_models
+from hermes.cli.output import UsageError
+from hermes.cli.picker import Picking
+from hermes.cli.screen import Screen
+from hermes.cli.slash_table import GLOBAL, run_command, slash, split_args, write_setting
+from hermes.core.errors import HermesError, ServiceError
+from hermes.core.spec import RouteChoice
+from hermes.services import models
+from hermes.settings.schema import EFFORTS
+
+if TYPE_CHECKING:
+    from hermes.cli.chat_loop import Chat
+    from hermes.services.models import Route
+
+
+@slash("model", f"[name] [--provider id] [{GLOBAL}]", "choose another model; search in the list, or name it")
+async def _model(chat: Chat, rest: str) -> None:
+    """Look at the model, or change it. Without a name, at a terminal, those that its provider lists can be searched."""
+    await _set_model(chat, rest)
+    if not rest and isinstance(chat.screen, Screen) and (names := await _model_names(chat)):
+        chat.pick(Picking("model:", names, lambda name: _set_model(chat, shlex.quote(name))))
+
+
+async def _model_names(chat: Chat) -> dict[str, str]:
+    talk = chat.talk
+    with suppress(ServiceError, HermesError):
+        if talk.remote and talk.server is not None:
+            return {one["id"]: "" for one in (await talk.server.call("GET", "/v1/models"))["data"]}
+        listed = await list_models(talk.app.services.http, await talk.route())
+        windows = {name: f"{window:,} tokens" for name, window in listed["windows"].items()}
+        return {name: windows.get(name, "") for name in listed["models"]}
+    return {}
+
+
+async def _set_model(chat: Chat, rest: str) -> None:
+    talk = chat.talk
+    args, for_good = split_args(rest)
+    provider = args.pop(args.index("--provider") + 1) if "--provider" in args[:-1] else None
+    args = [arg for arg in args if arg != "--provider"]
+    if args or provider:
+        choice = RouteChoice(model=args[0] if args else talk.model, provider=provider or talk.provider)
+        if not talk.remote:
+            models.primary(talk.settings, choice)
+        talk.model, talk.provider = choice.model, choice.provider
+        if talk.saved and args and await talk.session():
+            await talk.sessions.update_session(talk.session_id, model=args[0])
+        write_setting(chat, for_good and bool(args), "model.default", choice.model)
+        write_setting(chat, for_good and bool(provider), "model.provider", provider)
+    chat.route = await talk.model_name()
+    window = "" if talk.remote else f", window {window_of(await talk.route()):,} tokens"
+    chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")
+
+
+def window_of(route: Route) -> int:
+    return int(route.window_tokens or models.capabilities_of(route).window)
+
+
+@slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
+async def _reasoning(chat: Chat, rest: str) -> None:
+    args, for_good = split_args(rest)
+    if args and args[0] in ("show", "hide"):
+        chat.screen.reasoning = args[0] == "show"
+        write_setting(chat, for_good, "display.show_reasoning", chat.screen.reasoning)
+    elif args and args[0] in EFFORTS:
+        chat.talk.effort = args[0]
+        write_setting(chat, for_good, "agent.reasoning_effort", args[0])
+    elif args:
+        raise UsageError(f"'{args[0]}' is no effort.", hint=f"/reasoning {' | '.join((*EFFORTS, 'show', 'hide'))}")
+    effort = chat.talk.effort or chat.talk.settings.agent.reasoning_effort or "as the model does by itself"
+    chat.screen.note(f"Reasoning: {effort}; it is {'shown' if chat.screen.reasoning else 'hidden'}.")
+
+
+@slash("tools", f"[enable|disable names] [{GLOBAL}]", "which tools are offered")
+async def _tools(chat: Chat, rest: str) -> None:
+    args, for_good = split_args(rest)
+    if args and args[0] in ("enable", "disable") and not for_good:
+        chat.talk.change_toolsets(args[1:], on=args[0] == "enable")
+    elif args or chat.talk.toolsets is None:
+        await run_command(chat, "tools", *(args or ["list"]))
+    if chat.talk.toolsets is not None:
+        chat.screen.note(f"In this conversation: {', '.join(sorted(chat.talk.toolsets)) or 'none'}.")
+
+
+@slash("skills", "[names|off]", "the skills there are, or follow some")
+async def _use_skills(chat: Chat, rest: str) -> None:
+    args, _ = split_args(rest)
+    if not args:
+        await run_command(chat, "skills", "list")
+    elif args[0] == "off":
+        chat.talk.skills = []
+    else:
+        chat.talk.skills += [chat.talk.skill(name) for name in args]
+    if args or chat.talk.skills:
+        chat.screen.note(f"Followed here: {', '.join(skill.name for skill in chat.talk.skills) or 'none'}.")
+
+
+@slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", "shared")
+async def _memory(chat: Chat, rest: str) -> None:
+    args, for_good = split_args(rest)
+    if args and args[0] in ("on", "off"):
+        chat.talk.memory = args[0] == "on"
+        write_setting(chat, for_good, "memory.memory_enabled", chat.talk.memory)
+        chat.screen.note(f"Memory is {args[0]} in this conversation.")
+    else:
+        await run_command(chat, "memory", *(args or ["show"]))
+
+
+@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", "shared")
+async def _mcp(chat: Chat, rest: str) -> None:
+    args, for_good = split_args(rest)
+    if len(args) == 2 and args[0] in ("enable", "disable"):
+        on = args[0] == "enable"
+        chat.talk.change_toolsets([f"mcp:{args[1]}"], on=on)
+        write_setting(chat, for_good, f"mcp_servers.{args[1]}.enabled", on)
+        chat.screen.note(f"The server {args[1]} is {'used' if on else 'not used'} in this conversation.")
+    else:
+        await run_command(chat, "mcp", *(args or ["list"]))
