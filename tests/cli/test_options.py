@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -345,3 +346,21 @@ def test_group_without_an_action_lists_or_prints_help(place: Place) -> None:
     for group in ("config", "gateway"):
         done = place.run(group)
         assert done.returncode == 0 and done.stdout.startswith("usage: ")
+
+
+def test_sampling_settings_are_sent_and_requests_win(place: Place) -> None:
+    place.serve()
+    place.script(Reply(text="One."), Reply(text="Two."))
+    for name, value in (("temperature", "0.3"), ("top_p", "0.9"), ("max_tokens", "77"), ("stop", "END")):
+        assert place.run("config", "set", f"model.{name}", value).returncode == 0
+    assert place.run("-z", "hello").returncode == 0
+    body = place.model.requests[-1].body
+    assert (body["temperature"], body["top_p"], body["stop"]) == (0.3, 0.9, ["END"])
+    assert 77 in (body.get("max_tokens"), body.get("max_completion_tokens"))
+    request = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1.5}
+    address = json.loads((place.home / "gateway_state.json").read_text())
+    url = f"http://127.0.0.1:{address['port']}/v1/chat/completions"
+    asked = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.status == 200
+    assert place.model.requests[-1].body["temperature"] == 1.5

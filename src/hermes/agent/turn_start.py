@@ -25,7 +25,7 @@ from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
 from hermes.tools.framework.registry import redaction

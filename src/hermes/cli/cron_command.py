@@ -24,7 +24,7 @@ from hermes.core.spec import Control, RunSpec
 from hermes.runs.jobs import begun, spec_of
 from hermes.services import jobs as service
 from hermes.settings import config
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 from hermes.store.jobs import Jobs
 from hermes.store.runs import Runs
 

@@ -21,7 +21,7 @@ from hermes.sandbox.choose import choose_backend
 from hermes.services import models
 from hermes.services.session_markdown import text_of
 from hermes.services.skills import find_skills, skill_text
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.runs import schedule as schedules
 from hermes.runs.jobs import ended
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
