@@ -38,6 +38,7 @@ COMMANDS = {
     "tools": "which tools are offered, and what a command may do",
     "uninstall": "remove Hermes; what it has stored stays unless you say otherwise",
     "update": "install the newest version of Hermes",
+    "usage": "tokens and costs by day, model or session",
     "version": "what is installed here, and what it works with",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
