@@ -204,6 +204,32 @@ def test_no_save_flag(place: Place) -> None:
     assert b"a secret question" not in (place.home / "state.db").read_bytes()
 
 
+def test_no_save_leaves_no_memory_and_no_files(place: Place) -> None:
+    remember = Call("memory", {"action": "add", "target": "memory", "content": "The user likes tea."})
+    place.script(
+        Reply(tool_calls=[remember, Call("terminal", {"command": "seq 1 60000"})]),
+        Reply(text="Done."),
+    )
+    assert place.run("--no-save", "--yolo", "-z", "remember that I like tea").stdout == "Done.\n"
+    offered = {tool["function"]["name"] for tool in place.model.requests[0].body["tools"]}
+    assert offered.isdisjoint({"memory", "skill_manage", "cronjob"}) and "terminal" in offered
+    kept = {path.relative_to(place.home) for path in place.home.rglob("*") if path.is_file()}
+    assert {str(path) for path in kept if path.parts[0] != "logs"} <= {"config.yaml", "cache/models.json"}
+
+
+def test_no_save_is_refused_with_a_server(place: Place) -> None:
+    refused = place.run("--no-save", "--server", "http://127.0.0.1:9", "-z", "hi")
+    assert refused.returncode == 2 and "--no-save" in refused.stderr
+
+
+def test_refused_connection_is_named_by_its_address(place: Place) -> None:
+    failed = place.run("--server", "http://127.0.0.1:9", "-z", "hi")
+    assert failed.returncode == 69 and "http://127.0.0.1:9" in failed.stderr and "refused" in failed.stderr
+    assert place.run("config", "set", "model.base_url", "http://127.0.0.1:9/v1").returncode == 0
+    failed = place.run("-z", "hi")
+    assert failed.returncode == 1 and "127.0.0.1:9: Connection refused" in failed.stderr
+
+
 def test_quiet_flag(place: Place) -> None:
     place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
     aloud, quiet = place.run("chat", stdin="hi\n"), place.run("--quiet", "chat", stdin="hi\n")

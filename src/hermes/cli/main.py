@@ -89,7 +89,7 @@ _TALK = (
     flag("--safe-mode", help="without config.yaml, project file, memory, skills and MCP servers"),
     Argument("--max-turns", metavar="N", type=_count, help="let the model be asked so often in a turn at most"),
     Argument("--image", metavar="PATH", action="append", help="send this picture along; may be repeated"),
-    flag("--no-save", help="keep nothing of this conversation"),
+    flag("--no-save", help="keep nothing of this conversation: no session, memory, skill, job or file"),
     Argument("--server", metavar="URL", help="ask the agent of this server, with the key in HERMES_API_KEY"),
 )
 _ONESHOT = (
