@@ -230,6 +230,17 @@ def test_refused_connection_is_named_by_its_address(place: Place) -> None:
     assert failed.returncode == 1 and "127.0.0.1:9: Connection refused" in failed.stderr
 
 
+def test_missing_sandbox_is_said_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.sandbox.bubblewrap.probe", lambda: "bubblewrap is not installed.")
+    assert place.run("config", "set", "terminal.backend", "auto").returncode == 0
+    place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
+    told = place.run("chat", stdin="hi\nagain\n").stderr
+    assert told.count("Commands cannot be run: there is no sandbox for commands") == 1
+    assert "terminal.allow_local" in told
+    place.script(Reply(text="Three."))
+    assert "no sandbox" not in place.run("-z", "hi", "-t", "todo").stderr
+
+
 def test_quiet_flag(place: Place) -> None:
     place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
     aloud, quiet = place.run("chat", stdin="hi\n"), place.run("--quiet", "chat", stdin="hi\n")

@@ -209,7 +209,7 @@ def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
 def probe() -> str:
     """Run `true` in a sandbox: why that fails, empty if it works. Blocks; cached for the life of the process."""
     if shutil.which("bwrap") is None:
-        return f"bubblewrap is not installed: there is no command 'bwrap'. {INSTALL_HINT}"
+        return "bubblewrap is not installed: there is no command 'bwrap'."
     cgroup.sweep()
     try:
         # In a thread of its own: the caller's may have a loop that runs.

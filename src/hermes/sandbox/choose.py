@@ -38,7 +38,9 @@ class Choice(NamedTuple):
     @property
     def reason(self) -> str | None:
         """Why no command can be run, and what to do about it; None where commands can be run."""
-        return f"commands have no sandbox here ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
+        return (
+            f"there is no sandbox for commands ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
+        )
 
     @property
     def description(self) -> str:
