@@ -93,6 +93,8 @@ class Conversation:
         self._begun = asyncio.Event()
         self._begun.set()
         self.result: Result | None = None
+        # Is told of each event, for who does not look at the screen.
+        self.watch: Show = lambda _: None
         # The messages of a conversation that is not stored.
         self.history: list[JsonObject] = []
         self.refused = False
@@ -172,6 +174,7 @@ class Conversation:
                 if event.get("event", event.get("type")) in ("tool.completed", "tool.finished"):
                     self.refused = event["status"] == "blocked"
                 show(event)
+                self.watch(event)
             self.result = await (agent if self.remote else self.local).result(self.run_id)
         except BaseException:
             if self.run_id is not None:  # nobody is there any more for whom it works

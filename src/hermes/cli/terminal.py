@@ -9,6 +9,7 @@ from contextlib import suppress
 from hermes.cli import slash
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
+from hermes.cli.notifier import Notifier, write_to_terminal
 from hermes.cli.prompt_line import Callbacks, PromptLine
 from hermes.cli.screen import Screen
 
@@ -32,6 +33,8 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         facts=chat.facts,
         commands=lambda: slash.names(chat),
     )
+    if not args.quiet:
+        talk.watch = Notifier(talk.settings, write_to_terminal).hear
     line = PromptLine(None if args.no_save else talk.home, callbacks)
     screen.emit, chat.changed, chat.typed = line.write, line.refresh, line.type
 

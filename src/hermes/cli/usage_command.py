@@ -32,7 +32,7 @@ def _days(text: str) -> int:
 def _usage(args: Args, home: Home) -> None:
     from hermes.cli.session_maintenance import opened
     from hermes.services import usage
-    from hermes.store.usage_days import UsageDays
+    from hermes.store.usage_days import Group, UsageDays
 
     with opened(home) as db:
         if args.by == "session":
@@ -44,7 +44,7 @@ def _usage(args: Args, home: Home) -> None:
             total = usage.total_of(rows)
         else:
             today = int(time.time() // usage.DAY_S)
-            groups = ["provider", "model"] if args.by == "model" else ["day"]
+            groups: list[Group] = ["provider", "model"] if args.by == "model" else ["day"]
             sums = UsageDays(db.engine).sums(today - args.days + 1, groups)
             rows = [{**usage.labels(groups, key), **usage.report(numbers)} for key, numbers in sums.items()]
             total = usage.report(usage.total_of(sums.values()))

@@ -383,6 +383,6 @@ def plain(error: Exception) -> str:
     """An error in words. Event loops word a refused connection differently; the system's words are the same."""
     # Errors of TLS and of name lookup have numbers of their own.
     number = error.errno if isinstance(error, ConnectionError) or type(error) is OSError else None
-    if number in errno.errorcode:
+    if number is not None and number in errno.errorcode:
         return os.strerror(number)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -333,12 +333,26 @@ class Bus(Section, frozen=True):
     ] = 64
 
 
+class Notify(Section, frozen=True):
+    command: Annotated[
+        str,
+        Mark("Program that shows notifications; {title} and {text} are replaced, its input is the whole text."),
+    ] = ""
+    sendmail: Annotated[str, Mark("Program that sends e-mail, as sendmail does.")] = "sendmail"
+    email_from: Annotated[str, Mark("Sender of e-mail; empty: the user that Hermes runs as.")] = ""
+
+
 class Display(Section, frozen=True):
     show_reasoning: Annotated[bool, Mark("Show the model's reasoning in a chat.")] = True
     busy_input_mode: Annotated[
         Literal["queue", "interrupt", "steer"],
         Mark("What Enter does while the agent works: queue the message, interrupt the turn, or steer it."),
     ] = "queue"
+    notify: Annotated[
+        Literal["off", "bell", "osc9", "osc777"],
+        Mark("How a chat's terminal is told of the end of a long turn, and of an approval."),
+    ] = "bell"
+    notify_after_seconds: Annotated[Amount, Mark("Turns that took this long end with a notification.")] = 20
 
 
 class Cron(Section, frozen=True):
@@ -401,6 +415,7 @@ class Root(Section, frozen=True):
     storage: Storage = Storage()
     bus: Bus = Bus()
     display: Display = Display()
+    notify: Notify = Notify()
     cron: Cron = Cron()
     logging: Logging = Logging()
     telemetry: Telemetry = Telemetry()
