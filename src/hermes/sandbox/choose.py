@@ -205,7 +205,7 @@ class Sandboxes:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         await self.ready(settings)
         backend = choose_backend(settings).name
-        place = self._place(settings, backend, session_id, workspace, tuple(granted))
+        place = await asyncio.to_thread(self._place, settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
         if (sandbox := self._sandboxes.get(key)) is None:
