@@ -51,8 +51,7 @@ def configuration() -> str:
         section, _, _ = key.name.partition(".")
         default = "" if key.default is None else f"`{json.dumps(key.default, default=str)}`"
         variable = f"`{key.env}`" if key.env else ""
-        about = getattr(key.mark, "about", "")
-        row = (f"`{key.name}`", about, key.expected, default, variable)
+        row = (f"`{key.name}`", key.mark.text, key.expected, default, variable)
         sections.setdefault(section, []).append(_row(row))
     lines = [
         "# Configuration",

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hermes.agent.model_lists import ModelLists
@@ -47,6 +47,9 @@ from hermes.store.stores import AsyncStore, Store, address, store_at
 from hermes.tools.framework.resources import ProcessResources
 from hermes.tools.framework.toolsets import builtin
 from hermes.tools.mcp import Servers
+
+if TYPE_CHECKING:
+    from hermes.services.delivery import Deliverer
 
 log = logging.getLogger(__name__)
 FILE_THREADS = 4
@@ -201,9 +204,25 @@ class App:
         self._in_background(self._keep_house(begins=begins and leads))
         if self._settings.cron.enabled:
             scheduler = Scheduler(
-                self.engine, self.store.jobs, lambda: self._settings.cron.max_parallel_jobs, leads=self._leads
+                self.engine,
+                self.store.jobs,
+                lambda: self._settings.cron.max_parallel_jobs,
+                leads=self._leads,
+                deliver=self.deliverer(),
             )
             self._in_background(scheduler.run())
+
+    def deliverer(self) -> Deliverer:
+        """What brings results of jobs to where they are wanted."""
+        from hermes.guards.urls import UrlGuard
+        from hermes.services.delivery import Deliverer
+
+        outside = self.services.outside
+
+        def guard() -> UrlGuard:
+            return UrlGuard(outside.network, self._settings, self.secrets, outside.own_ports)
+
+        return Deliverer(self.home, lambda: self._settings, lambda: self.secrets, guard)
 
     async def _warm_up(self) -> None:
         """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""

@@ -17,6 +17,7 @@ from hermes.core import home as homes
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
 from hermes.settings import config, profiles
+from hermes.settings.keys import KEYS
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -205,6 +206,33 @@ def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> No
     run(home, "config", "check", json=True)
     problem = document(capsys)["problems"][0]
     assert (problem["severity"], problem["key"], problem["line"], problem["nearest"]) == ("warn", "agnet", 1, "agent")
+
+
+def test_config_describe_tells_what_a_setting_is_for(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(home, "config", "describe", "model.default") == 0
+    assert lines(capsys)[0] == "model.default"
+    assert run(home, "config", "describe", "api_server.port") == 0
+    shown = lines(capsys)
+    assert "  default: 8642" in shown and "  environment: API_SERVER_PORT" in shown
+    assert any("from 0 to 65535" in line for line in shown)
+    assert run(home, "config", "describe", "api_server.drain_seconds") == 0
+    assert "  default: that of agent.restart_drain_timeout" in lines(capsys)
+
+
+def test_config_describe_lists_sections_and_free_names(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(home, "config", "describe", "model") == 0
+    assert {line.partition(":")[0] for line in lines(capsys)} >= {"model.default", "model.temperature"}
+    assert run(home, "config", "describe", "providers.openai.base_url") == 0
+    assert lines(capsys)[0] == "providers.*.base_url"
+    assert run(home, "config", "describe", "providers.openai") == 0
+    assert "providers.*.api_key: " in capsys.readouterr().out
+    assert run(home, "config", "describe", json=True) == 0
+    assert len(document(capsys)["settings"]) == len(KEYS)
+
+
+def test_config_describe_unknown_key(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(home, "config", "describe", "model.temprature") == 5
+    assert "model.temperature" in capsys.readouterr().err
 
 
 # ---- changing

@@ -30,6 +30,7 @@ from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
+from .conftest import Place
 from .shell import Hermes
 
 SECRET = "sk-very-secret-0123456789"
@@ -355,3 +356,14 @@ def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
     process.stderr.close()
     process.wait(timeout=60)
     assert errors == b""
+
+
+def test_doctor_names_the_port_of_the_running_server(place: Place) -> None:
+    def listener() -> str:
+        checks = json.loads(place.run("doctor", "--json").stdout)["checks"]
+        return str(next(check["message"] for check in checks if check["name"] == "listener"))
+
+    assert listener().startswith("No server runs; one would listen at 127.0.0.1:8642")
+    place.serve()
+    port = json.loads((place.home / "gateway_state.json").read_text())["port"]
+    assert listener().startswith(f"The server listens at 127.0.0.1:{port}, ")

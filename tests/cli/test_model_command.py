@@ -103,11 +103,23 @@ def test_model_set_for_one_session(home: Home, hermes: Hermes, server: ModelServ
 def test_model_list_is_cached_and_refreshed(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
     server.models = [{"id": "a", "context_length": 9000}, {"id": "b"}]
-    listed = [{"id": "a", "window": 9000}, {"id": "b", "window": None}]
+    provider = {"provider": "custom"}
+    listed = [{"id": "a", "window": 9000, **provider}, {"id": "b", "window": None, **provider}]
     assert hermes("model", "list", "--json").json["models"] == listed
     server.models = [{"id": "c"}]
     assert hermes("model", "list", "--json").json["models"] == listed
-    assert hermes("model", "list", "--refresh").lines == ["c"]
+    assert [line.split() for line in hermes("model", "list", "--refresh").lines] == [["c", "custom"]]
+
+
+def test_model_list_has_the_embedded_model(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    home.models.mkdir()
+    file = home.models / "small.gguf"
+    file.write_bytes(b"GGUF")
+    embedded = {"id": str(file), "window": 8192, "provider": "local"}
+    assert hermes("model", "list", "--json").json["models"] == [embedded]
+    configure(home, server)
+    server.models = [{"id": "a"}]
+    assert [row["id"] for row in hermes("model", "list", "--json").json["models"]] == ["a", str(file)]
 
 
 def test_model_use_requires_model_file(home: Home, hermes: Hermes, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -203,6 +204,43 @@ def test_no_save_flag(place: Place) -> None:
     assert b"a secret question" not in (place.home / "state.db").read_bytes()
 
 
+def test_no_save_leaves_no_memory_and_no_files(place: Place) -> None:
+    remember = Call("memory", {"action": "add", "target": "memory", "content": "The user likes tea."})
+    place.script(
+        Reply(tool_calls=[remember, Call("terminal", {"command": "seq 1 60000"})]),
+        Reply(text="Done."),
+    )
+    assert place.run("--no-save", "--yolo", "-z", "remember that I like tea").stdout == "Done.\n"
+    offered = {tool["function"]["name"] for tool in place.model.requests[0].body["tools"]}
+    assert offered.isdisjoint({"memory", "skill_manage", "cronjob"}) and "terminal" in offered
+    kept = {path.relative_to(place.home) for path in place.home.rglob("*") if path.is_file()}
+    assert {str(path) for path in kept if path.parts[0] != "logs"} <= {"config.yaml", "cache/models.json"}
+
+
+def test_no_save_is_refused_with_a_server(place: Place) -> None:
+    refused = place.run("--no-save", "--server", "http://127.0.0.1:9", "-z", "hi")
+    assert refused.returncode == 2 and "--no-save" in refused.stderr
+
+
+def test_refused_connection_is_named_by_its_address(place: Place) -> None:
+    failed = place.run("--server", "http://127.0.0.1:9", "-z", "hi")
+    assert failed.returncode == 69 and "http://127.0.0.1:9" in failed.stderr and "refused" in failed.stderr
+    assert place.run("config", "set", "model.base_url", "http://127.0.0.1:9/v1").returncode == 0
+    failed = place.run("-z", "hi")
+    assert failed.returncode == 1 and "127.0.0.1:9: Connection refused" in failed.stderr
+
+
+def test_missing_sandbox_is_said_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.sandbox.bubblewrap.probe", lambda: "bubblewrap is not installed.")
+    assert place.run("config", "set", "terminal.backend", "auto").returncode == 0
+    place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
+    told = place.run("chat", stdin="hi\nagain\n").stderr
+    assert told.count("Commands cannot be run: there is no sandbox for commands") == 1
+    assert "terminal.allow_local" in told
+    place.script(Reply(text="Three."))
+    assert "no sandbox" not in place.run("-z", "hi", "-t", "todo").stderr
+
+
 def test_quiet_flag(place: Place) -> None:
     place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
     aloud, quiet = place.run("chat", stdin="hi\n"), place.run("--quiet", "chat", stdin="hi\n")
@@ -345,3 +383,21 @@ def test_group_without_an_action_lists_or_prints_help(place: Place) -> None:
     for group in ("config", "gateway"):
         done = place.run(group)
         assert done.returncode == 0 and done.stdout.startswith("usage: ")
+
+
+def test_sampling_settings_are_sent_and_requests_win(place: Place) -> None:
+    place.serve()
+    place.script(Reply(text="One."), Reply(text="Two."))
+    for name, value in (("temperature", "0.3"), ("top_p", "0.9"), ("max_tokens", "77"), ("stop", "END")):
+        assert place.run("config", "set", f"model.{name}", value).returncode == 0
+    assert place.run("-z", "hello").returncode == 0
+    body = place.model.requests[-1].body
+    assert (body["temperature"], body["top_p"], body["stop"]) == (0.3, 0.9, ["END"])
+    assert 77 in (body.get("max_tokens"), body.get("max_completion_tokens"))
+    request = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1.5}
+    address = json.loads((place.home / "gateway_state.json").read_text())
+    url = f"http://127.0.0.1:{address['port']}/v1/chat/completions"
+    asked = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.status == 200
+    assert place.model.requests[-1].body["temperature"] == 1.5

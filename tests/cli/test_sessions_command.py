@@ -673,7 +673,11 @@ def test_sessions_import_batches_stay_within_limits(tmp_path: Path, monkeypatch:
     assert sessions_transfer._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
     assert sessions_transfer._BATCH_BYTES < IMPORT_BYTES_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_BYTES", 10)
-    found = list(sessions_transfer._batches([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"]))
+    found = list(
+        sessions_transfer._batches(
+            sessions_transfer._line_entries([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"])
+        )
+    )
     assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4]]
 
 
@@ -683,7 +687,7 @@ def test_sessions_import_batch_message_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_MESSAGES", 3)
     held = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
-    found = list(sessions_transfer._batches([*held, b'{"messages": 7}', b"["]))
+    found = list(sessions_transfer._batches(sessions_transfer._line_entries([*held, b'{"messages": 7}', b"["])))
     assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4], [5, 6, 7, 8]]
 
 

@@ -62,6 +62,8 @@ def test_tools_show(hermes: Hermes) -> None:
     assert "path*: string" in hermes("tools", "show", "read_file").out
     assert "write_file (file)" in hermes("tools", "show", "file").out
     assert hermes("tools", "show", "nonsense").code == 5
+    both = hermes("tools", "show", "terminal")
+    assert both.code == 0 and both.lines[0] == "terminal (terminal)" and "toolset too" in both.err
     assert hermes("tools", "show", "skill").code == 2  # several begin like this
 
 

@@ -622,6 +622,15 @@ async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
         yield listening.getsockname()[1]
 
 
+async def test_refused_connection_names_the_address(http: HttpClient) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(ConnectFailed, match=rf"^127\.0\.0\.1:{port}: Connection refused$"):
+            async with http.send("GET", f"http://user:secret@127.0.0.1:{port}/", {}, b"", PATIENT):
+                pass
+
+
 async def test_connect_timeout(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async with full() as port:
         url = f"http://127.0.0.1:{port}/"

@@ -178,6 +178,13 @@ def test_window_and_limit_apply_to_configured_model_only(home: Home) -> None:
     assert (other.window_tokens, other.max_output_tokens) == (None, None)
 
 
+def test_sampling_settings_apply_to_configured_model_only(home: Home) -> None:
+    settings = load(home, "model: {default: m, provider: openai, temperature: 0.3, stop: [END]}")
+    assert choose(settings).sampling == {"temperature": 0.3, "stop": ["END"]}
+    assert choose(settings, model="other").sampling == {}
+    assert local(load(home, "model: {temperature: 0.7, max_tokens: 99}")).sampling == {"temperature": 0.7}
+
+
 def test_extra_body_of_run_is_merged_over_entry(home: Home) -> None:
     yaml = "providers: {mine: {base_url: 'https://x.test', models: [m], extra_body: {a: 1, b: 1}}}"
     route = choose(load(home, yaml), provider="mine", extra_body={"b": 2})

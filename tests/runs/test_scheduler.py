@@ -224,3 +224,54 @@ async def test_defect_does_not_end_scheduler(plan: Plan, monkeypatch: pytest.Mon
     for _ in range(2):
         await asyncio.wait_for(looked.get(), 30)
     running.cancel()
+
+
+async def test_delivery_is_retried_with_growing_waits_and_given_up(plan: Plan) -> None:
+    reports: list[Any] = []
+
+    async def deliver(job: Json, report: Any) -> None:
+        reports.append(report)
+        raise OSError("no way")
+
+    job = await plan.add("every 1d", name="Daily", deliver="notify")
+    jobs = plan.house.engine.store.jobs
+    scheduler = Scheduler(plan.house.engine, jobs, lambda: 4, plan.clock, deliver=deliver)
+    plan.clock.now = job["next_run_at"]
+    await scheduler.look()
+    await plan.rest()
+    waits: list[float] = []
+    for attempt in range(1, 6):
+        async with asyncio.timeout(20):
+            while (await plan.job(job))["deliveries"][:1] == [] or len(reports) < attempt:
+                await scheduler.look()
+                await asyncio.sleep(0.002)
+            while (await plan.job(job))["deliveries"][0]["attempts"] < attempt:
+                await asyncio.sleep(0.002)
+        [entry] = (await plan.job(job))["deliveries"]
+        if entry["next_at"] is not None:
+            waits.append(entry["next_at"] - plan.clock.now)
+            plan.clock.now = entry["next_at"]
+    assert waits == [30, 120, 480, 1920]
+    assert (entry["status"], entry["error"]) == ("failed", "no way")
+    await scheduler.look()
+    assert len(reports) == 5
+    assert (reports[0].text, reports[0].job_name, reports[0].status) == ("hi", "Daily", "completed")
+
+
+async def test_results_are_delivered_once(plan: Plan) -> None:
+    reports: list[Any] = []
+
+    async def deliver(job: Json, report: Any) -> None:
+        reports.append(report.run_id)
+
+    job = await plan.add("every 1d", deliver="notify")
+    scheduler = Scheduler(plan.house.engine, plan.house.engine.store.jobs, lambda: 4, plan.clock, deliver=deliver)
+    plan.clock.now = job["next_run_at"]
+    await scheduler.look()
+    await plan.rest()
+    async with asyncio.timeout(20):
+        while [entry["status"] for entry in (await plan.job(job))["deliveries"]] != ["delivered"]:
+            await scheduler.look()
+            await asyncio.sleep(0.002)
+    await scheduler.look()
+    assert len(reports) == 1

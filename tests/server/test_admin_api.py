@@ -32,6 +32,7 @@ async def test_settings_tell_where_each_value_comes_from(start: Start, monkeypat
     rows = await settings_of(api)
     assert rows["agent.api_max_retries"] == {
         "key": "agent.api_max_retries",
+        "description": "How often a failed request to the provider is repeated.",
         "value": 0,
         "source": "file",
         "where": rows["agent.api_max_retries"]["where"],

@@ -53,6 +53,12 @@ def test_setting_names_are_unique() -> None:
     assert len({key.name for key in KEYS}) == len(KEYS)
 
 
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+def test_every_setting_has_a_description(key: Any) -> None:
+    text = key.mark.text
+    assert text.endswith(".") and text[0].isupper() and len(text) <= 140
+
+
 def test_setting_variables_are_unique() -> None:
     variables = [key.env for key in KEYS if key.env]
     assert len(set(variables)) == len(variables)

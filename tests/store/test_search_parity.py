@@ -41,6 +41,7 @@ QUERIES = [
     "read_file", "don't", "dont", "O'Reilly", '"quoted phrase"', "quoted phrase", "AND", "OR", "NOT", "NEAR", "fox AND",
     "AND fox", "NOT fox", "(fox OR party) AND time", "(fox", "fox)", '"unclosed', "fox*dog", "*", "**", "fox & dog", "fox | dog",
     "!fox", "fox:*", "fox <-> dog", "a:b", "'", "\\", "';--", "^fox", "{fox}", "[fox]", "fox~", "-fox", "+fox", "fo", "f", "fo*",
+    "jump", "jumping", "dogs", "foxes", "Straßen", "grüß", "quot", "parties", "resumes", "naiv lazi", "lazy NOT jump",
     "end-of-long-text", "word end", "x\x00y", "\ud800", " ", "fox  dog", "fox\ndog", "quick brown fox jumps over the lazy",
 ]  # fmt: skip
 

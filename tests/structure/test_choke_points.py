@@ -84,6 +84,8 @@ MAY_OPEN = {
     "cli/chat_command.py": (1, "/dev/null"),
     "cli/model_command.py": (2, "our own list of models, and the log of the worker"),
     "cli/skills_command.py": (2, _USER),
+    "services/delivery.py": (1, "a URL, through the URL guard"),
+    "services/foreign_exports.py": (1, "a member of an archive that the user gives to a command"),
     "services/skills.py": (2, "a folder that the user adds as a skill"),
     "cli/config_command.py": (1, _USER),
     "cli/editor.py": (2, _USER),

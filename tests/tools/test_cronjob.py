@@ -21,7 +21,7 @@ RECORD = {
     "id", "name", "prompt", "skills", "model", "provider", "enabled_toolsets", "workdir", "schedule",
     "schedule_display", "repeat", "enabled", "state", "created_at", "next_run_at", "last_run_at", "last_status",
     "last_error", "last_run_id", "session_id", "last_session_id", "deliver", "timezone", "origin", "paused_at",
-    "paused_reason", "script", "effort", "continuity",
+    "paused_reason", "script", "effort", "continuity", "deliveries",
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -21,7 +20,7 @@ from hermes.core.limits import PROMPT_FILE_BYTES_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.sandbox.choose import choose_backend
+from hermes.sandbox.choose import choose_backend, commands_in
 from hermes.sandbox.proxy import network_of
 from hermes.services.memory import FILES, SEPARATOR, Target, memory_file
 from hermes.services.skills import find_skills
@@ -46,7 +45,7 @@ def gather(
         inputs,
         soul=redact(_read(home.soul_file, home.path, links=False).strip()) if spec.context_files else "",
         skills=tuple((redact(skill.name), redact(skill.description)) for skill in skills),
-        environment=_environment(cwd, settings) if inputs.tools else Environment(),
+        environment=_environment(home, cwd, settings) if inputs.tools else Environment(),
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
@@ -84,8 +83,8 @@ def _current_folder() -> str:
         return "/"
 
 
-def _environment(cwd: Path, settings: Settings) -> Environment:
-    commands = _commands_on(os.environ.get("PATH", ""))
+def _environment(home: Home, cwd: Path, settings: Settings) -> Environment:
+    commands = _commands(settings, home, cwd, os.environ.get("PATH", ""))
     return Environment(f"{platform.system()} {platform.release()}", str(cwd), _sandbox(settings), commands)
 
 
@@ -101,10 +100,13 @@ def _sandbox(settings: Settings) -> str:
     return f"{chosen.name}, {network_of(settings, chosen.name)}; only the working folder can be changed"
 
 
-@lru_cache(maxsize=4)
-def _commands_on(path: str) -> tuple[str, ...]:
-    """The well-known commands on a search path; looked for once, as they do not come and go."""
-    return tuple(name for name in _COMMANDS if shutil.which(name, path=path))
+@lru_cache(maxsize=16)
+def _commands(settings: Settings, home: Home, cwd: Path, path: str) -> tuple[str, ...]:
+    """The well-known commands that can be run; looked for once, as they do not come and go."""
+    try:
+        return tuple(commands_in(settings, choose_backend(settings), home, cwd, _COMMANDS))
+    except ConfigError:
+        return ()
 
 
 def _today(zone: str) -> str:

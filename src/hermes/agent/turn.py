@@ -211,7 +211,7 @@ class Turn:
             system=[self.system, self.instructions] if self.instructions else [self.system],
             messages=[*messages, *tail] if tail else messages,
             tools=offered,
-            sampling=spec.sampling,
+            sampling={**self.route.sampling, **spec.sampling} if self.route.sampling else spec.sampling,
             reasoning=self.reasoning or None,
             tool_choice=choice,
             response_format=spec.response_format or None,

@@ -25,7 +25,7 @@ from hermes.providers.base import Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.settings.config import Settings
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
 from hermes.tools.framework.registry import redaction
@@ -201,6 +201,10 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     if not toolsets.isdisjoint(_COMMANDS):
         await services.outside.sandboxes.ready(settings)
     tools = services.registry().offered(toolsets, settings)
+    if not turn.history_length and spec.kind == "cli" and (wanted := toolsets & _COMMANDS):
+        reasons = (tool.available(settings) for tool in services.registry().all() if tool.toolset in wanted)
+        if (reason := next(filter(None, reasons), None)) is not None:
+            turn.live.notices.append(("commands_unavailable", f"Commands cannot be run: {reason}."))
     if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
         announced = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known

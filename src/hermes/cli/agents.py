@@ -128,7 +128,8 @@ class ServerAgent:
             async with self._send(method, path, body, headers) as answer:
                 document = _document(await answer.body())
         except (TransportError, OSError) as error:
-            raise ServerLost("The server does not answer.", hint="hermes gateway status") from error
+            message = f"The server at {self.address()} does not answer: {str(error).rstrip('.')}."
+            raise ServerLost(message, hint="hermes gateway status") from error
         if answer.status >= 400:
             raise ServerRefusal(answer.status, document)
         return document

@@ -14,7 +14,7 @@ from hermes.core.errors import ConfigError
 from hermes.core.home import Home
 from hermes.core.json_types import JsonObject
 from hermes.settings import config
-from hermes.settings.keys import at
+from hermes.settings.keys import ANY, KEYS, Key, at, find
 
 _NEW_FILE = b"# Settings of Hermes. All of them, with their values: hermes config show\n"
 
@@ -65,6 +65,46 @@ def _get(args: Args, home: Home) -> int:
     document = {"key": args.key, "value": value, "source": origin.source, "where": origin.where}
     tell(args, document, _as_text(value))
     return 0
+
+
+@command(
+    "config describe",
+    Argument("key", metavar="KEY", nargs="?", default="", help="a setting or a section; without one all"),
+    help="what settings are for, what fits, and their defaults",
+)
+def _describe(args: Args, home: Home) -> int:
+    section = at(tuple(args.key.split("."))) if args.key else {}
+    # The section `model` may be given as one value, and `find` takes it for that.
+    keys = _keys_below(args.key) if isinstance(section, dict) else [find(args.key)[0]]
+    rows = [
+        {
+            "key": key.name,
+            "description": key.mark.text,
+            "type": key.expected,
+            "default": key.default,
+            "follows": key.mark.follows or None,
+            "choices": list(key.choices),
+            "variable": key.env or None,
+            "secret": key.mark.secret,
+        }
+        for key in keys
+    ]
+    lines = _described(rows[0]) if len(rows) == 1 else [f"{row['key']}: {row['description']}" for row in rows]
+    tell(args, {"settings": rows}, *lines)
+    return 0
+
+
+def _keys_below(section: str) -> list[Key]:
+    names = section.split(".") if section else []
+    return [key for key in KEYS if all(own in (name, ANY) for own, name in zip(key.path, names, strict=False))]
+
+
+def _described(row: JsonObject) -> list[str]:
+    default = f"that of {row['follows']}" if row["follows"] else _as_text(row["default"]) or "none"
+    lines = [row["key"], f"  {row['description']}", f"  value: {row['type']}", f"  default: {default}"]
+    if row["variable"]:
+        lines.append(f"  environment: {row['variable']}")
+    return [*lines, "  secret: stored in .env, never shown"] if row["secret"] else lines
 
 
 # ---- changing

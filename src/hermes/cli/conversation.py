@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes import local
 from hermes.app import App
@@ -35,14 +35,20 @@ from hermes.services.models import Route
 from hermes.services.skills import Skill, find_skills, skill_text
 from hermes.settings import config
 from hermes.store.base import StoreError
-from hermes.store.sessions import new_session_id
+from hermes.store.sessions import new_session_id, remove_folders
 from hermes.tools.framework.registry import redaction
 from hermes.tools.framework.toolsets import DEFAULTS, enabled_toolsets
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 
+if TYPE_CHECKING:
+    from hermes.core.events import Event
+    from hermes.runs.live_run import LiveRun
+
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
 _UNSAFE = frozenset({"memory", "skills"})
+# Toolsets whose tools write what outlives a conversation.
+_KEEPING = frozenset({"memory", "skills", "cronjob"})
 _OWNER = "default"
 Show = Callable[[JsonObject], None]
 _BUSY = {
@@ -87,6 +93,8 @@ class Conversation:
         self._begun = asyncio.Event()
         self._begun.set()
         self.result: Result | None = None
+        # Is told of each event, for who does not look at the screen.
+        self.watch: Show = lambda _: None
         # The messages of a conversation that is not stored.
         self.history: list[JsonObject] = []
         self.refused = False
@@ -137,6 +145,7 @@ class Conversation:
             route=self._choice(),
             reasoning={"enabled": self.effort != "none", "effort": self.effort} if self.effort else None,
             toolsets=self.toolsets,
+            disabled_toolsets=_KEEPING if args.no_save else frozenset(),
             approvals="off" if self.yolo else None,
             answerable=self.answerable,
             max_iterations=args.max_turns,
@@ -165,6 +174,7 @@ class Conversation:
                 if event.get("event", event.get("type")) in ("tool.completed", "tool.finished"):
                     self.refused = event["status"] == "blocked"
                 show(event)
+                self.watch(event)
             self.result = await (agent if self.remote else self.local).result(self.run_id)
         except BaseException:
             if self.run_id is not None:  # nobody is there any more for whom it works
@@ -304,10 +314,14 @@ async def conversation(
     settings = config.load(home, {"terminal.backend": args.sandbox}, safe_mode=args.safe_mode)
     settings.require_valid()
     remote = args.server is not None and args.server.rstrip("/") != status.local_url(home)
+    if args.no_save and args.server is not None:
+        raise UsageError("A server keeps conversations: --server cannot go with --no-save.", hint="hermes --no-save")
     route = None if remote else _check_route(settings, args)
     with logging_to(home, settings, verbose=args.debug or (False if aloud else None)):
         app = App(home, settings)
         server: ServerAgent | None = None
+        unsaved: dict[str, str] = {}
+        app.engine.listeners.append(partial(_note_unsaved, unsaved))
         try:
             saved = remote or (not args.no_save and await _opens(app))
             server = await _server(args, app, remote=remote, saved=saved)
@@ -327,6 +341,13 @@ async def conversation(
             if server is not None:
                 await server.close()
             await app.close()
+            remove_folders(home.path, {*unsaved.values()}, unsaved)
+
+
+def _note_unsaved(unsaved: dict[str, str], live: LiveRun, event: Event) -> None:
+    """Note each run that is not stored, and under what its files lie."""
+    if not live.spec.persist:
+        unsaved.setdefault(live.spec.run_id, live.spec.folder_id)
 
 
 async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bool) -> ServerAgent | None:

@@ -16,15 +16,16 @@ from hermes.cli.output import UsageError, note, print_redacted, service_errors
 from hermes.cli.session_maintenance import opened
 from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
-from hermes.core.formatting import iso, local, one_line, span, with_iso, words
+from hermes.core.formatting import counted, iso, local, one_line, span, with_iso, words
 from hermes.core.home import Home, is_served
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import JOBS_MAX
 from hermes.core.spec import Control, RunSpec
-from hermes.runs.jobs import begun, spec_of
+from hermes.runs.jobs import begun, spec_of, with_delivery
 from hermes.services import jobs as service
+from hermes.services.delivery import TARGETS, checked_target
 from hermes.settings import config
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 from hermes.store.jobs import Jobs
 from hermes.store.runs import Runs
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hermes.store.stores import Store
 
 EXIT_INTERRUPTED = 130
-_MORE = ("provider", "repeat", "session_id", "timezone", "schedule")
+_MORE = ("deliver", "provider", "repeat", "session_id", "timezone", "schedule")
 _ID = Argument("id", metavar="ID", help="a job's id, the beginning of it, or its name")
 _OPTIONS = (
     Argument("--name", metavar="TEXT"),
@@ -46,6 +47,7 @@ _OPTIONS = (
     Argument("--timezone", metavar="NAME", help="of the schedule, such as Europe/Berlin"),
     Argument("--script", metavar="COMMAND", help="run before each turn; its output is given to the model"),
     Argument("--effort", metavar="LEVEL", help=f"how long the model thinks: {', '.join(EFFORTS)}"),
+    Argument("--deliver", metavar="TARGET", help=f"where results go besides the session: {TARGETS}"),
     Argument("--continuity", action=BooleanOptionalAction, help="go on with the same session each time"),
 )
 
@@ -103,9 +105,16 @@ def _runs(args: Args, home: Home) -> None:
     rows = []
     for run in runs:
         about = "" if run["status"] == "silent" else run["error"] or run["session_id"]
-        rows.append((run["run_id"], run["status"], local(run["started_at"]), about))
+        rows.append((run["run_id"], run["status"], local(run["started_at"]), _delivery(run["delivery"]), about))
     document = {"job_id": job["id"], "runs": with_iso(runs)}
-    print_table(args, home, document, rows, flexible=3, empty="It has not run yet.")
+    print_table(args, home, document, rows, flexible=4, empty="It has not run yet.")
+
+
+def _delivery(entry: JsonObject | None) -> str:
+    if entry is None:
+        return "-"
+    tried = f" after {counted(entry['attempts'], 'attempt')}" if entry["attempts"] > 1 else ""
+    return f"{entry['status']}{tried}" + (f": {entry['error']}" if entry["error"] else "")
 
 
 @command("cron status", help="whether jobs are run, and when the next is")
@@ -147,6 +156,11 @@ def _fields(args: Args, home: Home) -> JsonObject:
     known = {*toolsets.DEFAULTS, *toolsets.of_servers(settings)}
     if unknown := [name for name in given.get("enabled_toolsets", ()) if name not in known]:
         raise UsageError(f"There is no toolset '{unknown[0]}'.", where="--toolsets", hint="hermes tools list")
+    if "deliver" in given:
+        with service_errors():
+            given["deliver"] = checked_target(given["deliver"], home)
+        if given["deliver"] == "notify" and not settings.notify.command:
+            note("notify.command is not set. Try: hermes config describe notify.command")
     if "workdir" in given:
         try:
             workspace_of(home, settings, "default", None, given["workdir"])
@@ -248,7 +262,7 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     from hermes.app import current
     from hermes.cli.runs_command import follow
     from hermes.runs.engine import Refused
-    from hermes.runs.scheduler import settled
+    from hermes.runs.scheduler import deliver_due, settled
 
     app, stops = await current(home), list[Any]()
     app.engine.start_background_tasks(resume=False)
@@ -265,8 +279,11 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
     code = await follow(args, spec.run_id, app.engine.subscribe(spec.run_id), output.mask(home))
     record = await app.engine.get(spec.run_id)
-    if record is not None:
-        await app.store.jobs.update(job_id, **await settled(app.engine, record))
+    if record is not None and (job := await app.store.jobs.get(job_id)) is not None:
+        outcome = with_delivery(job, await settled(app.engine, record), spec.run_id, time.time())
+        job = await app.store.jobs.update(job_id, **outcome) or job
+        if not is_served(home):  # else the server does it
+            await deliver_due(app.engine, app.store.jobs, job, app.deliverer())
     return EXIT_INTERRUPTED if stops else code
 
 

@@ -10,7 +10,7 @@ from hermes.cli.command import Args, command, flag
 from hermes.cli.output import mask, note, settings_of, silence_logs, tell
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import counted
-from hermes.core.home import Home
+from hermes.core.home import Home, is_served
 from hermes.core.json_types import JsonObject
 from hermes.services import health
 from hermes.services.health import Check, Finding, State, Subject
@@ -132,14 +132,18 @@ def _key(subject: Subject) -> Finding:
 
 
 def _listener(subject: Subject) -> Finding:
+    from hermes.server import status
     from hermes.server.startup_checks import check_exposure, is_loopback, resolved
 
     host, port = subject.settings.api_server.host, subject.settings.api_server.port
+    # A server may listen elsewhere than the settings say: by an option, or at any port that was free.
+    running = (status.read_runtime_status(subject.home) if is_served(subject.home) else None) or {}
+    host, port = running.get("host", host), running.get("port") or port
     near = is_loopback(resolved(host, port))
     check_exposure(subject.settings, host, loopback=near, allow_local_exec=False)
-    return Finding(
-        "ok", f"{host or '*'}:{port} can be reached from {'this machine only' if near else 'other machines'}."
-    )
+    state = "The server listens at" if running else "No server runs; one would listen at"
+    reach = "this machine only" if near else "other machines"
+    return Finding("ok", f"{state} {host or '*'}:{port}, which can be reached from {reach}.")
 
 
 # That of the model asks it, instead of only looking at the settings.

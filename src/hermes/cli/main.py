@@ -38,6 +38,7 @@ COMMANDS = {
     "tools": "which tools are offered, and what a command may do",
     "uninstall": "remove Hermes; what it has stored stays unless you say otherwise",
     "update": "install the newest version of Hermes",
+    "usage": "tokens and costs by day, model or session",
     "version": "what is installed here, and what it works with",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -88,7 +89,7 @@ _TALK = (
     flag("--safe-mode", help="without config.yaml, project file, memory, skills and MCP servers"),
     Argument("--max-turns", metavar="N", type=_count, help="let the model be asked so often in a turn at most"),
     Argument("--image", metavar="PATH", action="append", help="send this picture along; may be repeated"),
-    flag("--no-save", help="keep nothing of this conversation"),
+    flag("--no-save", help="keep nothing of this conversation: no session, memory, skill, job or file"),
     Argument("--server", metavar="URL", help="ask the agent of this server, with the key in HERMES_API_KEY"),
 )
 _ONESHOT = (

@@ -92,14 +92,28 @@ def _cached_lists(home: Home) -> dict[str, JsonObject]:
     return {url: models for url, models in lists.items() if isinstance(models, dict)} if isinstance(lists, dict) else {}
 
 
+def _embedded_rows(home: Home, settings: Settings) -> list[JsonObject]:
+    from hermes import local
+    from hermes.services.model_setup import EMBEDDED
+
+    files = {*home.models.glob("*.gguf"), local.model_file(home, settings)}
+    return [
+        {"id": str(file), "window": local.context(settings), "provider": EMBEDDED}
+        for file in sorted(file for file in files if file is not None and file.is_file())
+    ]
+
+
 def _list(args: Args, home: Home) -> int:
     from hermes.core.limits import MODEL_LIST_KEPT_S
     from hermes.services import models
 
     settings = settings_of(args, home)
-    route = models.primary(settings, _choice(args, "any"))
+    choice, main = _choice(args), settings.model
+    # A provider is asked for its models by any name; without one there is the embedded model only.
+    has_provider = choice.provider or choice.base_url or main.provider or main.base_url
+    route = models.primary(settings, _choice(args, "any") if has_provider else choice)
     if route.api_mode == "local":
-        listed: JsonObject = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
+        listed: JsonObject = {"models": [], "windows": {}}
     else:
         lists = _cached_lists(home)
         listed = lists.get(route.base_url, {})
@@ -107,8 +121,10 @@ def _list(args: Args, home: Home) -> int:
         if args.refresh or not fresh:
             listed = asyncio.run(fetched(home, settings, route))
             write_private(home.model_lists, json.dumps({**lists, route.base_url: listed}))
-    rows = [{"id": name, "window": listed["windows"].get(name)} for name in listed["models"]]
-    cells = [(row["id"], str(row["window"] or "")) for row in rows]
+    windows, provider = listed["windows"], route.provider
+    rows = [{"id": name, "window": windows.get(name), "provider": provider} for name in listed["models"]]
+    rows += _embedded_rows(home, settings)
+    cells = [(row["id"], str(row["window"] or ""), row["provider"]) for row in rows]
     empty = f"{route.provider} lists no models."
     print_table(args, home, {"provider": route.provider, "models": rows}, cells, flexible=0, empty=empty)
     return 0

@@ -129,7 +129,7 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
 
 def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
     """The one name that is given or begun."""
-    known = list(names)
+    known = list(dict.fromkeys(names))
     matches = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
     if not matches:
         raise NotFound(f"There is no {thing} '{text}'.", hint=hint)

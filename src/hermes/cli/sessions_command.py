@@ -258,7 +258,11 @@ command(
 )(sessions_transfer.export)
 command(
     "sessions import",
-    Argument("file", metavar="FILE", help="JSON lines; '-' reads standard input"),
+    Argument(
+        "file",
+        metavar="FILE",
+        help="JSON lines of Hermes, or an export of ChatGPT, Claude or Open WebUI (zip or JSON); '-' reads standard input",
+    ),
     help="take exported sessions in; those that are there already stay",
 )(sessions_transfer.import_)
 command("sessions stats", help="how many there are, and the size of each part of the database")(

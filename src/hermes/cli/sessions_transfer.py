@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from hermes.cli.output import NotFound, UsageError, note, secrets, tell
 from hermes.cli.session_maintenance import find, opened
@@ -19,6 +21,8 @@ from hermes.core.errors import HermesError
 from hermes.core.formatting import counted
 from hermes.core.home import Home, private_opener
 from hermes.core.json_types import JsonObject
+from hermes.core.limits import FOREIGN_EXPORT_BYTES_MAX
+from hermes.services.foreign_exports import BadExport, conversations, is_foreign
 from hermes.services.session_markdown import markdown
 
 if TYPE_CHECKING:
@@ -27,7 +31,11 @@ if TYPE_CHECKING:
 _PAGE = 500
 # A batch is closed well before the store's own bounds: the same numbers can be written in more letters.
 _BATCH_SESSIONS, _BATCH_MESSAGES, _BATCH_BYTES = 500, 20_000, 20 * 1024 * 1024
+# How much of a file tells its format.
+_HEAD_BYTES = 4096
 Batch = list[tuple[int, Any, str]]
+# A session with its number, what is wrong with it, and its size.
+Entry = tuple[int, Any, str, int]
 
 
 # What stands before, between and behind sessions, and a session itself.
@@ -123,27 +131,67 @@ def _output(args: argparse.Namespace) -> Iterator[TextIO]:
 
 def import_(args: argparse.Namespace, home: Home) -> int:
     report: JsonObject = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
-    with _input(args.file) as file, opened(home, "make") as db:
-        for batch in _batches(file):
-            done = db.import_sessions([item for _, item, _ in batch])
-            for name in ("imported", "skipped", "detached"):
-                report[name] += done[name]
-            report["refused"] += len(batch) if done["errors"] else 0
-            for error in done["errors"]:
-                number, _, fault = batch[error["index"]]
-                report["errors"].append({"line": number, "message": fault or error["message"]})
+    with _input(args.file) as file:
+        head, file = _begun(file)
+        foreign = is_foreign(head)
+        entries = _foreign_entries(file, args.file) if foreign else _line_entries(file)
+        # A file that cannot be read leaves no new database behind.
+        first = next(entries, None)
+        with opened(home, "make") as db:
+            for batch in _batches(itertools.chain([first] if first else (), entries)):
+                _take_in(db, batch, report, each_alone=foreign)
+    place = "conversation" if foreign else "line"
     for error in report["errors"]:
-        note(f"line {error['line']}: {error['message']}")
+        note(f"{place} {error['line']}: {error['message']}")
     lines = [f"{counted(report['imported'], 'session')} imported, {report['skipped']} skipped: already there."]
     if report["detached"]:
         lines.append(f"{counted(report['detached'], 'session')} without the parent, which is not here.")
     if report["refused"]:
-        lines.append(f"{counted(report['refused'], 'session')} refused: one fault keeps its whole batch out.")
+        why = "" if foreign else ": one fault keeps its whole batch out"
+        lines.append(f"{counted(report['refused'], 'session')} refused{why}.")
     tell(args, {"ok": not report["errors"], **report}, *lines)
     return 1 if report["errors"] else 0
 
 
-def _input(name: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+def _take_in(db: SessionDB, batch: Batch, report: JsonObject, *, each_alone: bool) -> None:
+    """Import a batch, which one fault keeps out whole; with `each_alone`, what is faulty stays out alone."""
+    done = db.import_sessions([item for _, item, _ in batch])
+    faults = {error["index"]: batch[error["index"]][2] or error["message"] for error in done["errors"]}
+    report["errors"] += [{"line": batch[index][0], "message": fault} for index, fault in faults.items()]
+    if faults and each_alone:
+        sound = [entry for index, entry in enumerate(batch) if index not in faults]
+        report["refused"] += len(faults)
+        if sound:
+            _take_in(db, sound, report, each_alone=True)
+        return
+    report["refused"] += len(batch) if faults else 0
+    for name in ("imported", "skipped", "detached"):
+        report[name] += done[name]
+
+
+def _begun(file: BinaryIO) -> tuple[bytes, BinaryIO]:
+    """How a file begins, and the file from its beginning, which can be read at any place of it."""
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES] if isinstance(file, io.BufferedReader) else b""
+    if is_foreign(head) and not file.seekable():
+        return head, io.BytesIO(file.read(FOREIGN_EXPORT_BYTES_MAX + 1))
+    return head, file
+
+
+def _foreign_entries(file: BinaryIO, name: str) -> Iterator[Entry]:
+    try:
+        for number, item, fault in conversations(file):
+            yield number, item, fault, len(json.dumps(item))
+    except BadExport as error:
+        raise UsageError(str(error), where=name) from None
+
+
+def _line_entries(lines: Iterable[bytes]) -> Iterator[Entry]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, *_parsed(line), len(line)
+
+
+def _input(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
     try:
         return contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(os.path.expanduser(name), "rb")
     except FileNotFoundError:
@@ -152,22 +200,19 @@ def _input(name: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
         raise HermesError(f"The file cannot be read: {error.strerror}.", where=name) from None
 
 
-def _batches(lines: Iterable[bytes]) -> Iterator[Batch]:
+def _batches(entries: Iterable[Entry]) -> Iterator[Batch]:
     """Sessions with their line numbers and what is wrong with a line, as many at a time as the store takes."""
     batch: Batch = []
     messages = size = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        item, fault = _parsed(line)
+    for number, item, fault, length in entries:
         held = item.get("messages") if isinstance(item, dict) else None
         more = len(held) if isinstance(held, list) else 0
-        full = len(batch) == _BATCH_SESSIONS or messages + more > _BATCH_MESSAGES or size + len(line) > _BATCH_BYTES
+        full = len(batch) == _BATCH_SESSIONS or messages + more > _BATCH_MESSAGES or size + length > _BATCH_BYTES
         if batch and full:
             yield batch
             batch, messages, size = [], 0, 0
         batch.append((number, item, fault))
-        messages, size = messages + more, size + len(line)
+        messages, size = messages + more, size + length
     if batch:
         yield batch
 

@@ -14,7 +14,7 @@ from hermes.cli.slash_table import GLOBAL, run_command, slash, split_args, write
 from hermes.core.errors import HermesError, ServiceError
 from hermes.core.spec import RouteChoice
 from hermes.services import models
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat

@@ -9,6 +9,7 @@ from contextlib import suppress
 from hermes.cli import attach, slash
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
+from hermes.cli.notifier import Notifier, write_to_terminal
 from hermes.cli.prompt_line import Callbacks, PromptLine
 from hermes.cli.question_line import QuestionLine
 from hermes.cli.screen import Screen
@@ -49,6 +50,8 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         commands=lambda: slash.names(chat),
         names=lambda: chat.picking.names if chat.picking else {},
     )
+    if not args.quiet:
+        talk.watch = Notifier(talk.settings, write_to_terminal).hear
     line = PromptLine(None if args.no_save else talk.home, callbacks)
     screen.emit, chat.changed, chat.typed = line.write, changed, line.type
     chat.open_menu, chat.clear_screen = line.open_menu, line.clear

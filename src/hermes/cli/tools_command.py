@@ -98,6 +98,9 @@ def _show(args: Args, home: Home) -> None:
     shown = [_described(tool, settings) for tool in ([tools[name]] if name in tools else sets[name])]
     lines = [line for tool in shown for line in ("", *_lines(tool))][1:]
     tell(args, shown[0] if name in tools else {"name": name, "tools": shown}, *lines)
+    if name in tools and len(sets.get(name, ())) > 1:
+        members = ", ".join(tool.name for tool in sets[name])
+        note(f"{name} is a toolset too, with the tools {members}.")
     if not shown:
         note(f"Its tools are known when it is asked. Try: hermes mcp tools {name.removeprefix('mcp:')}")
 

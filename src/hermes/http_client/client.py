@@ -149,12 +149,20 @@ class HttpClient:
         except TimeoutError:
             if timeouts.total_s < self._connect_s():
                 raise RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.") from None
-            raise ConnectFailed("No connection within the time allowed.") from None
+            raise ConnectFailed(f"{self._place(endpoint)}: no connection within {self._connect_s():g} s.") from None
         except ssl.SSLCertVerificationError:
             raise TlsFailed("The certificate could not be verified.") from None
         except (OSError, UnicodeError) as error:
-            raise ConnectFailed(plain(error)) from error
+            raise ConnectFailed(f"{self._place(endpoint)}: {plain(error)}") from error
         return await over(opened)
+
+    def _place(self, endpoint: _Endpoint) -> str:
+        """Where a connection is made to: the address itself, or the proxy's or socket's. No login is in it."""
+        if self._unix is not None:
+            return str(self._unix)
+        target = endpoint if self._proxy is None else _endpoint(self._proxy)
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        return f"{host}:{target.port}" if target is endpoint else f"the proxy {host}:{target.port}"
 
     @staticmethod
     def _connect_s() -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -378,4 +380,9 @@ class Answer:
 
 
 def plain(error: Exception) -> str:
+    """An error in words. Event loops word a refused connection differently; the system's words are the same."""
+    # Errors of TLS and of name lookup have numbers of their own.
+    number = error.errno if isinstance(error, ConnectionError) or type(error) is OSError else None
+    if number is not None and number in errno.errorcode:
+        return os.strerror(number)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -81,6 +81,7 @@ class Route:
     credentials: tuple[Credential, ...] = ()
     window_tokens: int | None = None
     max_output_tokens: int | None = None
+    sampling: JsonMapping = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: JsonMapping = field(default_factory=dict)
     request_timeout_s: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _NO_ENTRY = Provider()
 # The provider of a route that has an address and no other name.
 CUSTOM = "custom"
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 
@@ -37,6 +38,7 @@ class _Request:
     api_key: str | None = None
     window_tokens: int | None = None
     max_output_tokens: int | None = None
+    sampling: JsonMapping = field(default_factory=dict)
 
 
 def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
@@ -143,6 +145,7 @@ def primary(settings: Settings, choice: RouteChoice) -> Route:
     request = _Request(provider, model, base_url or "", api_mode, api_key)
     if model == configured.default:
         request.window_tokens, request.max_output_tokens = configured.context_length, configured.max_tokens
+        request.sampling = _sampling(settings)
     route = _route(settings, request, "model.provider")
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
@@ -161,7 +164,14 @@ def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteCh
 def local(settings: Settings) -> Route:
     from hermes.local import context
 
-    return replace(LOCAL, window_tokens=settings.model.context_length or context(settings))
+    window, limit = settings.model.context_length or context(settings), settings.model.max_tokens
+    return replace(LOCAL, window_tokens=window, max_output_tokens=limit, sampling=_sampling(settings))
+
+
+def _sampling(settings: Settings) -> JsonObject:
+    """The sampling parameters of the configured model; a request's own come first."""
+    given = ((name, getattr(settings.model, name)) for name in _SAMPLING)
+    return {name: value for name, value in given if value not in (None, [])}
 
 
 def fallback(settings: Settings, entry: str | JsonMapping) -> Route:
@@ -209,6 +219,7 @@ def _route(settings: Settings, request: _Request, where: str) -> Route:
         credentials=_credentials(settings, provider, entry, request.api_key, own_address=has_own_address),
         window_tokens=request.window_tokens or facts.get("context_length"),
         max_output_tokens=request.max_output_tokens or facts.get("max_tokens"),
+        sampling=request.sampling,
         headers=entry.headers,
         extra_body=entry.extra_body,
         request_timeout_s=entry.request_timeout_seconds,

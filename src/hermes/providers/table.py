@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.settings.schema import EFFORTS
+from hermes.settings.schema_types import EFFORTS
 
 
 class Capabilities(Struct, frozen=True):

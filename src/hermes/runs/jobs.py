@@ -5,13 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from hermes.core.events import RunState
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.limits import DELIVERIES_KEPT, DELIVERY_ATTEMPTS_MAX, DELIVERY_WAIT_S
 from hermes.core.spec import RouteChoice, RunSpec
 
 Job = JsonObject
 # A job's final text that asks for nothing to be shown.
 SILENT = "[SILENT]"
+# A job whose results are delivered nowhere but to its session.
+LOCAL = "local"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of a run of a job, as it is delivered. `text` is its answer, or why it failed."""
+
+    job_id: str
+    job_name: str
+    run_id: str
+    session_id: str
+    status: str
+    text: str
+    finished_at: float
+
+    @property
+    def title(self) -> str:
+        return self.job_name if self.status == "completed" else f"{self.job_name}: {self.status}"
 
 
 def spec_of(job: JsonMapping, now: float) -> RunSpec:
@@ -66,3 +87,35 @@ def is_silent(text: str | None) -> bool:
 
 def has_own_session(spec: RunSpec) -> bool:
     return spec.job_id is not None and spec.session_id.startswith(f"cron_{spec.job_id}_")
+
+
+# --- deliveries ------------------------------------------------------------------------------------------------------
+
+
+def with_delivery(job: JsonMapping, outcome: JsonMapping, run_id: str, now: float) -> Job:
+    """The outcome of a run with its delivery noted as waiting, where the job wants one."""
+    deliveries = job.get("deliveries") or []
+    is_known = any(entry["run_id"] == run_id for entry in deliveries)
+    if job.get("deliver", LOCAL) == LOCAL or outcome["last_status"] not in ("completed", "failed") or is_known:
+        return dict(outcome)
+    entry = {"run_id": run_id, "status": "waiting", "attempts": 0, "next_at": now, "error": None}
+    return {**outcome, "deliveries": [entry, *deliveries][:DELIVERIES_KEPT]}
+
+
+def due_delivery(job: JsonMapping, now: float) -> str | None:
+    """The run whose result is to be delivered now: the oldest that waits."""
+    waiting = [entry for entry in job.get("deliveries") or () if entry["status"] == "waiting"]
+    return waiting[-1]["run_id"] if waiting and waiting[-1]["next_at"] <= now else None
+
+
+def after_delivery(job: JsonMapping, run_id: str, error: str | None, now: float) -> Job:
+    """What a job's record says after an attempt: delivered, to be tried again later, or given up."""
+    deliveries = [dict(entry) for entry in job.get("deliveries") or ()]
+    for entry in deliveries:
+        if entry["run_id"] == run_id:
+            entry["attempts"] += 1
+            again = error is not None and entry["attempts"] < DELIVERY_ATTEMPTS_MAX
+            entry["status"] = "waiting" if again else "delivered" if error is None else "failed"
+            entry["next_at"] = now + DELIVERY_WAIT_S * 4 ** (entry["attempts"] - 1) if again else None
+            entry["error"] = error
+    return {"deliveries": deliveries}

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hermes.core.json_types import JsonObject
@@ -14,11 +14,15 @@ from hermes.core.limits import JOB_CLAIM_S, JOB_LOOK_S
 from hermes.core.text import text_of
 from hermes.runs import schedule as schedules
 from hermes.runs.engine import Refused, RunEngine
-from hermes.runs.jobs import Job, begun, ended, spec_of
+from hermes.runs.jobs import Job, Report, after_delivery, begun, due_delivery, ended, spec_of, with_delivery
 from hermes.store.base import RunRecord, StoreError
 from hermes.store.leases import this_process
 
 log = logging.getLogger(__name__)
+
+
+# Brings a result to where its job wants it; what it raises is noted, and it is tried again.
+Deliver = Callable[[Job, Report], Awaitable[None]]
 
 
 class Scheduler:
@@ -31,8 +35,10 @@ class Scheduler:
         parallel: Callable[[], int],
         clock: Callable[[], float] = time.time,
         leads: Callable[[], bool] = lambda: True,
+        deliver: Deliver | None = None,
     ) -> None:
-        self._leads = leads
+        self._leads, self._deliver = leads, deliver
+        self._deliveries: dict[str, asyncio.Task[None]] = {}
         self._engine, self._jobs, self._parallel, self._clock = engine, jobs, parallel, clock
         self._holder = this_process()
 
@@ -72,6 +78,8 @@ class Scheduler:
         """How many jobs run. Those whose run has ended say so in their record; times that are too late are set again."""
         running, now = 0, self._clock()
         for job in await self._jobs.list():
+            if self._deliver is not None and due_delivery(job, now) and job["id"] not in self._deliveries:
+                self._deliveries[job["id"]] = asyncio.ensure_future(self._deliver_one(job))
             if (sooner := _earlier_time(job, now)) is not None:
                 await self._jobs.update(job["id"], next_run_at=sooner)
             if job["last_status"] != "running":
@@ -81,8 +89,19 @@ class Scheduler:
                 running += 1
             else:
                 outcome = {"last_status": "failed", "last_error": "its run is gone"}
-                await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else outcome))
+                if record is not None:
+                    outcome = with_delivery(job, await settled(self._engine, record), job["last_run_id"], now)
+                await self._jobs.update(job["id"], **outcome)
         return running
+
+    async def _deliver_one(self, job: Job) -> None:
+        assert self._deliver is not None
+        try:
+            await deliver_due(self._engine, self._jobs, job, self._deliver, self._clock)
+        except StoreError as error:
+            log.warning("the delivery of the job %s is put off: %s", job["id"], error)
+        finally:
+            del self._deliveries[job["id"]]
 
     async def _begin(self, job: Job, now: float) -> JsonObject:
         """Begin the run of a time that has come; what becomes different of the job's record.
@@ -114,6 +133,32 @@ async def settled(engine: RunEngine, record: RunRecord) -> Job:
     row_id = record.state.final_row
     row = await engine.row(record.spec.run_id, row_id) if row_id is not None else None
     return ended(record.state, text_of(row.content) if row is not None else None)
+
+
+async def deliver_due(
+    engine: RunEngine, jobs: Any, job: Job, deliver: Deliver, clock: Callable[[], float] = time.time
+) -> None:
+    """Try to deliver the oldest result that waits for it, and note what came of that in the job's record."""
+    run_id = due_delivery(job, clock())
+    record = await engine.get(run_id) if run_id is not None else None
+    if run_id is None:
+        return
+    error: str | None = "its run is gone"
+    if record is not None:
+        row_id, state = record.state.final_row, record.state
+        row = await engine.row(run_id, row_id) if row_id is not None else None
+        text = (text_of(row.content) if row is not None else "") or state.error or ""
+        names = {"job_id": job["id"], "job_name": job["name"], "run_id": run_id, "session_id": record.spec.session_id}
+        report = Report(**names, status=state.status, text=text, finished_at=state.ended_at or clock())
+        try:
+            await deliver(job, report)
+            error = None
+        except Exception as failure:  # noqa: BLE001  (whatever it is, it is noted, and tried again)
+            error = str(failure) or type(failure).__name__
+            log.warning("the result of the job %s is not delivered: %s", job["id"], error)
+    current = await jobs.get(job["id"])
+    if current is not None:
+        await jobs.update(job["id"], **after_delivery(current, run_id, error, clock()))
 
 
 def run_id_of(job: Job) -> str:

@@ -25,6 +25,7 @@ from hermes.core.limits import (
 )
 from hermes.sandbox import cgroup
 from hermes.sandbox.base import Command, Handle, Parts, SandboxError, hide_text
+from hermes.sandbox.developer import provide_identity
 from hermes.sandbox.mounts import Mount, Place, plan_mounts, trial_place
 from hermes.sandbox.namespace import Data, Namespace, RemoteProcess
 from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
@@ -62,7 +63,7 @@ class Bubblewrap(WatchedSandbox):
         self._idle: asyncio.TimerHandle | None = None
 
     def mounts(self) -> list[Mount]:
-        return [*(Mount(path, "ro") for path in _system_paths()), *super().mounts()]
+        return [*(Mount(path, "ro") for path in system_paths()), *super().mounts()]
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         self._wake_up()
@@ -93,6 +94,7 @@ class Bubblewrap(WatchedSandbox):
             return self._namespace
         await self._close()
         mounts = await asyncio.to_thread(plan_mounts, self.place, watch.covers)
+        await asyncio.to_thread(provide_identity, self.place)
         self._namespace = await Namespace.create(_build_plan(self.place, mounts), self._bound)
         self._protected = watch
         return self._namespace
@@ -186,13 +188,13 @@ class _Handle:
         await self._sandbox.leave()
 
 
-def _system_paths() -> list[str]:
+def system_paths() -> list[str]:
     paths = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC.split()), os.path.realpath(sys.base_prefix)]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
-    system = _system_paths()
+    system = system_paths()
     links = {path: os.readlink(path) for path in system if path in _SYSTEM and os.path.islink(path)}
     real = dict.fromkeys(os.path.realpath(path) for path in system if path not in links)
     mounted = {mount.path for mount in mounts}
@@ -209,7 +211,7 @@ def _build_plan(place: Place, mounts: Sequence[Mount]) -> Data:
 def probe() -> str:
     """Run `true` in a sandbox: why that fails, empty if it works. Blocks; cached for the life of the process."""
     if shutil.which("bwrap") is None:
-        return f"bubblewrap is not installed: there is no command 'bwrap'. {INSTALL_HINT}"
+        return "bubblewrap is not installed: there is no command 'bwrap'."
     cgroup.sweep()
     try:
         # In a thread of its own: the caller's may have a loop that runs.

@@ -14,7 +14,7 @@ from hermes.core.errors import ConfigError
 from hermes.core.home import Home, make_private_folder
 from hermes.core.ids import folder_name, scope_name
 from hermes.guards.path_lists import below
-from hermes.sandbox import bubblewrap, docker, probe_cache
+from hermes.sandbox import bubblewrap, developer, docker, probe_cache
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
@@ -38,7 +38,9 @@ class Choice(NamedTuple):
     @property
     def reason(self) -> str | None:
         """Why no command can be run, and what to do about it; None where commands can be run."""
-        return f"commands have no sandbox here ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
+        return (
+            f"there is no sandbox for commands ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
+        )
 
     @property
     def description(self) -> str:
@@ -110,6 +112,31 @@ def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
             yield Path(real)
 
 
+def shown_toolchains(settings: Settings, backend: str, home: Home, workspace: Path) -> list[Path]:
+    """The toolchains of the user that commands in a sandbox of this machine can use."""
+    if backend != "bubblewrap" or not settings.terminal.toolchains:
+        return []
+    return developer.toolchains(Path(os.path.expanduser("~")), writable_places(home, settings, workspace))
+
+
+def commands_in(settings: Settings, chosen: Choice, home: Home, workspace: Path, names: Sequence[str]) -> list[str]:
+    """Which of these commands can be run where commands run. Of an image nothing is known. Blocks."""
+    if chosen.name in ("none", "docker"):
+        return []
+    places = {name: place for name in names if (place := shutil.which(name)) is not None}
+    if chosen.name != "bubblewrap":
+        return list(places)
+    shown = [*shown_toolchains(settings, chosen.name, home, workspace), workspace]
+    shown += [real_path(path) for path in (*settings.terminal.sandbox_ro, *settings.terminal.sandbox_rw)]
+    roots = [*bubblewrap.system_paths(), *map(str, shown)]
+    # A link is of use only where its target is shown too.
+    return [
+        name
+        for name, place in places.items()
+        if all(any(below(path, root) for root in roots) for path in (place, os.path.realpath(place)))
+    ]
+
+
 def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
@@ -178,7 +205,7 @@ class Sandboxes:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         await self.ready(settings)
         backend = choose_backend(settings).name
-        place = self._place(settings, backend, session_id, workspace, tuple(granted))
+        place = await asyncio.to_thread(self._place, settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
         if (sandbox := self._sandboxes.get(key)) is None:
@@ -197,19 +224,23 @@ class Sandboxes:
         name = folder_name(session_id)
         writable = writable_places(self._home, settings, workspace)
         private = self._home.sandbox / name / "home"
+        user_home = Path(os.path.expanduser("~"))
+        shown = shown_toolchains(settings, backend, self._home, workspace)
+        env = child_env(settings, backend, private, os.environ)
         return Place(
             home=self._home,
             workspace=workspace,
             private=private,
             uploads=self._home.uploads / name,
-            ro=tuple(_roots(settings.terminal.sandbox_ro, writable)),
+            ro=(*_roots(settings.terminal.sandbox_ro, writable), *shown),
+            hidden=tuple(developer.hidden_settings(user_home)) if shown else (),
             rw=tuple(_roots(settings.terminal.sandbox_rw, writable)),
             granted=granted,
             network=settings.terminal.network,
             memory_mb=settings.terminal.container_memory,
             cpus=settings.terminal.container_cpu,
             disk_quota_mb=settings.terminal.disk_quota_mb,
-            env=child_env(settings, backend, private, os.environ),
+            env={**developer.variables(user_home, shown), **env},
         )
 
     async def close(self) -> None:

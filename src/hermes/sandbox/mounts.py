@@ -47,6 +47,8 @@ class Place:
     memory_mb: int = 5120
     cpus: float = 1.0
     disk_quota_mb: int = 0
+    # Paths within `ro` that are not shown.
+    hidden: tuple[str, ...] = ()
     user_home: Path = field(default_factory=lambda: Path(os.path.expanduser("~")))
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -140,6 +142,7 @@ def trial_place() -> Iterator[Place]:
 
 
 def _refused_paths(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
+    yield from ((path, "hide") for path in place.hidden)
     ours = [place.home.root, *(place.home.path / area for area in APART)]
     yield from ((_real(path), "hide") for path in ours if path.exists())
     for rule in RULES:

@@ -30,6 +30,7 @@ class Setting(Struct, kw_only=True):
     be changed over the API."""
 
     key: str
+    description: str
     value: Any
     source: str
     where: str | None

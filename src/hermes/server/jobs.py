@@ -59,7 +59,8 @@ class Job(Struct, kw_only=True):
     last_run_id: str | None
     session_id: str | None
     last_session_id: str | None
-    deliver: Literal["local"]
+    deliver: str
+    deliveries: list[JsonObject]
     origin: JsonObject | None
     paused_at: float | None
     paused_reason: str | None

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hermes.core import limits
 from hermes.core.json_types import JsonObject
-from hermes.settings.schema import Effort
+from hermes.settings.schema_types import Effort
 
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]

@@ -16,7 +16,7 @@ from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.settings import config
 from hermes.settings.check import coerce
 from hermes.settings.keys import KEYS, nest
-from hermes.settings.schema import ApiServer
+from hermes.settings.schema_server import ApiServer
 
 _PLAIN_KEYS = [key for key in KEYS if key.path[0] == "api_server" and not key.is_pattern]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from hermes.core.json_types import JsonObject
 from hermes.core.limits import USAGE_KEPT_DAYS, USAGE_ROWS_MAX
 from hermes.server.errors import invalid
 from hermes.server.keys import caller_of
 from hermes.server.routes import route
-from hermes.services.usage import DAY_S, report
+from hermes.services.usage import DAY_S, date_of, labels, report, total_of
 from hermes.store.usage_days import Group
 
 if TYPE_CHECKING:
@@ -80,15 +78,11 @@ async def usage(context: ServerContext, request: web.Request, query: UsageQuery)
     if len(sums) > USAGE_ROWS_MAX:
         message = f"That would be more than {USAGE_ROWS_MAX} rows; ask for fewer days or columns."
         raise invalid("group_by", message)
-    total: dict[str, float] = {}
-    for numbers in sums.values():
-        for name, value in numbers.items():
-            total[name] = total.get(name, 0) + value
     return UsageList(
-        first_day=_date(first),
-        last_day=_date(today),
-        data=[UsageRow(**_labels(groups, key), **report(numbers)) for key, numbers in sums.items()],
-        total=UsageNumbers(**report(total)),
+        first_day=date_of(first),
+        last_day=date_of(today),
+        data=[UsageRow(**labels(groups, key), **report(numbers)) for key, numbers in sums.items()],
+        total=UsageNumbers(**report(total_of(sums.values()))),
     )
 
 
@@ -99,12 +93,3 @@ def _groups(text: str) -> list[Group]:
         message = f"There is no column {sorted(wrong)[0]!r}; there are {', '.join(known)}."
         raise invalid("group_by", message)
     return [name for name in known if name in named]
-
-
-def _labels(groups: list[Group], key: tuple[Any, ...]) -> JsonObject:
-    labels = dict(zip(groups, key, strict=True))
-    return {**labels, "day": _date(labels["day"])} if "day" in labels else labels
-
-
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()

@@ -11,7 +11,8 @@ from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.runs import schedule as schedules
 from hermes.runs.jobs import ended
-from hermes.settings.schema import EFFORTS
+from hermes.services.delivery import checked_target, shown_target
+from hermes.settings.schema_types import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
@@ -27,7 +28,7 @@ _EMPTY: Job = {
     "name": "", "prompt": "", "skills": [], "model": None, "provider": None, "enabled_toolsets": None, "workdir": None,
     "last_run_at": None, "last_status": None, "last_error": None, "last_run_id": None, "session_id": None,
     "last_session_id": None, "deliver": "local", "origin": None, "paused_at": None, "paused_reason": None,
-    "script": None, "effort": None, "continuity": False,
+    "script": None, "effort": None, "continuity": False, "deliveries": [],
 }  # fmt: skip
 _TEXT_LIMITS = {
     "name": limits.JOB_NAME_CHARS_MAX,
@@ -52,6 +53,8 @@ def new_job(fields: JsonMapping, now: float, timezone: str, secrets: Secrets) ->
 def job_changes(job: JsonMapping, fields: JsonMapping, now: float, secrets: Secrets) -> Job:
     """The fields of a job's record that change. Raises as `new_job`."""
     changes: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
+    if "deliver" in fields:
+        changes["deliver"] = checked_target(str(fields["deliver"]))
     for name, most in _TEXT_LIMITS.items():
         if changes.get(name) is not None:
             _check_text(name, str(changes[name]), most, secrets)
@@ -93,7 +96,8 @@ def resume_changes(job: JsonMapping, now: float) -> Job:
 
 def public_fields(job: JsonMapping) -> Job:
     """The record as it is told, also one that was kept before all of its fields were known."""
-    return {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
+    shown = {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
+    return {**shown, "deliver": shown_target(shown["deliver"])}
 
 
 def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
@@ -114,6 +118,7 @@ def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
 def job_history(runs: Runs, job: JsonMapping, limit: int) -> list[Job]:
     """The latest runs of a job, each with the status that the job's record had after it."""
     records, texts, _ = runs.page(owner=job["owner"], limit=limit, job_id=job["id"])
+    deliveries = {entry["run_id"]: entry for entry in job.get("deliveries") or ()}
     return [
         {
             "run_id": record.spec.run_id,
@@ -122,6 +127,7 @@ def job_history(runs: Runs, job: JsonMapping, limit: int) -> list[Job]:
             "started_at": record.state.started_at,
             "finished_at": record.state.ended_at,
             "error": record.state.error or None,
+            "delivery": deliveries.get(record.spec.run_id),
         }
         for record in records
     ]

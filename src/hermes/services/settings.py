@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # counts only after a restart.
 EDITABLE = frozenset(
     {
+        *(f"model.{name}" for name in ("max_tokens", "temperature", "top_p")),
         *(f"agent.{name}" for name in ("max_turns", "api_max_retries", "max_answer_chars", "max_parallel_tools")),
         *("agent.reasoning_effort", "agent.clarify_timeout"),
         *(f"compression.{name}" for name in ("enabled", "threshold", "target_ratio", "protect_first_n")),
@@ -44,6 +45,7 @@ def rows(settings: Settings) -> list[JsonObject]:
 def _row(name: str, key: Key, value: Value) -> JsonObject:
     return {
         "key": name,
+        "description": key.mark.text,
         "value": masked(key, value.value),
         "source": value.source,
         "where": value.where or None,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from hermes.core.events import Event
@@ -17,7 +18,7 @@ from hermes.core.limits import USAGE_WRITTEN_S
 from hermes.runs.engine import LiveRun
 from hermes.store.base import StoreError
 from hermes.store.stores import AsyncUsageDays
-from hermes.store.usage_days import UsageKey
+from hermes.store.usage_days import Group, UsageKey
 
 log = logging.getLogger(__name__)
 DAY_S = 86_400
@@ -104,6 +105,26 @@ class UsageCounter:
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def total_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of all rows, added up; other fields are left out."""
+    total: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def labels(groups: Sequence[Group], key: Sequence[Any]) -> JsonObject:
+    """The columns that a row of sums is for; days as dates."""
+    named = dict(zip(groups, key, strict=True))
+    return {**named, "day": date_of(named["day"])} if "day" in named else named
+
+
+def date_of(day: int) -> str:
+    return datetime.fromtimestamp(day * DAY_S, UTC).date().isoformat()
 
 
 def report(sums: Mapping[str, float]) -> JsonObject:

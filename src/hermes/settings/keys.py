@@ -6,14 +6,15 @@ import functools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from msgspec import Meta
 
 from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.settings.schema import Mark, Root, Section
+from hermes.settings.schema import Root
+from hermes.settings.schema_types import Mark, Section
 
 KeyPath = tuple[str, ...]
 
@@ -72,6 +73,8 @@ class Key:
             return f"one of {choices}"
         text = "the name of an environment variable" if self.mark.names_variable else _EXPECTED[self.base]
         low, high = self.meta.ge, self.meta.le
+        if self.meta.max_length is not None:
+            text += f" with at most {self.meta.max_length} entries"
         if high is not None and high < _INT_MAX:
             text += f" from {low:.15g} to {high:.15g}"
         elif low is not None:
@@ -94,20 +97,26 @@ def _parts(hint: object) -> Iterator[Any]:
         yield hint
 
 
+def _merged(mark: Mark, other: Mark) -> Mark:
+    """Both marks of a field: that of its type, and its own, which comes first."""
+    given = {name: value for name, value in asdict(other).items() if value != getattr(Mark(), name)}
+    return replace(mark, **given)
+
+
 def _key(path: KeyPath, hint: object, default: object) -> Key:
     base, choices, meta, mark = None, (), Meta(), Mark()
     for part in _parts(hint):
         if isinstance(part, Meta):
             meta = part
         elif isinstance(part, Mark):
-            mark = part
+            mark = _merged(mark, part)
         elif get_origin(part) is Literal:
             choices = get_args(part)
         elif part is not type(None):
             base = part
     if base is int and meta.le is None:
         meta = Meta(ge=meta.ge, le=_INT_MAX)
-    has_limits = (meta.ge, meta.le, meta.pattern) != (None, None, None)
+    has_limits = meta != Meta()
     # All of the server's settings that fit into one line of text can come from the environment.
     of_server = path[0] == "api_server" and ANY not in path and base != Sequence[JsonMapping]
     return Key(

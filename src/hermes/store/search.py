@@ -37,6 +37,7 @@ R = TypeVar("R")
 _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')
 _OPERATORS = ("AND", "OR", "NOT")
 _DEPTH_MAX = 16
+_FORMS_CHARS_MIN = 3
 _SORTS = ("relevance", "newest", "oldest")
 _INDEX = either(
     "messages_fts f JOIN messages m ON m.id = f.rowid",
@@ -421,7 +422,11 @@ def _parse(text: str) -> _Group:
     top = _Group()
     open_groups = [top]
     prefixes = terms = 0
-    for quoted, starred, opens, closes, word in _TOKEN.findall(clean(text)):
+    tokens = _TOKEN.findall(clean(text))
+    # Frequent words are short: of many words the longest are the ones whose other forms matter.
+    simple = {word for *_, word in tokens if word not in _OPERATORS and _has_forms(word)}
+    inflected = set(sorted(simple, key=lambda word: (-len(word), word))[:PREFIXES_MAX])
+    for quoted, starred, opens, closes, word in tokens:
         group = open_groups[-1]
         if opens:
             if len(open_groups) < _DEPTH_MAX:
@@ -438,6 +443,9 @@ def _parse(text: str) -> _Group:
             plain = quoted or word.rstrip("*")
             prefix = bool(starred or word.endswith("*")) and len(plain) > 1 and prefixes < PREFIXES_MAX
             prefixes += prefix
+            # What must not occur is meant as it is written.
+            if word in inflected and group.items[-1:] != ["NOT"]:
+                plain, prefix = _stem(word), True
             term = _term(plain, prefix)
             # Each term is looked up and counted in every match. What is said twice asks for no more than once.
             again = term in group.items and not any(item in _OPERATORS for item in group.items)
@@ -445,6 +453,17 @@ def _parse(text: str) -> _Group:
                 terms += 1
                 group.items.append(term)
     return top
+
+
+def _has_forms(word: str) -> bool:
+    """Whether a word is looked for with all endings: one of letters only, of a script with spaces between words."""
+    return len(word) >= _FORMS_CHARS_MIN and word.isalpha() and spaced(word) == word
+
+
+def _stem(word: str) -> str:
+    """The word without the ending of a plural, so that each form finds the other."""
+    has_plural = len(word) > _FORMS_CHARS_MIN and word[-1] in "sS" and word[-2] not in "sSuUiI"
+    return word[:-1] if has_plural else word
 
 
 def plain_query(text: str) -> str:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -232,13 +232,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         return deleted
 
     def _remove_folders(self, session_ids: Sequence[str], run_ids: Sequence[str]) -> None:
-        if (home := self._engine.folder) is None:
-            return
-        for folder in _FOLDERS:
-            for session_id in session_ids:
-                _remove_folder(home / folder / folder_name(session_id))
-        for run_id in run_ids:
-            _remove_folder(home / _RESULTS / folder_name(run_id))
+        if (home := self._engine.folder) is not None:
+            remove_folders(home, session_ids, run_ids)
 
     @blocks
     def remove_unrecorded_folders(self, before: float) -> int:
@@ -466,6 +461,15 @@ def _last_used(folder: Path) -> float:
         with suppress(OSError):
             latest = max(latest, path.lstat().st_mtime)
     return latest
+
+
+def remove_folders(home: Path, session_ids: Iterable[str], run_ids: Iterable[str]) -> None:
+    """Remove the files of sessions and runs: received and sandboxed ones, and long results."""
+    for folder in _FOLDERS:
+        for session_id in session_ids:
+            _remove_folder(home / folder / folder_name(session_id))
+    for run_id in run_ids:
+        _remove_folder(home / _RESULTS / folder_name(run_id))
 
 
 def _remove_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.services import jobs as services
 from hermes.services.jobs import CEILINGS, GIVEN, Job, public_fields
-from hermes.settings.schema import Effort
+from hermes.settings.schema_types import Effort
 from hermes.tools.framework import approvals, toolsets
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 

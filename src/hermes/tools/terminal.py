@@ -39,10 +39,17 @@ _HIJACKING_VARIABLES = re.compile(
 SESSION_ID, SESSION_KEY, PLATFORM = "HERMES_SESSION_ID", "HERMES_SESSION_KEY", "HERMES_PLATFORM"
 _LONGER = "Give it more time, or start it with background=true."
 _SUDO = 'sudo() { command sudo -n "$@"; }\n'
-_OFFLINE = "Commands have no network here."
+_OFFLINE = "Commands have no network here; the user can allow it: hermes config set terminal.network true."
 _PROXIED = (
-    "Commands reach the network over HTTP and HTTPS only, through the proxy that the variable https_proxy names, and "
-    "only hosts that are granted."
+    "It did not use the proxy. Commands reach the network over HTTP and HTTPS only, through the proxy that the variables "
+    "http_proxy and https_proxy name; the user is then asked to allow the host. Use an https:// address in place of ssh "
+    "or git://, and tell programs that do not read these variables to use the proxy."
+)
+# How programs say that they have no network.
+_UNREACHABLE = re.compile(
+    r"could not resolve|name resolution|name or service not known|getaddrinfo|ENOTFOUND|EAI_AGAIN|network is unreachable|"
+    r"no address associated|failed to lookup address|dns error|no such host|unknownhostexception|connect to host",
+    re.IGNORECASE,
 )
 # How a command has ended: the status, and what is said about it.
 ENDED: dict[Ended, tuple[str, str]] = {
@@ -184,14 +191,15 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
         hint = answer.pop("hint", "") or (_LONGER if status == "timeout" else "")
         raise ToolError(process.reason or error.format(seconds=plan.seconds), status, hint, **answer)
     answer["error"] = None
-    if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, args.command))):
+    if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, answer["output"]))):
         answer["hint"] = hint
     return answer
 
 
-def _network_hint(sandbox: Sandbox, command: str) -> str:
+def _network_hint(sandbox: Sandbox, output: str) -> str:
+    """What helps a command whose output says that it has no network; nothing for one that failed otherwise."""
     proxied = sandbox.name in PROXIED
-    if not sandbox.isolated or (sandbox.place.network and not proxied) or not goes_online(command):
+    if not sandbox.isolated or (sandbox.place.network and not proxied) or not _UNREACHABLE.search(output):
         return ""
     return _PROXIED if proxied else _OFFLINE
 

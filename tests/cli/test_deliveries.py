@@ -1,0 +1,176 @@
+"""Results of jobs delivered: to files, webhooks, the notify command and by e-mail; retries and failures on record."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.core.errors import ServiceError
+from hermes.core.home import Home
+from hermes.services.delivery import checked_target, shown_target
+from support.model_server import Reply
+
+from .conftest import Place
+
+
+@contextmanager
+def webhook(*statuses: int) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers with these statuses, and what it was sent."""
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(statuses[min(len(received), len(statuses)) - 1])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook/s3cr3t-path", received
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def program(folder: Path, body: str) -> Path:
+    """A program of the operator's: a line of Python that has `sys`, `os` and `out`, a file beside it."""
+    file = folder / "program"
+    file.write_text(f"#!{sys.executable}\nimport sys, os\nout = open({str(folder / 'out')!r}, 'a')\n{body}\n")
+    file.chmod(0o700)
+    return file
+
+
+def create(place: Place, deliver: str) -> str:
+    done = place.run("cron", "create", "every 1d", "Say hi.", "--name", "Daily news", "--deliver", deliver, "--json")
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["job"]["id"])
+
+
+def history(place: Place, job_id: str) -> list[Any]:
+    return list(json.loads(place.run("cron", "runs", job_id, "--json").stdout)["runs"])
+
+
+def test_result_is_written_to_a_file(place: Place) -> None:
+    place.script(Reply(text="Hello."), Reply(text="Again."))
+    target = place.folder / "news" / "today.md"
+    job_id = create(place, f"file:{target}")
+    assert place.run("cron", "run", job_id).returncode == 0
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("Hello.\n", 0o600)
+    assert place.run("cron", "edit", job_id, "--deliver", f"file:{target.parent}/").returncode == 0
+    assert place.run("cron", "run", job_id).returncode == 0
+    [other] = [file for file in target.parent.iterdir() if file != target]
+    assert other.name.startswith("Daily-news-") and other.read_text() == "Again.\n"
+    assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered", "delivered"]
+
+
+def test_result_is_posted_and_the_address_is_not_shown(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    with webhook(200) as (url, received):
+        job_id = create(place, f"webhook:{url}")
+        assert place.run("cron", "run", job_id).returncode == 0
+    [posted] = received
+    assert (posted["event"], posted["job_name"], posted["status"]) == ("job.finished", "Daily news", "completed")
+    assert posted["text"] == "Hello." and posted["run_id"].startswith("run_")
+    shown = place.run("cron", "list", "--json").stdout + place.run("cron", "runs", job_id).stdout
+    logs = "".join(file.read_text() for file in (place.home / "logs").glob("*.log"))
+    assert "s3cr3t-path" not in shown + logs
+    assert json.loads(place.run("cron", "list", "--json").stdout)["jobs"][0]["deliver"].startswith("webhook:http://")
+
+
+def test_failed_delivery_is_on_record_and_tried_again(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    with webhook(500) as (url, _):
+        job_id = create(place, f"webhook:{url}")
+        assert place.run("cron", "run", job_id).returncode == 0
+    [run] = history(place, job_id)
+    delivery = run["delivery"]
+    assert (run["status"], delivery["status"], delivery["attempts"]) == ("completed", "waiting", 1)
+    assert delivery["error"] == "The webhook answered with status 500."
+    assert delivery["next_at"] is not None
+    assert "waiting: The webhook answered with status 500." in place.run("cron", "runs", job_id).stdout
+
+
+def test_result_goes_to_the_notify_command(place: Place) -> None:
+    place.script(Reply(text="-rf Hello; $(id)"))
+    file = program(
+        place.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read() + str('API_SERVER_KEY' in os.environ))"
+    )
+    assert place.run("config", "set", "notify.command", f"{file} {{title}} {{text}}").returncode == 0
+    job_id = create(place, "notify")
+    assert place.run("cron", "run", job_id, API_SERVER_KEY="k" * 40).returncode == 0
+    assert (place.folder / "out").read_text() == "['Daily news', ' -rf Hello; $(id)']-rf Hello; $(id)False"
+    assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered"]
+
+
+def test_result_is_sent_by_mail(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    file = program(place.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read())")
+    assert place.run("config", "set", "notify.sendmail", str(file)).returncode == 0
+    job_id = create(place, "email:me@example.org")
+    assert place.run("cron", "run", job_id).returncode == 0
+    sent = (place.folder / "out").read_text()
+    assert sent.startswith("['-i', '-t']")
+    assert "To: me@example.org\n" in sent and "Subject: Daily news\n" in sent and sent.endswith("\n\nHello.\n")
+
+
+def test_failing_program_is_named(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    file = program(place.folder, "print('no display', file=sys.stderr); sys.exit(3)")
+    assert place.run("config", "set", "notify.command", str(file)).returncode == 0
+    job_id = create(place, "notify")
+    assert place.run("cron", "run", job_id).returncode == 0
+    [run] = history(place, job_id)
+    assert "exit code 3: no display" in run["delivery"]["error"]
+
+
+def test_silent_result_is_not_delivered(place: Place) -> None:
+    place.script(Reply(text="[SILENT]"))
+    job_id = create(place, f"file:{place.folder}/news.md")
+    assert place.run("cron", "run", job_id).returncode == 0
+    assert not (place.folder / "news.md").exists()
+    assert [run["delivery"] for run in history(place, job_id)] == [None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "fax", "file:", "webhook:", "webhook:ftp://x/", "webhook:javascript:1", "email:", "email:-oQ/tmp@x.org",
+     "email:a@b.org\nBcc: c@d.org", "email:a b@c.org", "notify:now", "file:{home}/state.db", "file:{home}/../home/.env"],
+)  # fmt: skip
+def test_bad_targets_are_refused(text: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    with pytest.raises(ServiceError) as refused:
+        checked_target(text.replace("{home}", str(home.path)), home)
+    assert refused.value.field == "deliver"
+
+
+def test_targets_are_stored_and_shown() -> None:
+    assert checked_target("session") == checked_target("local") == "local"
+    assert checked_target("file:/tmp/../tmp/x/") == "file:/tmp/x/"
+    assert checked_target("webhook:${HOOK}") == shown_target("webhook:${HOOK}") == "webhook:${HOOK}"
+    assert shown_target("webhook:https://hooks.example.org/T0/B1/key") == "webhook:https://hooks.example.org/…"
+
+
+def test_delivery_to_a_symbolic_link_is_refused(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    (place.folder / "precious").write_text("mine")
+    (place.folder / "link.md").symlink_to(place.folder / "precious")
+    job_id = create(place, f"file:{place.folder}/link.md")
+    assert place.run("cron", "run", job_id).returncode == 0
+    assert (place.folder / "precious").read_text() == "mine"
+    assert "symbolic link" in history(place, job_id)[0]["delivery"]["error"]

@@ -1,0 +1,37 @@
+"""`hermes usage`: what was used, by day, model and session."""
+
+from __future__ import annotations
+
+import json
+
+from support.model_server import Reply
+
+from .conftest import Place
+
+
+def test_usage_by_day_model_and_session(place: Place) -> None:
+    place.script(Reply(text="One."), Reply(text="Two."))
+    assert place.run("-z", "first").returncode == 0
+    assert place.run("-z", "second").returncode == 0
+    total = {}
+    for by in ("day", "model", "session"):
+        shown = place.run("usage", "--by", by, "--json")
+        assert shown.returncode == 0
+        document = json.loads(shown.stdout)
+        assert (document["by"], document["days"]) == (by, 30)
+        assert len(document["data"]) == (2 if by == "session" else 1)
+        total[by] = document["total"]["input_tokens"], document["total"]["output_tokens"], document["total"]["calls"]
+    assert total["day"] == total["model"] == total["session"]
+    assert total["day"][2] == 2 and min(total["day"]) > 0
+    lines = place.run("usage").stdout.splitlines()
+    assert lines[0].split() == ["day", "turns", "calls", "input", "cached", "output", "cost"]
+    assert lines[-1].startswith("total")
+    assert "custom/m" in place.run("usage", "--by", "model").stdout
+
+
+def test_usage_of_nothing(place: Place) -> None:
+    shown = place.run("usage")
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "Nothing was used" in shown.stderr
+    assert json.loads(place.run("usage", "--json").stdout)["data"] == []
+    assert place.run("usage", "--days", "0").returncode == 2
