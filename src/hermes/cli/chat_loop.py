@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
-from hermes.cli.conversation import EXIT_FAILED, Conversation, here
+from hermes.cli.conversation import EXIT_FAILED, Conversation
 from hermes.cli.screen import Lines, Open, Screen, choices
 from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, one_line
@@ -145,7 +145,7 @@ class Chat:
         return found is not None and await self.talk.control("approve", id=found.id, choice=chosen)
 
     def explain(self, event: JsonObject) -> None:
-        lines = [event["description"], f"It would happen in {here()}."]
+        lines = [event["description"], f"It would happen in {self.talk.folder}."]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
         left = event["expires_at"] - time.time()
         self.screen.note("\n".join([*lines, f"Without an answer it is denied in {max(0.0, left):.0f} s."]))
@@ -260,7 +260,7 @@ class Chat:
             facts = [*filter(None, [self.route]), talk.place, named]
         else:
             sandbox = (await talk.blocking(partial(choose_backend, talk.settings))).name
-            facts = [self.route, shown_path(here()), sandbox, named if talk.saved else "not kept"]
+            facts = [self.route, shown_path(talk.folder), sandbox, named if talk.saved else "not kept"]
             facts += ["through the server"] if talk.server else []
         facts += ["no approvals"] if talk.yolo else []
         if isinstance(self.screen, Screen):

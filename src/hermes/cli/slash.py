@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.command import folder
-from hermes.cli.conversation import here, near
+from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
 from hermes.cli.session_format import session_lines
 from hermes.cli.slash_table import COMMANDS, GLOBAL, printed, require, run_command, slash, split_args, write_setting
@@ -77,7 +77,7 @@ async def _new(chat: Chat, rest: str) -> None:
     await talk.end()
     talk.session_id, talk.history = new_session_id(), []
     if rest and talk.saved:
-        await _titled(talk.sessions.create_session(talk.session_id, "cli", title=rest, cwd=here()))
+        await _titled(talk.sessions.create_session(talk.session_id, "cli", title=rest, cwd=talk.folder))
     chat.screen.note(f"A new session: {rest or talk.session_id}.")
 
 
@@ -93,7 +93,7 @@ async def _resume(chat: Chat, rest: str) -> None:
     if not rest and chat.talk.remote:
         await _sessions(chat, "")
     elif not rest:
-        await run_command(chat, "sessions", "list", "--workspace", here(), "--limit", "10")
+        await run_command(chat, "sessions", "list", "--workspace", chat.talk.folder, "--limit", "10")
     else:
         require(chat, "idle")
         before = chat.talk.session_id
@@ -116,7 +116,7 @@ async def _sessions(chat: Chat, rest: str) -> None:
 @slash("title", "[text]", "look at the title, or change it", "stored")
 async def _title(chat: Chat, rest: str) -> None:
     if rest:
-        await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=here())
+        await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=chat.talk.folder)
         await _titled(chat.talk.sessions.set_session_title(chat.talk.session_id, rest))
     title = (await chat.talk.session()).get("title")
     chat.screen.note(f"Title: {title}" if title else "It has no title yet.")
@@ -326,7 +326,7 @@ async def _status(chat: Chat, rest: str) -> None:
         facts["window"] = f"{used:,} of {_window(await talk.route()):,} tokens used by the last turn"
         backend = await talk.blocking(partial(choose_backend, talk.settings))
         facts["sandbox"] = f"{backend.name}{'' if backend.isolated or backend.reason else ', not isolated'}"
-        facts["folder"] = here()
+        facts["folder"] = talk.folder
     facts |= {
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
         "agent": talk.place,

@@ -214,6 +214,10 @@ class Sandbox:
         # How commands reach the network, where they have none of their own.
         self.egress: EgressProxy | None = None
         self._live: set[Process] = set()
+        self._starting = 0
+        # Clear while no command may start.
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         # How often all commands were killed, and why the last time: those that were about to start are meant too.
         self._kills, self._killed_because = 0, ""
 
@@ -242,11 +246,22 @@ class Sandbox:
             starting.add_done_callback(_discard_process)
             raise
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs, or is being started."""
+        return bool(self._live or self._starting)
+
     async def _begin(self, command: Command) -> Process:
         if self.quota is not None:
             await self.quota.check()
         kills = self._kills
-        process = Process(*await self._start(command), command.seconds, self._ended)
+        while not self.may_start.is_set():
+            await self.may_start.wait()
+        self._starting += 1
+        try:
+            process = Process(*await self._start(command), command.seconds, self._ended)
+        finally:
+            self._starting -= 1
         self._live.add(process)
         if self._kills != kills:
             process.end_because(self._killed_because)

@@ -15,7 +15,7 @@ from hermes.core.spec import RunSpec
 from hermes.core.threads import RunBlocking
 from hermes.guards.network import Network
 from hermes.guards.path_lists import below
-from hermes.guards.paths import Paths
+from hermes.guards.paths import EditorFiles, Paths
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
@@ -39,6 +39,8 @@ class ProcessResources:
     engine: Callable[[], RunEngine]
     own_ports: Callable[[], Collection[int]]
     processes: Processes = field(default_factory=Processes)
+    # By session: the editor that its turns are asked from.
+    editors: dict[str, EditorFiles] = field(default_factory=dict)
     # Read once, when the process starts: nothing that a tool does can change it.
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
@@ -163,6 +165,7 @@ class RunResources:
             roots_ro=(*readable, self.spill),
             isolated=sandbox.isolated,
             safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
+            editor=self.outside.editors.get(self.engine.root_spec(self.spec).session_id),
         )
         for folder in self.session.folders:
             paths.grant(folder)
