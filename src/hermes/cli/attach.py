@@ -34,7 +34,7 @@ def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named:
     """The content of a message: its words, pictures, what was piped in, and with `named` the files of `@path`."""
     paths = [*dict.fromkeys(path for name in _names(text) if (path := _found(name)))] if named else []
     parts = [_picture(Path(path).expanduser()) for path in images]
-    parts += [_part(path.name, _read(path)) for path in paths] + ([_part("stdin", piped)] if piped else [])
+    parts += [part(path.name, _read(path)) for path in paths] + ([part("stdin", piped)] if piped else [])
     return [{"type": "text", "text": text}, *parts] if parts else text
 
 
@@ -57,7 +57,7 @@ def _found(name: str) -> Path | None:
     return next((path for path in tried if path.is_file()), None)
 
 
-def _part(name: str, data: bytes) -> JsonObject:
+def part(name: str, data: bytes) -> JsonObject:
     """A file as what it is: a picture, text, or something that only tools can read."""
     kind = next((kind for mark, kind in _PICTURES.items() if data.startswith(mark)), None)
     if kind is not None:
@@ -72,10 +72,10 @@ def _part(name: str, data: bytes) -> JsonObject:
 
 
 def _picture(path: Path) -> JsonObject:
-    part = _part(path.name, _read(path))
-    if part["type"] != "image_url":
+    made = part(path.name, _read(path))
+    if made["type"] != "image_url":
         raise UsageError(f"{path} is no picture of a known kind.", hint="a PNG, JPEG, GIF or WebP file")
-    return part
+    return made
 
 
 def _root(path: Path) -> Path:

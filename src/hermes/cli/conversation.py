@@ -240,7 +240,7 @@ class Conversation:
             listed = {one["id"]: one for one in await self.sessions.list_sessions()}
             titled = [name for name, one in listed.items() if one["title"] == text]
             session = listed[titled[0] if len(titled) == 1 else resolve_name(text, listed, "session", "/sessions")]
-        await self._take(session)
+        await self.adopt(session)
 
     async def resume_newest(self, name: str) -> None:
         """Go on with the newest session of this folder, or of a name."""
@@ -261,9 +261,10 @@ class Conversation:
         if not candidates:
             where = f"with the name '{name}'" if name else "of this folder"
             raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
-        await self._take(max(candidates, key=lambda one: float(one["last_active"])))
+        await self.adopt(max(candidates, key=lambda one: float(one["last_active"])))
 
-    async def _take(self, session: JsonObject) -> None:
+    async def adopt(self, session: JsonObject) -> None:
+        """Go on with a stored session. Raises NotFound where it is of another owner."""
         if session.get("owner", _OWNER) != _OWNER and not self.remote:
             raise NotFound(f"There is no session '{session['id']}'.", hint="hermes sessions list")
         self.session_id = session["id"]

@@ -215,11 +215,11 @@ async def _model(chat: Chat, rest: str) -> None:
         write_setting(chat, for_good and bool(args), "model.default", choice.model)
         write_setting(chat, for_good and bool(provider), "model.provider", provider)
     chat.route = await talk.model_name()
-    window = "" if talk.remote else f", window {_window(await talk.route()):,} tokens"
+    window = "" if talk.remote else f", window {window_of(await talk.route()):,} tokens"
     chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")
 
 
-def _window(route: Route) -> int:
+def window_of(route: Route) -> int:
     return int(route.window_tokens or models.capabilities_of(route).window)
 
 
@@ -323,7 +323,7 @@ async def _status(chat: Chat, rest: str) -> None:
     session, used = await talk.session(), talk.result["input_tokens"] if talk.result else 0
     facts = {"model": await talk.model_name() or "that of the server"}
     if not talk.remote:
-        facts["window"] = f"{used:,} of {_window(await talk.route()):,} tokens used by the last turn"
+        facts["window"] = f"{used:,} of {window_of(await talk.route()):,} tokens used by the last turn"
         backend = await talk.blocking(partial(choose_backend, talk.settings))
         facts["sandbox"] = f"{backend.name}{'' if backend.isolated or backend.reason else ', not isolated'}"
         facts["folder"] = talk.folder
