@@ -104,9 +104,7 @@ class Editor:
         return [update["sessionUpdate"] for one, update in self.updates if session_id in (None, one)]
 
     def of(self, kind: str, session_id: str | None = None) -> list[dict[str, Any]]:
-        return [
-            update for one, update in self.updates if update["sessionUpdate"] == kind and session_id in (None, one)
-        ]
+        return [update for one, update in self.updates if update["sessionUpdate"] == kind and session_id in (None, one)]
 
     def text(self, kind: str = "agent_message_chunk", session_id: str | None = None) -> str:
         return "".join(update["content"].get("text", "") for update in self.of(kind, session_id))

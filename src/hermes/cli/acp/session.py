@@ -322,11 +322,11 @@ class EditorSession:
             listed = [str(one["id"]) for one in (await talk.server.call("GET", "/v1/models"))["data"]]
             current = talk.model or (await talk.session()).get("model") or next(iter(listed), "")
             return list(dict.fromkeys([current, *listed])), current
-        route = await talk.route()
-        current = f"{route.provider}/{route.model}"
-        cached = (await talk.blocking(partial(cached_lists, talk.home))).get(route.base_url, {}).get("models", [])
-        names = [*models.listed(talk.settings), *(f"{route.provider}/{name}" for name in cached)]
-        return list(dict.fromkeys([current, *names])), current
+        routes = [await talk.route(), models.primary(talk.settings, RouteChoice())]
+        current, usual = (f"{route.provider}/{route.model}" for route in routes)
+        lists = await talk.blocking(partial(cached_lists, talk.home))
+        cached = [f"{one.provider}/{name}" for one in routes for name in lists.get(one.base_url, {}).get("models", [])]
+        return list(dict.fromkeys([current, usual, *models.listed(talk.settings), *cached])), current
 
     async def set_option(self, name: str, value: object) -> None:
         offered = {one["id"]: [choice["value"] for choice in one["options"]] for one in await self.config_options()}
@@ -343,10 +343,13 @@ class EditorSession:
 
     async def _set_model(self, value: str) -> None:
         talk = self.talk
-        provider, _, model = ("", "", value) if talk.remote else value.partition("/")
+        provider, model = None, value
         if not talk.remote:
+            provider, _, model = value.partition("/")
+            # The provider of the settings need not have a name of its own.
+            provider = None if provider == models.primary(talk.settings, RouteChoice()).provider else provider
             models.primary(talk.settings, RouteChoice(model=model, provider=provider))
-        talk.model, talk.provider = model, provider or None
+        talk.model, talk.provider = model, provider
         if talk.saved and await talk.session():
             await talk.sessions.update_session(talk.session_id, model=model)
 
