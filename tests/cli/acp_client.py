@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,11 +13,14 @@ from typing import Any
 from acp import RequestError, connect_to_agent
 from acp.schema import (
     ClientCapabilities,
+    CreateTerminalResponse,
     FileSystemCapabilities,
     Implementation,
     InitializeResponse,
     ReadTextFileResponse,
     RequestPermissionResponse,
+    TerminalOutputResponse,
+    WaitForTerminalExitResponse,
     WriteTextFileResponse,
 )
 
@@ -38,6 +42,10 @@ class Editor:
         self.reads: list[str] = []
         self.writes: list[str] = []
         self.asked: list[dict[str, Any]] = []
+        self.terminals: dict[str, asyncio.subprocess.Process] = {}
+        self.outputs: dict[str, asyncio.Task[tuple[bytes, bytes]]] = {}
+        self.killed: list[str] = []
+        self.released: list[str] = []
         self.choose: Callable[[dict[str, Any]], str | None] = lambda _: "once"
         self.held: asyncio.Event | None = None
         self._changed = asyncio.Condition()
@@ -78,6 +86,42 @@ class Editor:
         with open(path, "w", encoding="utf-8") as file:
             file.write(content)
         return WriteTextFileResponse()
+
+    async def create_terminal(
+        self, session_id: str, command: str, args: Any = None, env: Any = None, cwd: str | None = None, **_: Any
+    ) -> CreateTerminalResponse:
+        environ = {**os.environ, "OF_EDITOR": "yes", **{one.name: one.value for one in env or ()}}
+        process = await asyncio.create_subprocess_exec(
+            *(command, *args),
+            env=environ,
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        terminal_id = f"term_{len(self.terminals)}"
+        self.terminals[terminal_id] = process
+        self.outputs[terminal_id] = asyncio.create_task(process.communicate())
+        async with self._changed:
+            self._changed.notify_all()
+        return CreateTerminalResponse(terminal_id=terminal_id)
+
+    async def wait_for_terminal_exit(self, session_id: str, terminal_id: str, **_: Any) -> WaitForTerminalExitResponse:
+        await self.outputs[terminal_id]
+        code = self.terminals[terminal_id].returncode
+        ended = {"exit_code": code} if code is not None and code >= 0 else {"signal": "SIGKILL"}
+        return WaitForTerminalExitResponse(**ended)
+
+    async def terminal_output(self, session_id: str, terminal_id: str, **_: Any) -> TerminalOutputResponse:
+        return TerminalOutputResponse(output=(await self.outputs[terminal_id])[0].decode(), truncated=False)
+
+    async def kill_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
+        self.killed.append(terminal_id)
+        if self.terminals[terminal_id].returncode is None:
+            os.killpg(self.terminals[terminal_id].pid, signal.SIGKILL)
+
+    async def release_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
+        self.released.append(terminal_id)
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         raise RequestError.method_not_found(method)

@@ -218,6 +218,44 @@ async def test_command_output_is_streamed(place: Place) -> None:
     assert last["rawOutput"]["exit_code"] == 0
 
 
+async def test_commands_run_in_terminals_of_editor(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    sub = place.folder / "sub"
+    sub.mkdir()
+    command = "cd sub; export MINE=1; echo of=$OF_EDITOR key=$TERM_KEY; touch made; exit 3"
+    place.env["TERM_KEY"] = "secret"
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": command}, id="c1")]),
+        Reply(tool_calls=[Call("terminal", {"command": "pwd; echo mine=$MINE"}, id="c2")]),
+        Reply(tool_calls=[Call("search_files", {"pattern": "made", "target": "files"}, id="c3")]),
+        Reply(text="Done."),
+    )
+    async with editing(place) as editor:
+        await editor.initialize(terminal=True)
+        session_id = (await editor.agent.new_session(cwd=str(place.folder), mcp_servers=[])).session_id
+        await prompt(editor, session_id, "go")
+        assert editor.released == ["term_0", "term_1"] and editor.killed == []
+        shown = [one for one in (*editor.of("tool_call"), *editor.of("tool_call_update")) if one["toolCallId"] == "c1"]
+        assert shown[-1]["content"] == [{"type": "terminal", "terminalId": "term_0"}]
+        assert shown[-1]["status"] == "completed"
+    first, second, third = [json.loads(text) for role, text in place.asked() if role == "tool"]
+    assert (first["exit_code"], first["output"].strip()) == (3, "of=yes key=")
+    assert second["output"].split() == [real(place, "sub"), "mine=1"] and "made" in str(third)
+
+
+async def test_cancel_kills_terminal_of_editor(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "sleep 100"})]), Reply(text="Done."))
+    async with editing(place) as editor:
+        await editor.initialize(terminal=True)
+        session_id = (await editor.agent.new_session(cwd=str(place.folder), mcp_servers=[])).session_id
+        asking = asyncio.create_task(prompt(editor, session_id, "go"))
+        await editor.until(lambda: bool(editor.terminals))
+        await editor.agent.cancel(session_id=session_id)
+        assert (await asking).stop_reason == "cancelled"
+        assert editor.killed and editor.released == ["term_0"]
+
+
 async def test_plan_from_todo(place: Place) -> None:
     states = ("pending", "in_progress", "completed", "cancelled")
     todos = [{"id": str(at), "content": f"step {at}", "status": state} for at, state in enumerate(states)]

@@ -42,11 +42,14 @@ class SandboxError(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """`call_id` is the tool call whose output a person may watch while it runs; empty for any other command."""
+
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
     network: bool
     seconds: float | None
+    call_id: str = ""
 
 
 class Child(Protocol):
@@ -233,11 +236,12 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
         network: bool | None = None,
+        call_id: str = "",
     ) -> Process:
         """Start a command. Defaults: in the workspace, with the environment and network of the place, without limit."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
-        command = Command(argv, cwd or str(place.workspace), env, network, seconds)
+        command = Command(argv, cwd or str(place.workspace), env, network, seconds, call_id)
         starting = asyncio.ensure_future(self._begin(command))
         try:
             # A start is never cut short: what began to run must be known, to be ended.

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -176,21 +176,28 @@ class Sandboxes:
         return chosen
 
     async def of(
-        self, settings: Settings, session_id: str, workspace: Path, *, granted: Sequence[Path] = ()
+        self,
+        settings: Settings,
+        session_id: str,
+        workspace: Path,
+        *,
+        granted: Sequence[Path] = (),
+        local: Callable[[Place], Sandbox] = Local,
     ) -> Sandbox:
-        """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
+        """The sandbox of a session that works in this folder; `granted` are reserved names that it may write. Where there
+        is to be none, `local` makes what runs its commands."""
         await self.ready(settings)
         backend = choose_backend(settings).name
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
-        key = repr((backend, image, session_id, place))
+        key = repr((backend, image, session_id, place, local))
         if (sandbox := self._sandboxes.get(key)) is None:
             if backend == "docker":
                 sandbox = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
                 sandbox = Bubblewrap(place, self._is_granted, self._idle)
             else:
-                sandbox = Local(place) if backend == "local" else NoSandbox(place)
+                sandbox = local(place) if backend == "local" else NoSandbox(place)
             sandbox.may_start = self._may_start
             self._sandboxes[key] = sandbox
         return sandbox

@@ -13,6 +13,7 @@ from acp.connection import Connection
 
 from hermes.cli import slash
 from hermes.cli.acp.client_files import READ, WRITE, ClientFiles
+from hermes.cli.acp.client_terminals import ClientTerminals
 from hermes.cli.acp.content import invalid, message_of
 from hermes.cli.acp.updates import Updates, approval_call, message, thought
 from hermes.cli.acp.wire import Wire
@@ -118,19 +119,29 @@ class EditorSession:
         self._cancels = 0
         self._title: str | None = None
         self._window_tokens = 0
-        self._offer_files()
+        if not talk.remote:
+            self._use_editor()
 
     # --- what the editor offers ----------------------------------------------------------------------------------------
 
-    def _offer_files(self) -> None:
-        """Turns of this process read and write files through the editor, as far as it offers that."""
+    def _use_editor(self) -> None:
+        """Turns of this process read and write files through the editor, and run commands in its terminals where they
+        have no sandbox, as far as it offers that."""
         offered = self._client.get("fs") or {}
         names = {READ: "readTextFile", WRITE: "writeTextFile"}
         methods = frozenset(method for method, name in names.items() if offered.get(name))
-        if methods and not self.talk.remote:
-            outside = self.talk.app.services.outside
-            self._files = ClientFiles(self._connection, self.talk.session_id, outside.sandboxes, methods)
-            outside.editors[self.talk.session_id] = self._files
+        outside, session_id = self.talk.app.services.outside, self.talk.session_id
+        if methods:
+            self._files = ClientFiles(self._connection, session_id, outside.sandboxes, methods)
+            outside.editors[session_id] = self._files
+        if self._client.get("terminal"):
+            outside.terminals[session_id] = partial(
+                ClientTerminals, connection=self._connection, session_id=session_id, shown=self._show_terminal
+            )
+
+    def _show_terminal(self, call_id: str, terminal_id: str) -> None:
+        for update in self.updates.terminal(call_id, terminal_id):
+            self.send(update)
 
     def _folder(self) -> str:
         shell = self.talk.app.services.session_states.of("default", self.talk.session_id).shell
@@ -219,7 +230,9 @@ class EditorSession:
             task.cancel()
         await self.chat.close()
         await self.talk.close()
-        self.talk.app.services.outside.editors.pop(self.talk.session_id, None)
+        outside = self.talk.app.services.outside
+        outside.editors.pop(self.talk.session_id, None)
+        outside.terminals.pop(self.talk.session_id, None)
 
     # --- questions to the user ---------------------------------------------------------------------------------------
 

@@ -43,7 +43,10 @@ _FENCES = re.compile("`{3,}")
 
 @dataclass(slots=True)
 class _Call:
-    diffs: list[JsonObject]
+    """A call under way. `shown` is what it shows whatever its answer is: changes of files, or a terminal."""
+
+    shown: list[JsonObject]
+    is_started: bool = False
     output: str = ""
     sent_at: float = 0.0
 
@@ -57,6 +60,7 @@ class Updates:
     ) -> None:
         self._folder, self._text_before, self._window = folder, text_before, window
         self._calls: dict[str, _Call] = {}
+        self._terminals: dict[str, list[JsonObject]] = {}
         # Calls of subagents, by the approval that they wait for.
         self._asked_calls: dict[str, str] = {}
         self._is_thinking = False
@@ -65,6 +69,7 @@ class Updates:
     def begin(self) -> None:
         self._calls.clear()
         self._asked_calls.clear()
+        self._terminals.clear()
         self._is_thinking, self._used = False, 0
 
     def render(self, event: JsonObject) -> Iterator[JsonObject]:
@@ -93,18 +98,27 @@ class Updates:
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:
         call_id, name, arguments = event["tool_call_id"], event["tool"], _object(event["arguments"])
-        known, diffs = call_id in self._calls, self._diffs(name, arguments)
-        self._calls[call_id] = _Call(diffs)
+        known, shown = call_id in self._calls, self._terminals.pop(call_id, []) or self._diffs(name, arguments)
+        self._calls[call_id] = _Call(shown, is_started=True)
         kind, title = _described(name, arguments, event.get("preview") or "")
         update: JsonObject = {"sessionUpdate": "tool_call_update" if known else "tool_call", "toolCallId": call_id}
         update |= {"title": title, "kind": kind, "status": "in_progress", "rawInput": arguments}
         update |= {"locations": self._locations(name, arguments)}
-        yield update | ({"content": diffs} if diffs else {})
+        yield update | ({"content": shown} if shown else {})
+
+    def terminal(self, call_id: str, terminal_id: str) -> Iterator[JsonObject]:
+        """A call whose command runs in a terminal of the editor, which may be known before the call is."""
+        shown: list[JsonObject] = [{"type": "terminal", "terminalId": terminal_id}]
+        if (call := self._calls.get(call_id)) is not None and call.is_started:
+            call.shown = shown
+            yield _tool_update(call_id, content=shown)
+        else:
+            self._terminals[call_id] = shown
 
     def _output(self, event: JsonObject) -> Iterator[JsonObject]:
         call = self._calls.setdefault(event["tool_call_id"], _Call([]))
         call.output = (call.output + without_colours(event["text"]))[-ACP_OUTPUT_CHARS_MAX:]
-        if event["timestamp"] - call.sent_at >= ACP_OUTPUT_EVERY_S:
+        if not call.shown and event["timestamp"] - call.sent_at >= ACP_OUTPUT_EVERY_S:
             call.sent_at = event["timestamp"]
             yield _tool_update(event["tool_call_id"], content=[text_content(fenced(call.output))])
 
@@ -112,7 +126,7 @@ class Updates:
         call = self._calls.pop(event["tool_call_id"], None) or _Call([])
         ok = event["status"] == "ok"
         result = _object(event["result"])
-        content = call.diffs if ok else []
+        content = [one for one in call.shown if ok or one["type"] == "terminal"]
         if not content and (shown := readable(event["result"])):
             content = [text_content(fenced(shown))]
         more: JsonObject = {"content": content} if content else {}

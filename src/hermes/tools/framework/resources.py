@@ -22,7 +22,8 @@ from hermes.guards.urls import UrlGuard
 from hermes.runs.engine import RunEngine
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.choose import Sandboxes, workspace_of
-from hermes.sandbox.local import NoSandbox
+from hermes.sandbox.local import Local, NoSandbox
+from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.settings.config import Settings
 from hermes.tools.framework.session_state import SessionState
@@ -39,8 +40,9 @@ class ProcessResources:
     engine: Callable[[], RunEngine]
     own_ports: Callable[[], Collection[int]]
     processes: Processes = field(default_factory=Processes)
-    # By session: the editor that its turns are asked from.
+    # By session: the files of the editor that its turns are asked from, and what runs commands in its terminals.
     editors: dict[str, EditorFiles] = field(default_factory=dict)
+    terminals: dict[str, Callable[[Place], Sandbox]] = field(default_factory=dict)
     # Read once, when the process starts: nothing that a tool does can change it.
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
@@ -139,7 +141,11 @@ class RunResources:
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self.blocking(find)
             self._sandbox = await self.outside.sandboxes.of(
-                self.settings, folder_id or spec.folder_id, workspace, granted=self.session.reserved
+                self.settings,
+                folder_id or spec.folder_id,
+                workspace,
+                granted=self.session.reserved,
+                local=self.outside.terminals.get(spec.session_id, Local),
             )
             self._sandbox.egress = self.egress
         return self._sandbox
