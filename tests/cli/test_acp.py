@@ -18,6 +18,7 @@ from acp.schema import (
     TextResourceContents,
 )
 
+from hermes.sandbox import bubblewrap
 from support.model_server import Call, Reply
 
 from .acp_client import WAIT_S, editing, real, stderr_of
@@ -241,6 +242,29 @@ async def test_commands_run_in_terminals_of_editor(place: Place) -> None:
     first, second, third = [json.loads(text) for role, text in place.asked() if role == "tool"]
     assert (first["exit_code"], first["output"].strip()) == (3, "of=yes key=")
     assert second["output"].split() == [real(place, "sub"), "mine=1"] and "made" in str(third)
+
+
+@pytest.mark.skipif(bool(bubblewrap.probe()), reason="needs bubblewrap")
+async def test_editor_is_not_asked_while_sandboxed_command_runs(place: Place) -> None:
+    """It would follow a link that the command puts in the place of a checked path."""
+    place.configure("approvals: {mode: off}\n")
+    (place.folder / "a.txt").write_text("saved\n")
+    read = Call("read_file", {"path": "a.txt"})
+    place.script(
+        Reply(tool_calls=[read]),
+        Reply(tool_calls=[Call("terminal", {"command": "sleep 100", "background": True})]),
+        Reply(tool_calls=[read]),
+        Reply(tool_calls=[Call("terminal", {"command": "echo boxed"})]),
+        Reply(text="Done."),
+    )
+    async with editing(place, "--sandbox", "bubblewrap") as editor:
+        editor.buffers[real(place, "a.txt")] = "unsaved\n"
+        await editor.initialize(terminal=True)
+        session_id = (await editor.agent.new_session(cwd=str(place.folder), mcp_servers=[])).session_id
+        await prompt(editor, session_id, "go")
+        assert len(editor.reads) == 1 and editor.terminals == {}
+    results = [text for role, text in place.asked() if role == "tool"]
+    assert "unsaved" in results[0] and "1|saved" in results[2] and "boxed" in results[3]
 
 
 async def test_cancel_kills_terminal_of_editor(place: Place) -> None:

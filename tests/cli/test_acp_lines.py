@@ -69,7 +69,7 @@ async def test_session_as_zed_sends_it(place: Place) -> None:
     (place.folder / "main.rs").write_text("fn main() {}\n")
     place.script(
         Reply(tool_calls=[Call("read_file", {"path": "main.rs"}, id="c1")]),
-        Reply(tool_calls=[Call("terminal", {"command": "touch made"}, id="c2")]),
+        Reply(tool_calls=[Call("terminal", {"command": "make"}, id="c2")]),
         Reply(text=["It is ", "empty."]),
     )
     async with started(place) as (reader, writer, process):
@@ -77,6 +77,10 @@ async def test_session_as_zed_sends_it(place: Place) -> None:
         lines.answers = {
             "fs/read_text_file": {"result": {"content": "fn main() { todo!() }\n"}},
             "session/request_permission": {"result": {"outcome": {"outcome": "selected", "optionId": "once"}}},
+            "terminal/create": {"result": {"terminalId": "term_1"}},
+            "terminal/wait_for_exit": {"result": {"exitCode": 0, "signal": None}},
+            "terminal/output": {"result": {"output": "made it", "truncated": False}},
+            "terminal/release": {"result": None},
         }
         lines.write(INITIALIZE)
         assert (await lines.answer(0))["result"]["protocolVersion"] == 1
@@ -100,7 +104,7 @@ async def test_session_as_zed_sends_it(place: Place) -> None:
         assert [one["sessionId"] for one in listed["result"]["sessions"]] == [session_id]
         writer.close()
         assert await asyncio.to_thread(process.wait, WAIT_S) == 0
-    assert "todo!()" in place.asked(1)[-1][1] and (place.folder / "made").exists()
+    assert "todo!()" in place.asked(1)[-1][1] and "made it" in place.asked(2)[-1][1]
     assert stderr_of(place) == ""
 
 
