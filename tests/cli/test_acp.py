@@ -389,6 +389,42 @@ async def test_load_replays_and_list_finds_session(way: tuple[Place, list[str]])
     assert [text for role, text in place.asked() if role == "user"] == ["go on", "again"]
 
 
+async def test_server_of_another_home(elsewhere: Place) -> None:
+    """Its sessions, models and files are its own; what it does not take is not offered."""
+    (elsewhere.folder / "a.txt").write_text("saved\n")
+    elsewhere.script(
+        Reply(tool_calls=[Call("read_file", {"path": str(elsewhere.folder / "a.txt")})]),
+        Reply(tool_calls=[Call("terminal", {"command": "touch made"})]),
+        Reply(text="Done."),
+    )
+    async with editing(elsewhere, *elsewhere.options) as editor:
+        editor.choose = lambda _: "deny"
+        await editor.initialize(terminal=True)
+        state = await editor.agent.new_session(cwd=str(elsewhere.folder), mcp_servers=[])
+        options = {one.id: one for one in state.config_options}
+        assert state.modes is None and set(options) == {"model", "effort"}
+        assert options["model"].current_value == "hermes-agent"
+        await editor.until(lambda: "available_commands_update" in editor.kinds())
+        commands = {one["name"] for one in editor.of("available_commands_update")[0]["availableCommands"]}
+        assert "usage" in commands and not {"yolo", "memory", "compress"} & commands
+        assert (await prompt(editor, state.session_id, "go")).stop_reason == "end_turn"
+        assert len(editor.asked) == 1 and editor.reads == [] and editor.terminals == {}
+        [entry] = (await editor.agent.list_sessions()).sessions
+        assert entry.session_id == state.session_id
+    async with editing(elsewhere, *elsewhere.options) as editor:
+        await editor.initialize()
+        await editor.agent.load_session(cwd=str(elsewhere.folder), session_id=state.session_id, mcp_servers=[])
+        assert editor.text("user_message_chunk") == "go" and editor.text() == "Done."
+    assert stderr_of(elsewhere) == ""
+
+
+async def test_server_that_is_not_there(elsewhere: Place) -> None:
+    async with editing(elsewhere, "--server", "http://127.0.0.1:9") as editor:
+        await editor.initialize()
+        with pytest.raises(RequestError, match="does not answer"):
+            await editor.agent.new_session(cwd=str(elsewhere.folder), mcp_servers=[])
+
+
 async def test_list_goes_on_behind_cursor(place: Place) -> None:
     from hermes.store.sessions import SessionDB
 
