@@ -17,6 +17,7 @@ import pytest
 
 from hermes.cli.main import main
 from hermes.core.home import Home, write_private
+from hermes.server.status import local_url
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
 from support.preloaded import HermesProcess
@@ -25,6 +26,7 @@ from support.server_thread import serving
 from .shell import Editor, Hermes, Result, TerminalInput
 from .terminal import Terminal
 
+KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 HERMES = [sys.executable, "-m", "hermes"]
 # Titles are asked for behind the back of a turn, and would eat the script of a test about something else.
 SETTINGS = "auxiliary: {title_generation: {enabled: false}}\nterminal: {backend: local}\nagent: {api_max_retries: 0}\n"
@@ -162,6 +164,20 @@ def each_way(place: Place, request: pytest.FixtureRequest) -> Place:
     """The same with the agent in the command's own process, and in a server."""
     if request.param == "server":
         place.serve()
+    return place
+
+
+@pytest.fixture
+def elsewhere(place: Place) -> Place:
+    """A server, and a command whose own home has neither a model nor this server's sessions."""
+    place.configure(f"api_server: {{key: {KEY}}}\n")
+    place.serve()
+    url = local_url(Home(place.home))
+    own = place.home.parent / "own"
+    own.mkdir(mode=0o700)
+    write_private(own / "config.yaml", "model: {path: none}\n")
+    place.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
+    place.options = ("--server", url)
     return place
 
 

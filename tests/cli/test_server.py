@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from hermes.core.home import Home, write_private
-from hermes.server.status import local_url, read_runtime_status
+from hermes.server.status import read_runtime_status
 from support.model_server import Call, Reply
 
-from .conftest import Place
+from .conftest import KEY, Place
 from .terminal import Terminal
 
-KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 CTRL_D = "\x04"
 
 
@@ -108,20 +107,6 @@ def test_unresponsive_server_is_bypassed(place: Place) -> None:
 
 
 # ---- a server elsewhere
-
-
-@pytest.fixture
-def elsewhere(place: Place) -> Place:
-    """A server, and a command whose own home has neither a model nor this server's sessions."""
-    place.configure(f"api_server: {{key: {KEY}}}\n")
-    place.serve()
-    url = local_url(Home(place.home))
-    own = place.home.parent / "own"
-    own.mkdir(mode=0o700)
-    write_private(own / "config.yaml", "model: {path: none}\n")
-    place.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
-    place.options = ("--server", url)
-    return place
 
 
 def ask(terminal: Terminal, text: str, answer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import stat
@@ -607,3 +608,75 @@ def test_isolated_root_cannot_be_escaped_property(maze: Path, names: list[str]) 
             assert file.read() == b"inside"
     except (PathRefused, OSError):
         pass
+
+
+# ---- an editor
+
+
+class Buffers:
+    """An editor that has these texts, and takes what is written unless it refuses."""
+
+    def __init__(self, **texts: str) -> None:
+        self.texts, self.refuses, self.paths = texts, False, list[str]()
+
+    def read(self, path: str) -> str | None:
+        self.paths.append(path)
+        return self.texts.get(Path(path).name)
+
+    def write(self, path: str, text: str) -> bool:
+        if not self.refuses:
+            self.texts[Path(path).name] = text
+        return not self.refuses
+
+
+def edited(folder: Path, editor: Buffers, **more: object) -> Paths:
+    return Paths(cwd=folder, home=Home(folder / "home"), roots_rw=(folder,), user_home=folder, editor=editor, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("saved", "text", "content"),
+    [
+        (b"a\n", "b\n", b"b\n"),
+        (b"a\r\nb\r\n", "a\nb\n", b"a\r\nb\r\n"),
+        (b"\xef\xbb\xbfa\n", "a", b"\xef\xbb\xbfa\n"),
+        (b"a\0b", "other", b"a\0b"),
+    ],
+    ids=["unsaved", "line ends", "mark", "binary"],
+)
+def test_editor_text_replaces_only_what_differs(tmp_path: Path, saved: bytes, text: str, content: bytes) -> None:
+    (tmp_path / "name").write_bytes(saved)
+    paths = edited(tmp_path, Buffers(name=text))
+    with paths.open("name") as file:
+        assert file.read() == content and os.fstat(file.fileno()).st_size == len(saved)
+    assert paths.digest("name") == hashlib.sha256(content).hexdigest()
+
+
+def test_editor_writes_text_and_disk_the_rest(tmp_path: Path) -> None:
+    editor = Buffers()
+    paths = edited(tmp_path, editor)
+    assert paths.replace("sub/name", b"text\n").created and editor.texts["name"] == "text\n"
+    assert (tmp_path / "sub").is_dir() and not (tmp_path / "sub/name").exists()
+    paths.replace("binary", b"\xff\0")
+    assert (tmp_path / "binary").read_bytes() == b"\xff\0" and "binary" not in editor.texts
+    editor.refuses = True
+    paths.replace("refused", b"text\n")
+    assert (tmp_path / "refused").read_text() == "text\n"
+
+
+def test_editor_is_asked_for_allowed_paths_only(tmp_path: Path) -> None:
+    folder = tmp_path / "ws"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("x\n")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "key").write_text("x\n")
+    (folder / ".env").write_text("KEY=x\n")
+    editor = Buffers(key="-----BEGIN PRIVATE KEY-----\n" + "A" * 32)
+    paths = edited(folder, editor, isolated=True)
+    for name in ("link", "../outside"):
+        with pytest.raises(PathRefused):
+            paths.open(name)
+        with pytest.raises(PathRefused):
+            paths.replace(name, b"y\n")
+    assert editor.paths == [] and "outside" not in editor.texts
+    with pytest.raises(PathRefused, match="private_key"):
+        paths.open("key")

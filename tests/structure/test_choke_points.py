@@ -70,6 +70,8 @@ MAY_OPEN = {
     "cluster/state.py": (1, _OWN),
     "cluster/supervisor.py": (1, _OWN),
     "cli/cluster_command.py": (1, _OWN),
+    "cli/acp/wire.py": (2, "/dev/null, and standard input and output"),
+    "cli/acp/client_terminals.py": (2, "the ends of a pipe of ours"),
     "server/session_routes.py": (1, "an export that was just written"),
     "server/response_items.py": (2, "the seal opens text, no file"),
     "providers/local.py": (1, "a table of the package"),

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
-LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "otel", "postgres", "nats")
+LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "acp", "otel", "postgres", "nats")
 
 
 def entries(path: Path) -> list[tuple[Requirement, list[str]]]:

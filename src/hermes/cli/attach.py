@@ -38,7 +38,7 @@ def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named:
     """The content of a message: its words, pictures, what was piped in, and with `named` the files of `@path`."""
     paths = [*dict.fromkeys(path for name in _names(text) if (path := _found(name)))] if named else []
     parts = [_picture(Path(path).expanduser()) for path in images]
-    parts += [_part(path.name, _read(path)) for path in paths]
+    parts += [part(path.name, _read(path)) for path in paths]
     if piped:
         # The instruction stands before and after the text: small models follow what they read last.
         parts += [_piped_part(piped), {"type": "text", "text": _AFTER_STDIN.format(text)}]
@@ -92,7 +92,7 @@ def _found(name: str) -> Path | None:
     return next((path for path in tried if path.is_file()), None)
 
 
-def _part(name: str, data: bytes) -> JsonObject:
+def part(name: str, data: bytes) -> JsonObject:
     """A file as what it is: a picture, text, or something that only tools can read."""
     kind = next((kind for mark, kind in _PICTURES.items() if data.startswith(mark)), None)
     if kind is not None:
@@ -108,17 +108,17 @@ def _part(name: str, data: bytes) -> JsonObject:
 
 def _piped_part(data: bytes) -> JsonObject:
     """Text in another encoding than UTF-8 is text all the same; only what holds NUL bytes is not."""
-    part = _part("stdin", data)
-    if part["type"] == "file" and b"\0" not in data:
-        part["file"]["media_type"] = "text/plain"
-    return part
+    made = part("stdin", data)
+    if made["type"] == "file" and b"\0" not in data:
+        made["file"]["media_type"] = "text/plain"
+    return made
 
 
 def _picture(path: Path) -> JsonObject:
-    part = _part(path.name, _read(path))
-    if part["type"] != "image_url":
+    made = part(path.name, _read(path))
+    if made["type"] != "image_url":
         raise UsageError(f"{path} is no picture of a known kind.", hint="a PNG, JPEG, GIF or WebP file")
-    return part
+    return made
 
 
 def _root(path: Path) -> Path:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
-from hermes.cli.conversation import EXIT_FAILED, Conversation, here
+from hermes.cli.conversation import EXIT_FAILED, Conversation
 from hermes.cli.line_output import Lines
 from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Open, Screen
@@ -167,7 +167,7 @@ class Chat:
         return question is not None and await self.talk.control("approve", **_decision(question, choice, comment))
 
     def explain(self, event: JsonObject) -> None:
-        lines = [event["description"], f"It would happen in {here()}."]
+        lines = [event["description"], f"It would happen in {self.talk.folder}."]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
         self.screen.note("\n".join([*lines, "no: it is denied, and you say what to do instead"]))
 
@@ -284,7 +284,7 @@ class Chat:
             facts = [*filter(None, [self.route]), talk.place, named]
         else:
             sandbox = (await talk.blocking(partial(choose_backend, talk.settings))).name
-            facts = [self.route, shown_path(here()), sandbox, named if talk.saved else "not kept"]
+            facts = [self.route, shown_path(talk.folder), sandbox, named if talk.saved else "not kept"]
             facts += ["through the server"] if talk.server else []
         facts += ["no approvals"] if talk.yolo else []
         if isinstance(self.screen, Screen):

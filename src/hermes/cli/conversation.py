@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes import local
 from hermes.app import App
@@ -77,6 +77,7 @@ class Conversation:
         self.home, self.local = app.home, LocalAgent(app)
         self.sessions: Any = RemoteSessions(server) if server and remote else app.store.sessions
         self.answerable = False
+        self.folder = here()
         self.session_id = new_session_id()
         self.model: str | None = args.model
         self.provider: str | None = args.provider
@@ -87,6 +88,8 @@ class Conversation:
         self.effort: str | None = None
         self.memory = not args.safe_mode
         self.yolo = args.yolo or self.app.services.outside.yolo
+        # The mode of approvals; None: that of the settings.
+        self.approvals: str | None = None
         self.run_id: str | None = None
         self._agent: LocalAgent | ServerAgent = self.local
         # Clear only while a run has been asked for and has no id yet.
@@ -146,7 +149,7 @@ class Conversation:
             reasoning={"enabled": self.effort != "none", "effort": self.effort} if self.effort else None,
             toolsets=self.toolsets,
             disabled_toolsets=_KEEPING if args.no_save else frozenset(),
-            approvals="off" if self.yolo else None,
+            approvals="off" if self.yolo else self.approvals,
             answerable=self.answerable,
             max_iterations=args.max_turns,
             deadline_seconds=args.deadline,
@@ -154,7 +157,7 @@ class Conversation:
             persist=self.saved,
             context_files=not args.safe_mode,
             memory=self.memory,
-            workdir=here(),
+            workdir=self.folder,
             **more,
         )
 
@@ -201,9 +204,9 @@ class Conversation:
             raise UsageError("A server that is not of this home does not take this.", hint="hermes without --server")
         if self.server is None or not takes or not (remote or await self.server.answers()):
             return spec, self.local
-        workdir = None if remote or not shares_folder(self.app) else spec.workdir
+        workdir = None if remote or not shares_folder(self.app, self.folder) else spec.workdir
         if not remote:
-            await self.sessions.create_session(self.session_id, "cli", cwd=here())
+            await self.sessions.create_session(self.session_id, "cli", cwd=self.folder)
             spec = spec.replace(toolsets=spec.toolsets if spec.toolsets is not None else self.default_toolsets())
         if route is not None:
             spec = spec.replace(route=RouteChoice(model=route.model, provider=route.provider))
@@ -247,7 +250,7 @@ class Conversation:
             listed = {one["id"]: one for one in await self.sessions.list_sessions()}
             titled = [name for name, one in listed.items() if one["title"] == text]
             session = listed[titled[0] if len(titled) == 1 else resolve_name(text, listed, "session", "/sessions")]
-        await self._take(session)
+        await self.adopt(session)
 
     async def resume_newest(self, name: str) -> None:
         """Go on with the newest session of this folder, or of a name."""
@@ -268,9 +271,10 @@ class Conversation:
         if not candidates:
             where = f"with the name '{name}'" if name else "of this folder"
             raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
-        await self._take(max(candidates, key=lambda one: float(one["last_active"])))
+        await self.adopt(max(candidates, key=lambda one: float(one["last_active"])))
 
-    async def _take(self, session: JsonObject) -> None:
+    async def adopt(self, session: JsonObject) -> None:
+        """Go on with a stored session. Raises NotFound where it is of another owner."""
         if session.get("owner", _OWNER) != _OWNER and not self.remote:
             raise NotFound(f"There is no session '{session['id']}'.", hint="hermes sessions list")
         self.session_id = session["id"]
@@ -303,11 +307,33 @@ def _is_titled(session: JsonObject, name: str) -> bool:
     return (session["title"] or "").partition(" #")[0] == name.partition(" #")[0]
 
 
+class Backend(NamedTuple):
+    """What the conversations of a command share: the app, and the server that runs their turns, if one does."""
+
+    args: argparse.Namespace
+    app: App
+    server: ServerAgent | None
+    saved: bool
+    remote: bool
+
+    def require_model(self) -> None:
+        """Raises HermesError where there is no model to ask, as far as that is known here."""
+        if self.remote:
+            return
+        route = _check_route(self.app.settings, self.args)
+        if self.server is None:
+            _check_key(self.app.settings, route)
+
+    def conversation(self) -> Conversation:
+        return Conversation(self.args, self.app, self.server, saved=self.saved, remote=self.remote)
+
+
 @asynccontextmanager
-async def conversation(
-    args: argparse.Namespace, home: Home, *, answerable: bool, aloud: bool = True
-) -> AsyncIterator[Conversation]:
-    """The conversation that the command line asks for. Bad settings, or no model to ask, end the command here."""
+async def opened(
+    args: argparse.Namespace, home: Home, *, aloud: bool = True, joins: bool = True
+) -> AsyncIterator[Backend]:
+    """The parts that conversations need. With `joins` a server of the home is used that nobody has named. Bad settings
+    end the command here."""
     for change in tighten(home):
         done = "is now" if change.now != change.was else "could not be made"
         note(f"{change.path} was open to others ({change.was:o}) and {done} private.")
@@ -316,7 +342,6 @@ async def conversation(
     remote = args.server is not None and args.server.rstrip("/") != status.local_url(home)
     if args.no_save and args.server is not None:
         raise UsageError("A server keeps conversations: --server cannot go with --no-save.", hint="hermes --no-save")
-    route = None if remote else _check_route(settings, args)
     with logging_to(home, settings, verbose=args.debug or (False if aloud else None)):
         app = App(home, settings)
         server: ServerAgent | None = None
@@ -324,19 +349,9 @@ async def conversation(
         app.engine.listeners.append(partial(_note_unsaved, unsaved))
         try:
             saved = remote or (not args.no_save and await _opens(app))
-            server = await _server(args, app, remote=remote, saved=saved)
-            if server is None and route is not None:
-                _check_key(settings, route)
-            talk = Conversation(args, app, server, saved=saved, remote=remote)
-            talk.answerable = answerable
-            if args.resume:
-                await talk.resume(args.resume)
-            elif args.go_on is not None:
-                await talk.resume_newest(args.go_on)
-            try:
-                yield talk
-            finally:
-                await talk.close()
+            if joins or args.server is not None:
+                server = await _server(args, app, remote=remote, saved=saved)
+            yield Backend(args, app, server, saved, remote)
         finally:
             if server is not None:
                 await server.close()
@@ -350,6 +365,25 @@ def _note_unsaved(unsaved: dict[str, str], live: LiveRun, event: Event) -> None:
         unsaved.setdefault(live.spec.run_id, live.spec.folder_id)
 
 
+@asynccontextmanager
+async def conversation(
+    args: argparse.Namespace, home: Home, *, answerable: bool, aloud: bool = True
+) -> AsyncIterator[Conversation]:
+    """The conversation that the command line asks for. Bad settings, or no model to ask, end the command here."""
+    async with opened(args, home, aloud=aloud) as backend:
+        backend.require_model()
+        talk = backend.conversation()
+        talk.answerable = answerable
+        if args.resume:
+            await talk.resume(args.resume)
+        elif args.go_on is not None:
+            await talk.resume_newest(args.go_on)
+        try:
+            yield talk
+        finally:
+            await talk.close()
+
+
 async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bool) -> ServerAgent | None:
     """The server that is named; else that of the home, where one runs and its API takes what is wanted: turns that are
     stored, with the settings as they are, in a folder of `terminal.workspaces`."""
@@ -357,7 +391,7 @@ async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bo
         url, key = args.server.rstrip("/"), app.settings.variable("HERMES_API_KEY") or ""
         return ServerAgent(lambda: url, key)
     special = not saved or args.safe_mode or args.sandbox is not None or args.yolo or app.store.blocking.path is None
-    if args.server is None and (special or not is_served(app.home) or not shares_folder(app)):
+    if args.server is None and (special or not is_served(app.home) or not shares_folder(app, here())):
         return None
     server = ServerAgent(partial(status.local_url, app.home), app.settings.api_server.key)
     if args.server is not None or await server.answers():
@@ -366,10 +400,10 @@ async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bo
     return None
 
 
-def shares_folder(app: App) -> bool:
-    """Whether a server of this home may work in this folder."""
+def shares_folder(app: App, folder: str) -> bool:
+    """Whether a server of this home may work in a folder."""
     with suppress(SandboxError):
-        workspace_of(app.home, app.settings, _OWNER, None, here())
+        workspace_of(app.home, app.settings, _OWNER, None, folder)
         return True
     return False
 

@@ -16,6 +16,7 @@ from hermes.core.errors import HermesError
 # command: what it does. Its module, `hermes.cli.<command>_command`, is loaded when the command is given.
 COMMANDS = {
     "chat": "talk to the agent in this terminal (the default)",
+    "acp": "be the agent of an editor (Agent Client Protocol)",
     "approvals": "what may be done without asking",
     "cluster": "try several servers on this machine, with PostgreSQL and NATS",
     "completion": "what a shell needs to complete commands",
@@ -92,6 +93,8 @@ _TALK = (
     flag("--no-save", help="keep nothing of this conversation: no session, memory, skill, job or file"),
     Argument("--server", metavar="URL", help="ask the agent of this server, with the key in HERMES_API_KEY"),
 )
+# Of these, what an editor does not decide, behind `acp`.
+_EDITOR = [option for option in _TALK if not {"--resume", "--continue", "--image"} & set(option.names)]
 _ONESHOT = (
     Argument("-z", "--oneshot", metavar="PROMPT", help="answer one question and leave; - reads it from stdin"),
     flag("--events", help="with -z: print the run's log as JSON lines"),
@@ -218,8 +221,9 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="hermes")
     for name, about in COMMANDS.items():
         below = commands.add_parser(name, help=about, description=f"{about[:1].upper()}{about[1:]}.")
-        if name == "chat":  # what was said before the command stands unless it is said again
-            _add(below, [option.but(default=argparse.SUPPRESS) for option in _TALK])
+        if name in ("chat", "acp"):  # what was said before the command stands unless it is said again
+            options = _TALK if name == "chat" else _EDITOR
+            _add(below, [option.but(default=argparse.SUPPRESS) for option in options])
         if name in wanted:
             _load(name)
             add_command(below, name)

@@ -66,7 +66,7 @@ def _choice(args: Args, model: str | None = None) -> RouteChoice:
 def _described(home: Home, settings: Settings, route: Route) -> JsonObject:
     from hermes.services.model_setup import described
 
-    return described(home, settings, route, _cached_lists(home).get(route.base_url, {}).get("windows", {}))
+    return described(home, settings, route, cached_lists(home).get(route.base_url, {}).get("windows", {}))
 
 
 def _show(args: Args, home: Home) -> int:
@@ -83,7 +83,7 @@ def _show(args: Args, home: Home) -> int:
     return EXIT_NO_MODEL if first["problem"] else 0
 
 
-def _cached_lists(home: Home) -> dict[str, JsonObject]:
+def cached_lists(home: Home) -> dict[str, JsonObject]:
     """The lists of models that were fetched, by address."""
     try:
         lists = json.loads(home.model_lists.read_text("utf-8"))
@@ -115,7 +115,7 @@ def _list(args: Args, home: Home) -> int:
     if route.api_mode == "local":
         listed: JsonObject = {"models": [], "windows": {}}
     else:
-        lists = _cached_lists(home)
+        lists = cached_lists(home)
         listed = lists.get(route.base_url, {})
         fresh = "models" in listed and 0 <= time.time() - listed.get("fetched_at", 0) < MODEL_LIST_KEPT_S
         if args.refresh or not fresh:

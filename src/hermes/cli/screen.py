@@ -36,7 +36,7 @@ _KINDS |= {"network": "the network", "memory": "a change of memory", "skill": "a
 _LEAVE = {"once": "Allowed once", "session": "Allowed for this session", "always": "Allowed from now on"}
 _LEAVE |= {"deny": "Denied"}
 # Events that are one note each.
-_NOTES: dict[str, Callable[[JsonObject], str]] = {
+NOTES: dict[str, Callable[[JsonObject], str]] = {
     "subagent.started": lambda event: f"→ {one_line(event['goal'] or '')}",
     "subagent.completed": lambda event: f"← {event['status']}",
     "steer.applied": lambda event: "Taken in with the next result of a tool.",
@@ -157,7 +157,7 @@ class Screen:
         kind = event["event"]
         if (draw := self._EVENTS.get(kind)) is not None:
             draw(self, event)
-        elif (words := _NOTES.get(kind)) is not None:
+        elif (words := NOTES.get(kind)) is not None:
             warns = kind == "model.fallback" or event.get("level") == "warn"
             self.note(words(event), "yellow" if warns else "dim")
         elif kind == "run.started":

@@ -6,7 +6,6 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.command import folder
-from hermes.cli.conversation import here
 from hermes.cli.output import UsageError
 from hermes.cli.session_format import session_lines
 from hermes.cli.slash_table import printed, require, run_command, slash
@@ -25,7 +24,7 @@ async def _new(chat: Chat, rest: str) -> None:
     await talk.end()
     talk.session_id, talk.history = new_session_id(), []
     if rest and talk.saved:
-        await _titled(talk.sessions.create_session(talk.session_id, "cli", title=rest, cwd=here()))
+        await _titled(talk.sessions.create_session(talk.session_id, "cli", title=rest, cwd=talk.folder))
     chat.screen.note(f"A new session: {rest or talk.session_id}.")
 
 
@@ -41,7 +40,7 @@ async def _resume(chat: Chat, rest: str) -> None:
     if not rest and chat.talk.remote:
         await _sessions(chat, "")
     elif not rest:
-        await run_command(chat, "sessions", "list", "--workspace", here(), "--limit", "10")
+        await run_command(chat, "sessions", "list", "--workspace", chat.talk.folder, "--limit", "10")
     else:
         require(chat, "idle")
         before = chat.talk.session_id
@@ -64,7 +63,7 @@ async def _sessions(chat: Chat, rest: str) -> None:
 @slash("title", "[text]", "look at the title, or change it", "stored")
 async def _title(chat: Chat, rest: str) -> None:
     if rest:
-        await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=here())
+        await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=chat.talk.folder)
         await _titled(chat.talk.sessions.set_session_title(chat.talk.session_id, rest))
     title = (await chat.talk.session()).get("title")
     chat.screen.note(f"Title: {title}" if title else "It has no title yet.")

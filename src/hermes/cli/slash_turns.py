@@ -7,7 +7,6 @@ import shlex
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hermes.cli.conversation import here
 from hermes.cli.output import UsageError
 from hermes.cli.slash_sessions import messages_of
 from hermes.cli.slash_settings import window_of
@@ -60,7 +59,7 @@ async def _status(chat: Chat, rest: str) -> None:
         facts["window"] = f"{used:,} of {window_of(await talk.route()):,} tokens used by the last turn"
         backend = await talk.blocking(partial(choose_backend, talk.settings))
         facts["sandbox"] = f"{backend.name}{'' if backend.isolated or backend.reason else ', not isolated'}"
-        facts["folder"] = here()
+        facts["folder"] = talk.folder
     facts |= {
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
         "agent": talk.place,

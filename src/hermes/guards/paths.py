@@ -8,14 +8,16 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hermes.core.home import DEFAULT_PROFILE, Home
 from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, git_entry, plain, reserved_entry
 
 PATH_BYTES_MAX = 4096
+# A larger file is read from the disk, whatever an editor has of it.
+EDITED_BYTES_MAX = 8 << 20
 SNIFFED_BYTES = 64 * 1024
 
 # A folder on the way need not be readable, only passable; not every system has a way to say so.
@@ -42,11 +44,36 @@ class Written(NamedTuple):
     created: bool
 
 
+class EditorFiles(Protocol):
+    """Files as the user's editor has them open. Both calls block, and are only made for paths that the guard allows."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file with what is not saved yet; None: the file on the disk counts."""
+
+    def write(self, path: str, text: str) -> bool:
+        """Write a file through the editor. False: it is to be written to the disk. Raises OSError."""
+
+
+class _UnsavedFile(BufferedReader):
+    """The content that an editor has of a file, with the descriptor of the file itself."""
+
+    def __init__(self, file: BufferedReader, data: bytes) -> None:
+        super().__init__(BytesIO(data))
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+
 class Paths:
     """The files of one run. Everything here blocks: it belongs in a thread.
 
     `roots_rw` and `roots_ro` are the workspace and the mounts; the innermost one counts. With `isolated` there is
-    nothing outside them. `safe_root` bounds all writing.
+    nothing outside them. `safe_root` bounds all writing. With an `editor` text files are read and written through it.
     """
 
     def __init__(
@@ -59,8 +86,10 @@ class Paths:
         isolated: bool = False,
         safe_root: tuple[Path, ...] = (),
         user_home: Path | None = None,
+        editor: EditorFiles | None = None,
     ) -> None:
         self.cwd = cwd
+        self._editor = editor
         self._user_home = user_home or Path.home()
         self._lists = Lists(home.path, self._user_home)
         self._isolated = isolated
@@ -168,7 +197,22 @@ class Paths:
     # ---- files
 
     def open(self, path: str) -> BufferedReader:
-        return _as_file(self._open_checked(self._decide(path, "read")))
+        real = self._decide(path, "read")
+        return self._edited(real, _as_file(self._open_checked(real)))
+
+    def _edited(self, real: Path, file: BufferedReader, *, for_digest: bool = False) -> BufferedReader:
+        """The file, or what the editor has of it where that differs in more than line ends."""
+        if self._editor is None or os.fstat(file.fileno()).st_size > EDITED_BYTES_MAX:
+            return file
+        saved = file.read()
+        file.seek(0)
+        text = None if b"\0" in saved[:SNIFFED_BYTES] else self._editor.read(str(real))
+        if text is None or _plain_lines(text.encode()) == _plain_lines(saved):
+            return file
+        if not for_digest and PRIVATE_KEY.search(text.encode()[:SNIFFED_BYTES]):
+            file.close()
+            raise PathRefused("private_key")
+        return _UnsavedFile(file, text.encode())
 
     def names(self, path: str) -> list[str]:
         fd = self._open_checked(self._decide(path, "read"))
@@ -179,21 +223,25 @@ class Paths:
 
     def digest(self, path: str) -> str | None:
         """The SHA-256 of a file that may be written, even if it may not be read; None where there is none."""
+        real = self._decide(path, "write")
         try:
-            fd = self._open_checked(self._decide(path, "write"), for_digest=True)
+            fd = self._open_checked(real, for_digest=True)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        with _as_file(fd) as file:
+        with self._edited(real, _as_file(fd), for_digest=True) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def replace(self, path: str, data: bytes, like: os.stat_result | None = None) -> Written:
-        """Write a file in one step: readers see the old content or the new. Mode, owner and links to it stay.
+        """Write a file in one step: readers see the old content or the new. Mode, owner and links to it stay. Where an
+        editor writes it, that is up to the editor.
 
         A new file gets the mode and owner of `like`.
         """
         real = self._decide_writing(path)
         with self._folder(real.parent, make=True) as folder:
             before = self._stat_target(folder, real.name)
+            if self._editor is not None and _is_text(data) and self._editor.write(str(real), data.decode()):
+                return Written(real, before is None)
             model = before or like
             draft = f".hermes-{os.urandom(8).hex()}.tmp"
             try:
@@ -322,6 +370,18 @@ def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = No
     if PRIVATE_KEY.search(data[:SNIFFED_BYTES]):
         raise PathRefused("private_key")
     return data
+
+
+def _plain_lines(data: bytes) -> bytes:
+    """For comparing: editors have line ends, marks and the last newline of a file in ways of their own."""
+    return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return len(data) <= EDITED_BYTES_MAX and "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
 
 
 def _as_file(fd: int) -> BufferedReader:

@@ -42,11 +42,14 @@ class SandboxError(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """`call_id` is the tool call whose output a person may watch while it runs; empty for any other command."""
+
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
     network: bool
     seconds: float | None
+    call_id: str = ""
 
 
 class Child(Protocol):
@@ -214,6 +217,10 @@ class Sandbox:
         # How commands reach the network, where they have none of their own.
         self.egress: EgressProxy | None = None
         self._live: set[Process] = set()
+        self._starting = 0
+        # Clear while no command may start.
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         # How often all commands were killed, and why the last time: those that were about to start are meant too.
         self._kills, self._killed_because = 0, ""
 
@@ -229,11 +236,12 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
         network: bool | None = None,
+        call_id: str = "",
     ) -> Process:
         """Start a command. Defaults: in the workspace, with the environment and network of the place, without limit."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
-        command = Command(argv, cwd or str(place.workspace), env, network, seconds)
+        command = Command(argv, cwd or str(place.workspace), env, network, seconds, call_id)
         starting = asyncio.ensure_future(self._begin(command))
         try:
             # A start is never cut short: what began to run must be known, to be ended.
@@ -242,11 +250,22 @@ class Sandbox:
             starting.add_done_callback(_discard_process)
             raise
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs, or is being started."""
+        return bool(self._live or self._starting)
+
     async def _begin(self, command: Command) -> Process:
         if self.quota is not None:
             await self.quota.check()
         kills = self._kills
-        process = Process(*await self._start(command), command.seconds, self._ended)
+        while not self.may_start.is_set():
+            await self.may_start.wait()
+        self._starting += 1
+        try:
+            process = Process(*await self._start(command), command.seconds, self._ended)
+        finally:
+            self._starting -= 1
         self._live.add(process)
         if self._kills != kills:
             process.end_because(self._killed_because)

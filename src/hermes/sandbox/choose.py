@@ -6,7 +6,8 @@ import asyncio
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,6 +178,8 @@ class Sandboxes:
         self._granted: set[str] = set()
         self._idle: dict[Bubblewrap, None] = {}
         self._tried: set[tuple[object, ...]] = set()
+        self._may_start, self._holds = asyncio.Event(), 0
+        self._may_start.set()
 
     def grant(self, path: Path) -> None:
         self._granted.add(str(path))
@@ -200,23 +203,46 @@ class Sandboxes:
         return chosen
 
     async def of(
-        self, settings: Settings, session_id: str, workspace: Path, *, granted: Sequence[Path] = ()
+        self,
+        settings: Settings,
+        session_id: str,
+        workspace: Path,
+        *,
+        granted: Sequence[Path] = (),
+        local: Callable[[Place], Sandbox] = Local,
     ) -> Sandbox:
-        """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
+        """The sandbox of a session that works in this folder; `granted` are reserved names that it may write. Where there
+        is to be none, `local` makes what runs its commands."""
         await self.ready(settings)
         backend = choose_backend(settings).name
         place = await asyncio.to_thread(self._place, settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
-        key = repr((backend, image, session_id, place))
+        key = repr((backend, image, session_id, place, local))
         if (sandbox := self._sandboxes.get(key)) is None:
             if backend == "docker":
                 sandbox = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
                 sandbox = Bubblewrap(place, self._is_granted, self._idle)
             else:
-                sandbox = Local(place) if backend == "local" else NoSandbox(place)
+                sandbox = local(place) if backend == "local" else NoSandbox(place)
+            sandbox.may_start = self._may_start
             self._sandboxes[key] = sandbox
         return sandbox
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """Whether no sandboxed command runs. If so, none starts meanwhile: nothing can swap a path after its check."""
+        if any(sandbox.isolated and sandbox.is_busy for sandbox in self._sandboxes.values()):
+            yield False
+            return
+        self._holds += 1
+        self._may_start.clear()
+        try:
+            yield True
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                self._may_start.set()
 
     def _place(
         self, settings: Settings, backend: str, session_id: str, workspace: Path, granted: tuple[Path, ...]

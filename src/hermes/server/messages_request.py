@@ -17,7 +17,7 @@ from hermes.server.content import joined, part_of
 from hermes.server.errors import invalid
 from hermes.server.models import Count, JsonSchema, Label, Parameters
 from hermes.server.turn_spec import Tools, choice_of
-from hermes.settings.schema import Effort
+from hermes.settings.schema_types import Effort
 
 ToolName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 # Tools that run at the server which is asked: the agent has its own in their place.

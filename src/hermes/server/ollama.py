@@ -27,7 +27,7 @@ from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, r
 from hermes.server.turn_spec import client_tools
 from hermes.server.turns import Turn
 from hermes.services import models
-from hermes.settings.schema import Effort
+from hermes.settings.schema_types import Effort
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

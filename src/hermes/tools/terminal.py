@@ -165,8 +165,9 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not args.background))
         async with ctx.resources.session.hosts.call(ctx) as call:
-            env = environment(ctx, shell)
-            process, stopped = await start_process(plan.sandbox.spawn(argv, env=env, seconds=plan.seconds))
+            env, call_id = environment(ctx, shell), "" if args.background else ctx.call_id
+            starting = plan.sandbox.spawn(argv, env=env, seconds=plan.seconds, call_id=call_id)
+            process, stopped = await start_process(starting)
             if args.background and not stopped:
                 options = {"notify": args.notify_on_complete, "keep": args.keep}
                 background = ctx.resources.processes.add(ctx, args.command, process, plan.sandbox, **options)

@@ -15,14 +15,15 @@ from hermes.core.spec import RunSpec
 from hermes.core.threads import RunBlocking
 from hermes.guards.network import Network
 from hermes.guards.path_lists import below
-from hermes.guards.paths import Paths
+from hermes.guards.paths import EditorFiles, Paths
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
 from hermes.runs.engine import RunEngine
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.choose import Sandboxes, workspace_of
-from hermes.sandbox.local import NoSandbox
+from hermes.sandbox.local import Local, NoSandbox
+from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.settings.config import Settings
 from hermes.tools.framework.session_state import SessionState
@@ -39,6 +40,9 @@ class ProcessResources:
     engine: Callable[[], RunEngine]
     own_ports: Callable[[], Collection[int]]
     processes: Processes = field(default_factory=Processes)
+    # By session: the files of the editor that its turns are asked from, and what runs commands in its terminals.
+    editors: dict[str, EditorFiles] = field(default_factory=dict)
+    terminals: dict[str, Callable[[Place], Sandbox]] = field(default_factory=dict)
     # Read once, when the process starts: nothing that a tool does can change it.
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
@@ -137,7 +141,11 @@ class RunResources:
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self.blocking(find)
             self._sandbox = await self.outside.sandboxes.of(
-                self.settings, folder_id or spec.folder_id, workspace, granted=self.session.reserved
+                self.settings,
+                folder_id or spec.folder_id,
+                workspace,
+                granted=self.session.reserved,
+                local=self.outside.terminals.get(spec.session_id, Local),
             )
             self._sandbox.egress = self.egress
         return self._sandbox
@@ -163,6 +171,7 @@ class RunResources:
             roots_ro=(*readable, self.spill),
             isolated=sandbox.isolated,
             safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
+            editor=self.outside.editors.get(self.engine.root_spec(self.spec).session_id),
         )
         for folder in self.session.folders:
             paths.grant(folder)

@@ -1,0 +1,203 @@
+"""The lines that editors write to `hermes acp`, as they are: what Zed sends in a session, and lines that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .acp_client import WAIT_S, started, stderr_of
+from .conftest import Place
+
+# As Zed begins: it offers files and terminals, and names extensions that nobody else knows.
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": 1,
+        "clientCapabilities": {
+            "fs": {"readTextFile": True, "writeTextFile": True},
+            "terminal": True,
+            "_meta": {"terminal_output": True, "terminal-auth": True},
+        },
+        "clientInfo": {"name": "zed", "title": "Zed", "version": "0.210.0"},
+    },
+}
+
+
+class Lines:
+    """The pipes of the process. Requests of the agent are answered by `answers`, by their method."""
+
+    def __init__(self, reader: Any, writer: Any) -> None:
+        self._reader, self._writer = reader, writer
+        self.answers: dict[str, Any] = {}
+        self.updates: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def write(self, *messages: Any) -> None:
+        for message in messages:
+            line = message if isinstance(message, bytes) else json.dumps(message).encode()
+            self._writer.write(line + b"\n")
+
+    async def answer(self, id_: Any) -> dict[str, Any]:
+        """Read until the answer to a request."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                message: dict[str, Any] = json.loads(await self._reader.readline())
+                assert message["jsonrpc"] == "2.0"
+                if "method" not in message:
+                    assert message["id"] == id_, message
+                    return message
+                if message["method"] == "session/update":
+                    self.updates.append(message["params"]["update"])
+                else:
+                    self.requests.append(message)
+                    result = self.answers[message["method"]]
+                    self.write({"jsonrpc": "2.0", "id": message["id"], **result})
+
+    async def ask(self, id_: Any, method: str, params: Any) -> dict[str, Any]:
+        self.write({"jsonrpc": "2.0", "id": id_, "method": method, "params": params})
+        return await self.answer(id_)
+
+
+async def test_session_as_zed_sends_it(place: Place) -> None:
+    (place.folder / "main.rs").write_text("fn main() {}\n")
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "main.rs"}, id="c1")]),
+        Reply(tool_calls=[Call("terminal", {"command": "make"}, id="c2")]),
+        Reply(text=["It is ", "empty."]),
+    )
+    async with started(place) as (reader, writer, process):
+        lines = Lines(reader, writer)
+        lines.answers = {
+            "fs/read_text_file": {"result": {"content": "fn main() { todo!() }\n"}},
+            "session/request_permission": {"result": {"outcome": {"outcome": "selected", "optionId": "once"}}},
+            "terminal/create": {"result": {"terminalId": "term_1"}},
+            "terminal/wait_for_exit": {"result": {"exitCode": 0, "signal": None}},
+            "terminal/output": {"result": {"output": "made it", "truncated": False}},
+            "terminal/release": {"result": None},
+        }
+        lines.write(INITIALIZE)
+        assert (await lines.answer(0))["result"]["protocolVersion"] == 1
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        session_id = new["result"]["sessionId"]
+        assert new["result"]["modes"]["availableModes"] and new["result"]["configOptions"]
+        blocks = [
+            {"type": "text", "text": "What does "},
+            {"type": "resource_link", "uri": f"file://{place.folder}/main.rs", "name": "main.rs"},
+            {"type": "text", "text": " do?"},
+        ]
+        ended = await lines.ask(2, "session/prompt", {"sessionId": session_id, "prompt": blocks})
+        assert ended["result"]["stopReason"] == "end_turn"
+        shown = [one["sessionUpdate"] for one in lines.updates]
+        assert shown[0] == "available_commands_update"
+        assert shown.index("tool_call") < shown.index("tool_call_update") < shown.index("agent_message_chunk")
+        assert lines.requests[0]["params"] == {"sessionId": session_id, "path": str(place.folder / "main.rs")}
+        lines.write({"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": session_id}})
+        lines.write({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 2}})
+        listed = await lines.ask("three", "session/list", {})
+        assert [one["sessionId"] for one in listed["result"]["sessions"]] == [session_id]
+        writer.close()
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 0
+    assert "todo!()" in place.asked(1)[-1][1] and "made it" in place.asked(2)[-1][1]
+    assert stderr_of(place) == ""
+
+
+async def test_editor_that_refuses_files_leaves_those_on_disk(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    (place.folder / "a.txt").write_text("saved\n")
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "a.txt"})]),
+        Reply(tool_calls=[Call("write_file", {"path": "a.txt", "content": "new\n"})]),
+        Reply(text="Done."),
+    )
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        refusal = {"error": {"code": -32603, "message": "no project"}}
+        lines.answers = {"fs/read_text_file": refusal, "fs/write_text_file": refusal}
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        prompt = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": "go"}]}
+        assert (await lines.ask(2, "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+    assert (place.folder / "a.txt").read_text() == "new\n"
+
+
+async def test_wrong_messages_are_errors_and_the_connection_goes_on(place: Place, subtests: pytest.Subtests) -> None:
+    session = {"sessionId": "nothing"}
+    text = [{"type": "text", "text": "hi"}]
+    wrong: list[tuple[str, Any, int, str]] = [
+        ("session/nothing", {}, -32601, "session/nothing"),
+        ("_zed.dev/extension", {}, -32601, "Method not found"),
+        ("session/new", None, -32602, "cwd"),
+        ("session/new", [], -32602, "params"),
+        ("session/new", {"cwd": "relative", "mcpServers": []}, -32602, "cwd"),
+        ("session/new", {"cwd": "/nowhere/at/all", "mcpServers": []}, -32602, "cwd"),
+        ("session/load", {"cwd": "/", "sessionId": "nothing", "mcpServers": []}, -32002, "nothing"),
+        ("session/prompt", {**session, "prompt": text}, -32602, "sessionId"),
+        ("session/prompt", {"prompt": text}, -32602, "sessionId"),
+        ("session/set_mode", {**session, "modeId": "off"}, -32602, "sessionId"),
+        ("session/set_config_option", {**session, "configId": "x", "value": 5}, -32602, "value"),
+        ("authenticate", {"methodId": "other"}, -32602, "methodId"),
+        ("initialize", {}, -32602, "protocolVersion"),
+    ]
+    lines_that_are_none = [
+        (b"this is no JSON", -32700),
+        (b"[" * 100_000, -32700),
+        (b"[]", -32600),
+        (b"5", -32600),
+        (b'{"jsonrpc":"2.0","id":{},"method":"initialize"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":{}}', -32600),
+    ]
+    prompts: list[tuple[Any, str]] = [
+        ([], "prompt is empty"),
+        ([{"type": "text", "text": " "}], "prompt is empty"),
+        ([{"type": "audio", "data": "", "mimeType": "audio/wav"}], "prompt[0].type"),
+        ([{"type": "image", "data": "!", "mimeType": "image/png"}], "prompt[0].data is no base64"),
+        ([{"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}], "prompt[0].data is no PNG"),
+        (
+            [{"type": "resource", "resource": {"uri": "a:b", "text": "x" * 6_000_000}}],
+            "prompt[0].resource.text is larger",
+        ),
+        ([{"type": "nothing"}], "prompt"),
+    ]
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        for number, (method, params, code, named) in enumerate(wrong, 10):
+            with subtests.test(method, params=str(params)[:80]):
+                error = (await lines.ask(number, method, params))["error"]
+                assert error["code"] == code and named in error["message"], error
+        for line, code in lines_that_are_none:
+            with subtests.test(str(line[:60])):
+                lines.write(line)
+                assert (await lines.answer(None))["error"]["code"] == code
+        lines.write(b"", {"jsonrpc": "2.0", "id": 999, "result": {}}, {"jsonrpc": "2.0", "method": "unknown"})
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        for number, (blocks, named) in enumerate(prompts, 100):
+            with subtests.test(named):
+                params = {"sessionId": new["result"]["sessionId"], "prompt": blocks}
+                error = (await lines.ask(number, "session/prompt", params))["error"]
+                assert error["code"] == -32602 and named in error["message"], error
+    assert place.model.requests == [] and stderr_of(place) == ""
+
+
+async def test_standard_output_carries_the_protocol_only(place: Place) -> None:
+    """What a slash command prints, and what a command of the agent prints, is in messages and nowhere else."""
+    place.configure("approvals: {mode: off}\n")
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "echo out; echo err >&2"})]), Reply(text="Done."))
+    async with started(place, "--debug") as (reader, writer, _):
+        lines = Lines(reader, writer)
+        await lines.ask(0, "initialize", {"protocolVersion": 1})
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        for number, text in enumerate(("/skills", "/tools list", "/cron list", "go"), 2):
+            params = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": text}]}
+            assert "result" in await lines.ask(number, "session/prompt", params)
+        writer.close()
+        assert await reader.read() == b""
