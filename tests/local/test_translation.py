@@ -79,6 +79,13 @@ def test_prefix_is_same_for_every_folder_and_question() -> None:
     assert FACTS in rest[0]["content"] and FACTS not in str(one.body["messages"][:count])
 
 
+def test_prefix_is_same_when_tools_are_turned_off() -> None:
+    everything, few = request(), request(tools=[tool for tool in TOOLS if tool.name in ("read_file", "terminal")])
+    count = int(few.headers[PREFIX])
+    assert few.body["messages"][:count] == everything.body["messages"][:count] and len(names(few)) == 2
+    assert "Turned off: cronjob, memory, patch" in few.body["messages"][-1]["content"]
+
+
 def test_web_address_is_opened_only_when_there_is_one() -> None:
     assert "web_extract" not in names(request("good morning"))
     assert names(request("what does http://a.org say?")) == ["web_extract"]
@@ -131,7 +138,7 @@ def test_other_tool_uses_own_description_and_simplified_schema() -> None:
         "required": ["a"],
     }
     wire = request(tools=[ToolSchema("mcp_home_light", "Turns the light. More words.", schema)])
-    assert "- mcp_home_light(a, b): Turns the light" in wire.body["messages"][0]["content"]
+    assert "- mcp_home_light(a, b): Turns the light" in wire.body["messages"][-1]["content"]
     assert r'''"{" "\"a\": " string (", " "\"b\": " value)? "}"''' in wire.body["grammar"]
     assert not any("read_file" in message["content"] for message in wire.body["messages"])
 

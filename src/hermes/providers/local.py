@@ -204,21 +204,24 @@ def _answer_schema(response_format: JsonMapping | None) -> JsonObject | None:
 
 
 def _prefix(tools: Tools) -> list[tuple[str, str]]:
-    """What every conversation with these tools begins with, whatever the folder, the surface and the day."""
-    system = forms()["identity"]
-    if tools:
-        system += f"\n\n{forms()['form']}\nTools:\n" + "\n".join(f"- {about}" for about, _ in tools.values())
-    return [("system", system), *(_examples(tools) if tools else ())]
+    """What every conversation begins with, whatever the folder, the surface, the day, and which tools are turned off."""
+    known = {name: form["about"] for name, form in forms()["tools"].items() if not form.get("hidden")}
+    if not known.keys() & tools.keys():
+        return [("system", "\n\n".join([forms()["identity"], *([forms()["form"]] if tools else [])]))]
+    return [
+        ("system", "\n\n".join([forms()["identity"], forms()["form"], _listed("Tools", known.values())])),
+        *_examples(),
+    ]
 
 
-def _examples(tools: Tools) -> Iterable[tuple[str, str]]:
-    """Turns with tools that are not there are not shown."""
+def _listed(head: str, lines: Iterable[str]) -> str:
+    return "\n- ".join([f"{head}:", *lines])
+
+
+def _examples() -> Iterable[tuple[str, str]]:
     for shot in forms()["shots"]:
-        steps = shot.get("steps", ())
-        if any(step["tool"] not in tools for step in steps):
-            continue
         yield "user", shot["user"]
-        for step in steps:
+        for step in shot.get("steps", ()):
             yield "assistant", _call(step["tool"], step["arguments"])
             if "result" in step:
                 yield "user", f"[result] {step['result']}"
@@ -226,12 +229,26 @@ def _examples(tools: Tools) -> Iterable[tuple[str, str]]:
             yield "assistant", _answer(shot["answer"])
 
 
+def _facts(prompt: base.Prompt, tools: Tools) -> str:
+    """What differs: which of the tools that are shown are not there, other tools, folder, day, and what else is told."""
+    shown = {name for name, form in forms()["tools"].items() if not form.get("hidden")}
+    absent = ", ".join(sorted(shown - tools.keys())) if shown & tools.keys() else ""
+    others = [about for name, (about, _) in tools.items() if name not in shown]
+    return "\n".join(
+        filter(
+            None,
+            [
+                forms()["begin"] if tools else "",
+                _listed("More tools", others) if others else "",
+                f"Turned off: {absent}." if absent else "",
+                *prompt.system,
+            ],
+        )
+    )
+
+
 def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
-    facts = "\n\n".join(text for text in prompt.system if text)
-    if not tools:
-        yield "system", facts
-    else:
-        yield "user", "\n".join(filter(None, (forms()["begin"], facts)))
+    yield "user" if tools else "system", _facts(prompt, tools)
     last, calls = len(prompt.messages) - 1, {}
     for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
