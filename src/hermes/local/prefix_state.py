@@ -64,11 +64,15 @@ class PrefixState:
 
     @staticmethod
     def _name(key: str, file: Path) -> str | None:
-        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as data:
-            facts = os.fstat(data.fileno())
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-                return None
-            return f"{key}-{hashlib.file_digest(data, 'sha256').hexdigest()[:32]}{_SUFFIX}"
+        """The name that its data gives the file; None if it is not a file of ours alone."""
+        try:
+            with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as data:
+                facts = os.fstat(data.fileno())
+                if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+                    return None
+                return f"{key}-{hashlib.file_digest(data, 'sha256').hexdigest()[:32]}{_SUFFIX}"
+        except OSError:
+            return None
 
     async def _restore(self, http: HttpClient, file: Path) -> bool:
         done = [await _post(http, f"/slots/{slot}?action=restore", {"filename": file.name}) for slot in self._slots]
