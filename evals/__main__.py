@@ -71,8 +71,11 @@ async def asked(app: App, kind: str, question: str, figures: Figures) -> Done:
         elif event.type in ("text.delta", "tool.drafted") and not first:
             first = time.monotonic() - began
             figures.first.append(first)
+        elif event.type == "message.completed":
+            for call in event.data["tool_calls"]:
+                function = call.get("function") or call
+                done.calls.append((function["name"], json.loads(function["arguments"])))
         elif event.type == "tool.started":
-            done.calls.append((event.data["name"], event.data["args"]))
             if kind in FIRST_CALL:
                 await app.engine.control(spec.run_id, Control("interrupt"))
         elif event.type == "usage":

@@ -91,6 +91,22 @@ def test_web_address_is_opened_only_when_there_is_one() -> None:
     assert names(request("what does http://a.org say?")) == ["web_extract"]
 
 
+@pytest.mark.parametrize(
+    ("question", "rule"),
+    [
+        ("remind me in two hours to eat", "span"),
+        ("erinnere mich in 10 Minuten an den Tee", "span"),
+        ("every morning at 9 tell me the news", "daily"),
+        ("wake me tomorrow at 7", "schedule"),
+        ("every Monday remind me of the bins", "schedule"),
+    ],
+)
+def test_words_for_a_time_narrow_the_schedule(question: str, rule: str) -> None:
+    wire = request(question)
+    root = wire.body["grammar"].partition("\n")[0]
+    assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " (\w+)', root) == [rule]
+
+
 FILE_TOOLS = {"read_file", "search_files", "write_file", "patch", "terminal"}
 REQUESTS = [
     ("summarise README.md", FILE_TOOLS),
@@ -116,7 +132,7 @@ def test_what_needs_a_result_begins_with_call(question: str, tools: set[str]) ->
 )
 def test_other_questions_may_be_answered(question: str) -> None:
     wire = request(question)
-    assert may_answer(wire) and len(names(wire)) > 8
+    assert may_answer(wire) and len(names(wire)) >= 8
 
 
 def test_missing_tool_is_named() -> None:
@@ -124,6 +140,35 @@ def test_missing_tool_is_named() -> None:
     assert wire.body["messages"][-1]["content"].endswith("(You have no access to the web. Say so.)") and may_answer(
         wire
     )
+
+
+def after(question: str, *done: list[dict[str, Any]]) -> WireRequest:
+    return request(messages=[{"role": "user", "content": question}, *(message for call in done for message in call)])
+
+
+def test_what_was_to_be_written_is_written_before_the_answer() -> None:
+    question = "read a.txt and write its first word to b.txt"
+    read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
+    refused = called("write_file", {"path": "b.txt", "content": "hi"}, {"error": "b.txt was not read."})
+    written = called("write_file", {"path": "b.txt", "content": "hi"}, {"path": "b.txt"})
+    assert not may_answer(after(question)) and "read_file" in names(after(question))
+    assert names(after(question, read)) == ["write_file", "patch", "terminal"] and not may_answer(after(question, read))
+    assert "read_file" in names(after(question, read, refused)) and not may_answer(after(question, read, refused))
+    assert may_answer(after(question, read, written))
+    assert may_answer(after(question, read, refused, refused, refused))
+
+
+def test_what_was_to_be_run_is_run_before_the_answer() -> None:
+    question = "write two.py that prints 2 and run it"
+    written = called("write_file", {"path": "two.py", "content": "print(2)"}, {"path": "two.py"})
+    run = called("terminal", {"command": "python3 two.py"}, {"output": "2"})
+    assert names(after(question, written)) == ["terminal"] and not may_answer(after(question, written))
+    assert may_answer(after(question, written, run))
+
+
+def test_web_is_searched_only_for_what_is_outside_or_new() -> None:
+    assert "web_search" not in names(request("tell me a joke"))
+    assert "web_search" in names(request("what does the ferry cost today?"))
 
 
 def test_after_result_it_may_answer() -> None:
@@ -199,7 +244,8 @@ RESULTS = [
     ("terminal", {"output": "no", "exit_code": 2}, "output: no\nexit_code: 2"),
     ("cronjob", {"job": {"id": "1", "model": "m"}, "next_times": ["2026-01-06T07:00"]}, "2026-01-06T07:00"),
     ("cronjob", {"jobs": []}, "there are no jobs"),
-    ("read_file", {"error": "There is no file a.", "code": "not_found"}, "error: There is no file a.\ncode: not_found"),
+    ("read_file", {"error": "There is no a.", "hint": "See ls."}, "error: There is no a.\nhint: See ls."),
+    ("read_file", {"content": "1|x", "hint": "Read on."}, "1|x"),
 ]
 
 

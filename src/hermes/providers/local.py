@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 
@@ -71,6 +72,9 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
     "cronjob": "there are no jobs",
     "memory": "nothing is kept",
 }
+_WRITERS = ("write_file", "patch", "terminal")
+# So many calls are asked for at most.
+_CALLS_MAX = 4
 Tools = Mapping[str, tuple[str, JsonObject]]
 
 
@@ -162,23 +166,69 @@ def _plain(schema: object, depth: int = 0) -> JsonObject:
 
 def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> str:
     """One of the calls, or an answer. A caller may ask for a call, or for this one; a request that needs a result of some
-    tools begins with a call of one of them."""
+    tools begins with a call of one of them, and does not end before what it asks for was tried."""
     if prompt.prefill:
         return local_grammar.REST_OF_ANSWER
-    asked = _asked(prompt.messages)
+    asked, done = _asked(prompt.messages)
     choice = prompt.tool_choice
     chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
-    names = [name for name in tools if chosen in ("", name) and forms()["tools"].get(name, {}).get("when", "") in asked]
-    needed = _needed(asked) if choice is None and prompt.messages[-1]["role"] == "user" else {}
+    names = [name for name in tools if chosen in ("", name) and _fits(name, asked)]
+    needed: JsonObject = {}
+    if choice is None and prompt.tools:
+        needed = _needed(asked) if not done else {"tools": _unfinished(asked, done)}
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
-    calls = [(name, tools[name][1]) for name in wanted or names]
+    calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or _TEXT)
 
 
-def _asked(messages: Iterable[Message]) -> str:
-    """The user's latest words."""
-    return next((base.text_of(m.get("content")) for m in reversed([*messages]) if m["role"] == "user"), "")
+def _fits(name: str, asked: str) -> bool:
+    """Whether a tool that would mislead the model is called for by the user's words."""
+    return re.search(forms()["tools"].get(name, {}).get("when", ""), asked, re.I) is not None
+
+
+def _unfinished(asked: str, done: list[tuple[str, str, bool]]) -> list[str]:
+    """The tools of which one must be called next: a file that was to be written, or a run, is in no call that worked."""
+    if len(done) >= _CALLS_MAX:
+        return []
+    for pattern in forms()["unfinished"]:
+        match = re.search(pattern, asked, re.I)
+        if match and not any(worked and name in _WRITERS and match["names"] in text for name, text, worked in done):
+            runs = "." not in match["names"]
+            if runs and any(worked and name == "terminal" for name, _, worked in done):
+                continue
+            return ["terminal"] if runs else [*_WRITERS, *(() if done[-1][2] else ("read_file",))]
+    return []
+
+
+def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
+    """The schema of a call with narrower formats for some arguments."""
+    if not formats:
+        return schema
+    return {"anyOf": [_object({**call["properties"], **_formats(call, formats)}) for call in schema["anyOf"]]}
+
+
+def _formats(call: JsonObject, formats: JsonMapping) -> JsonObject:
+    return {name: {**_TEXT, "format": formats[name]} for name in call["properties"] if name in formats}
+
+
+def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:
+    """The user's latest words, and the calls since: tool, arguments, and whether it worked."""
+    text, calls, failed = "", [], set()
+    for message in messages:
+        if message["role"] == "user":
+            text, calls = base.text_of(message.get("content")), []
+        elif message["role"] == "tool" and _is_error(base.text_of(message.get("content"))):
+            failed.add(message.get("tool_call_id"))
+        calls += message.get("tool_calls") or ()
+    return text, [(c["function"]["name"], str(c["function"]["arguments"]), c["id"] not in failed) for c in calls]
+
+
+def _is_error(text: str) -> bool:
+    with suppress(ValueError):
+        answer = json.loads(text)
+        return isinstance(answer, dict) and bool(answer.get("error") or answer.get("exit_code"))
+    return False
 
 
 def _needed(text: str) -> JsonObject:
@@ -306,7 +356,8 @@ def _told(value: object, fields: frozenset[str]) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "path" in value and "line" in value:  # a hit of a search
         return f"{value['path']}:{value['line']}: {value.get('text', '')}"
-    names = [name for name in value if name in fields or name == "error" or (not fields and name not in _NOISE)]
+    noise = _NOISE - {"hint"} if value.get("error") else _NOISE
+    names = [name for name in value if name in fields or name == "error" or (not fields and name not in noise)]
     lines = {
         name: line for name in names if value[name] not in (0, "ok") and (line := _told(value[name] or "", fields))
     }

@@ -22,11 +22,13 @@ value ::= strict | number | boolean | null | object | array
 url ::= "\"http" "s"? "://" [^" \\\x7F\x00-\x1F]+ "\""
 digit ::= [0-9]
 field ::= [0-9*,/-]+
+span ::= "\"" digit{1,4} [mhd] "\""
+daily ::= "\"" digit{1,2} " " digit{1,2} " * * *\""
 schedule ::= "\"" (digit{4} "-" digit{2} "-" digit{2} "T" digit{2} ":" digit{2} | "every "? digit{1,4} [mhd] | field " " field " " field " " field " " [0-9a-z*,/-]+) "\""
 """
 _NAMED = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 # Formats that have a rule of their own.
-_FORMATS = {"uri": "url", "schedule": "schedule"}
+_FORMATS = {"uri": "url", "schedule": "schedule", "span": "span", "daily": "daily"}
 # The rest of an answer of which the beginning is given.
 REST_OF_ANSWER = f'root ::= char* "\\"}}"{_RULES}'
 
