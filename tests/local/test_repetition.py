@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from hermes.http_client.exchange import Answer
 from hermes.local.client import _REPEATS, _RewrittenAnswer
@@ -17,7 +18,7 @@ class Endless(Answer):
     """The stream of a model that writes the same for ever."""
 
     def __init__(self, head: str) -> None:
-        self.status, self.headers, self.is_stream, self.is_json = 200, {}, True, False
+        self.status, self.headers, self.is_stream, self.is_json = 200, CIMultiDict[str](), True, False
         self._head = head
         self.count = 0
 

@@ -23,7 +23,7 @@ TOOLS = [
 FACTS = "Working folder: /work. Today is Monday, 2026-01-05."
 
 
-def request(question: str = "hello", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
+def request(question: str = "do it", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
     messages = more.pop("messages", [{"role": "user", "content": question}])
     offered = ToolSchemas(TOOLS if tools is None else tools)
     return PROVIDER.request(LOCAL, None, Prompt(more.pop("system", [FACTS]), messages, offered, **more))
@@ -128,11 +128,22 @@ def test_what_needs_a_result_begins_with_call(question: str, tools: set[str]) ->
 
 
 @pytest.mark.parametrize(
-    "question", ["hello", "what is the capital of France?", "how do I read a csv in Python? data.csv"]
+    "question",
+    [
+        "hello there, which ship is the largest?",
+        "what is the capital of France?",
+        "how do I read a csv in Python? data.csv",
+    ],
 )
 def test_other_questions_may_be_answered(question: str) -> None:
     wire = request(question)
     assert may_answer(wire) and len(names(wire)) >= 8
+
+
+@pytest.mark.parametrize("question", ["Hi!", "thank you!", "what can you do?", "Guten Morgen", "wer bist du?"])
+def test_small_talk_is_answered(question: str) -> None:
+    wire = request(question)
+    assert may_answer(wire) and names(wire) == []
 
 
 def test_missing_tool_is_named() -> None:

@@ -151,7 +151,7 @@ def _memory(i: PromptInputs) -> list[str]:
 def _facts(i: PromptInputs) -> str:
     """For the embedded model, which is told who it is and what it can do in the same words everywhere
     (`providers/local.py`), so that it need not read them again: here is what differs."""
-    today = f"Today is {i.date}; tomorrow is {_day_after(i.date)}. You run on the model {i.model}." if i.date else ""
+    today = f"Today is {i.date}; tomorrow is {_day_after(i.date)}. Your model: {i.model}." if i.date else ""
     folder = f"Working folder: {i.environment.cwd}." if i.environment.cwd else ""
     soul = fenced(i.soul, "SOUL.md") if i.soul else ""
     return _join(

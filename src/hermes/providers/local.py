@@ -176,6 +176,8 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     needed: JsonObject = {}
     if choice is None and prompt.tools:
         needed = _needed(asked) if not done else {"tools": _unfinished(asked, done)}
+    if needed.get("tools") == [] and not done:  # small talk
+        names = []
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
     calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
@@ -214,7 +216,9 @@ def _formats(call: JsonObject, formats: JsonMapping) -> JsonObject:
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:
     """The user's latest words, and the calls since: tool, arguments, and whether it worked."""
-    text, calls, failed = "", [], set()
+    text = ""
+    calls: list[JsonObject] = []
+    failed: set[object] = set()
     for message in messages:
         if message["role"] == "user":
             text, calls = base.text_of(message.get("content")), []
@@ -299,7 +303,7 @@ def _facts(prompt: base.Prompt, tools: Tools) -> str:
 
 def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
     yield "user" if tools else "system", _facts(prompt, tools)
-    last, calls = len(prompt.messages) - 1, {}
+    last, calls = len(prompt.messages) - 1, dict[object, str]()
     for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
@@ -313,7 +317,7 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
             yield "user", _result(calls.get(message.get("tool_call_id"), ""), text)
         else:
             needed = _needed(text) if tools and at == last else {}
-            is_missing = bool(needed) and not any(name in tools for name in needed["tools"])
+            is_missing = bool(needed.get("tools")) and not any(name in tools for name in needed["tools"])
             yield "user", f"{text}\n(You have no access to {needed['missing']}. Say so.)" if is_missing else text
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
