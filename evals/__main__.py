@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -99,7 +100,7 @@ def prepare(home: Home) -> None:
         path.write_text(text)
 
 
-async def measure(way: str, own: Home, kinds: list[str], show: bool) -> JsonObject:
+async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) -> JsonObject:
     """How many requests of each kind end right, one way, with the model and the settings of the user's own home."""
     if way == "bare":
         forms = bare_forms()
@@ -120,6 +121,8 @@ async def measure(way: str, own: Home, kinds: list[str], show: bool) -> JsonObje
                 await app.store.sessions.append_message("past", role, text)
             right[kind] = []
             for question, check in {**KINDS, **DEVELOPMENT}[kind]:
+                if not re.search(only, question):
+                    continue
                 prepare(home)
                 right[kind].append(await one(app, kind, question, check, figures, show))
             await app.close()
@@ -160,6 +163,7 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", help=", ".join([*KINDS, *DEVELOPMENT]))
     parser.add_argument("-v", "--verbose", action="store_true", help="show every request")
     parser.add_argument("--way", action="append", choices=WAYS, help="both unless given")
+    parser.add_argument("--only", default="", metavar="REGEX", help="the requests that match")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures are written")
     args = parser.parse_args()
     home = resolve()
@@ -176,7 +180,7 @@ def main() -> int:
     try:
         # The bare model comes last: what it is told replaces what Hermes tells.
         for way in sorted(args.way or WAYS, reverse=True):
-            figures["ways"][way] = loop.run_until_complete(measure(way, home, kinds, args.verbose))
+            figures["ways"][way] = loop.run_until_complete(measure(way, home, kinds, args.only, args.verbose))
             args.json.write_text(json.dumps(figures, indent=1) + "\n")
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:

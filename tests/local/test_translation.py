@@ -137,10 +137,12 @@ def test_what_needs_a_result_begins_with_call(question: str, tools: set[str]) ->
 )
 def test_other_questions_may_be_answered(question: str) -> None:
     wire = request(question)
-    assert may_answer(wire) and len(names(wire)) >= 8
+    assert may_answer(wire) and len(names(wire)) >= 6
 
 
-@pytest.mark.parametrize("question", ["Hi!", "thank you!", "what can you do?", "Guten Morgen", "wer bist du?"])
+@pytest.mark.parametrize(
+    "question", ["Hi!", "thank you!", "what can you do?", "Guten Morgen", "wer bist du?", "Plan a week of dinners"]
+)
 def test_small_talk_is_answered(question: str) -> None:
     wire = request(question)
     assert may_answer(wire) and names(wire) == []
@@ -178,7 +180,7 @@ def test_what_was_to_be_run_is_run_before_the_answer() -> None:
 
 
 def test_web_is_searched_only_for_what_is_outside_or_new() -> None:
-    assert "web_search" not in names(request("tell me a joke"))
+    assert not {"web_search", "session_search", "memory"} & set(names(request("name three large rivers")))
     assert "web_search" in names(request("what does the ferry cost today?"))
 
 
