@@ -1,46 +1,70 @@
-"""`make eval-local`: every request carried out for real in a folder of its own, with the model that is installed."""
+"""`make eval-local`: every request carried out for real in a folder of its own, with the model that is installed, by the
+bare model (the same tools and the same bound form, no examples and no rules) and by Hermes."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
+import re
 import statistics
 import sys
 import tempfile
 import time
+from copy import deepcopy
+from datetime import date
 from pathlib import Path
 
-from evals.requests import FILES, KINDS, TARGETS, Check, Done
+from evals.requests import DEVELOPMENT, FILES, FIRST_CALL, KINDS, PAST, TARGETS, Check, Done
 from hermes.app import App, new_loop
 from hermes.core.home import Home, resolve
-from hermes.core.spec import RouteChoice, RunSpec
+from hermes.core.json_types import JsonObject
+from hermes.core.spec import Control, RouteChoice, RunSpec
 from hermes.local import model_file, status
+from hermes.providers import local
 from hermes.settings import config
+from hermes.tools.framework.toolsets import builtin
 
-COLD_S_MAX, WARM_S_MAX = 8.0, 1.5
+RESULTS = Path(__file__).with_name("results.json")
+WAYS = ("bare", "hermes")
+# The discard port of this machine: a search is offered, and fails.
+_SEARCH_URL = "http://127.0.0.1:9"
+_REQUEST_S_MAX = 900.0
 _VERDICT = {True: "  ok ", False: "WRONG"}
 
 
 class Figures:
-    """Times of the model's answers."""
+    """Times of the model's answers, and how much of each prompt it had read before."""
 
     def __init__(self) -> None:
         self.first: list[float] = []
         self.tokens: list[float] = []
+        self.reused: list[float] = []
 
 
-async def asked(app: App, question: str, figures: Figures) -> Done:
-    """One request in a folder of its own."""
-    session = f"eval_{time.monotonic_ns()}"
-    folder = app.home.workspace
-    for name, text in FILES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def bare_forms() -> JsonObject:
+    """The same tools and the same form, each tool in the words of its own description."""
+    forms = deepcopy(local.forms())
+    for name, form in forms["tools"].items():
+        tool = builtin().get(name)
+        names = dict.fromkeys(argument for call in form.get("calls", ()) for argument in call)
+        form["about"] = f"{name}({', '.join(names)}): {tool.description if tool else ''}"
+    bound = 'Reply with one JSON object: {"tool": name, "arguments": {…}} to use a tool, or {"answer": text} to answer.'
+    return {**forms, "identity": "You are a helpful assistant.", "form": bound, "begin": "", "shots": [], "rules": []}
+
+
+async def asked(app: App, kind: str, question: str, figures: Figures) -> Done:
     spec = RunSpec(
-        question, session_id=session, route=RouteChoice(provider="local"), answerable=False, max_iterations=6
+        question,
+        session_id=f"eval_{time.monotonic_ns()}",
+        route=RouteChoice(provider="local"),
+        answerable=False,
+        max_iterations=6,
+        persist=False,
+        deadline_seconds=_REQUEST_S_MAX,
     )
-    done, began, first = Done([], "", folder), 0.0, 0.0
+    done, began, first = Done([], "", app.home.workspace), 0.0, 0.0
     await app.engine.start(spec)
     async for event in app.engine.subscribe(spec.run_id):
         if event.type == "model.started":
@@ -48,63 +72,99 @@ async def asked(app: App, question: str, figures: Figures) -> Done:
         elif event.type in ("text.delta", "tool.drafted") and not first:
             first = time.monotonic() - began
             figures.first.append(first)
+        elif event.type == "message.completed":
+            for call in event.data["tool_calls"]:
+                function = call.get("function") or call
+                done.calls.append((function["name"], json.loads(function["arguments"])))
         elif event.type == "tool.started":
-            done.calls.append((event.data["name"], event.data["args"]))
-        elif event.type == "usage" and event.data["output_tokens"] > 5 and first:
-            seconds = time.monotonic() - began - first
-            figures.tokens.append(event.data["output_tokens"] / max(seconds, 0.01))
+            if kind in FIRST_CALL:
+                await app.engine.control(spec.run_id, Control("interrupt"))
+        elif event.type == "usage":
+            figures.reused.append(event.data["cache_read_tokens"] / max(1, event.data["input_tokens"]))
+            if event.data["output_tokens"] > 5 and first:
+                seconds = time.monotonic() - began - first
+                figures.tokens.append(event.data["output_tokens"] / max(seconds, 0.01))
         if event.type == "text.delta":
             done.answer += event.data["text"]
     return done
 
 
-def emptied(folder: Path) -> None:
-    """Nothing of the last request is left."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+def prepare(home: Home) -> None:
+    """The folder and the memory as every request finds them."""
+    for folder in (home.workspace, home.memories):
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    for name, text in FILES.items():
+        path = home.workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
-async def measure(model: Path, kinds: list[str], verbose: bool) -> bool:
-    """All requests of some kinds; whether the targets are met."""
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["HERMES_LOCAL_MODEL"] = str(model)
-        app = App(Home(Path(home)), config.load(Home(Path(home))))
-        app.home.workspace.mkdir(parents=True)
-        figures, right, met = Figures(), {}, True
-        for kind in kinds:
-            results = []
-            for question, check in KINDS[kind]:
-                emptied(app.home.workspace)
-                results.append(await one(app, question, check, figures, verbose))
-            share = sum(results) / len(results)
-            right[kind] = f"{sum(results)} of {len(results)} ({share:.0%}, wanted {TARGETS[kind]:.0%})"
-            met &= share >= TARGETS[kind]
-        await app.close()
-    for kind, text in right.items():
-        print(f"{kind:12}{text}")
-    cold, warm = figures.first[0], statistics.median(figures.first[1:])
-    print(
-        f"first token {cold:5.1f} s cold (wanted {COLD_S_MAX:g}, loading included), {warm:.1f} s warm (wanted {WARM_S_MAX:g})"
-    )
-    print(f"speed       {statistics.median(figures.tokens):5.1f} tokens/s")
-    return met
+async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) -> JsonObject:
+    """How many requests of each kind end right, one way, with the model and the settings of the user's own home."""
+    if way == "bare":
+        forms = bare_forms()
+        local.forms = lambda: forms  # type: ignore[assignment]
+    right: JsonObject = {}
+    figures = Figures()
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["SEARXNG_URL"] = _SEARCH_URL if kind in FIRST_CALL else ""
+            home = Home(Path(folder))
+            # The folder of models itself, so that what the model has read is kept from one run to the next.
+            home.models.symlink_to(own.models)
+            if own.config_file.is_file():
+                home.config_file.write_bytes(own.config_file.read_bytes())
+            app = App(home, config.load(home))
+            await app.store.sessions.create_session("past", "cli")
+            for role, text in PAST:
+                await app.store.sessions.append_message("past", role, text)
+            right[kind] = []
+            for question, check in {**KINDS, **DEVELOPMENT}[kind]:
+                if not re.search(only, question):
+                    continue
+                prepare(home)
+                right[kind].append(await one(app, kind, question, check, figures, show))
+            await app.close()
+    return {
+        "right": {kind: [sum(results), len(results)] for kind, results in right.items()},
+        "first_token_s": round(statistics.median(figures.first), 2),
+        "tokens_per_s": round(statistics.median(figures.tokens), 1),
+        "prompt_reused": round(statistics.median(figures.reused), 2),
+    }
 
 
-async def one(app: App, question: str, check: Check, figures: Figures, verbose: bool) -> bool:
+async def one(app: App, kind: str, question: str, check: Check, figures: Figures, show: bool) -> bool:
     """One request; whether it ended right."""
-    done = await asked(app, question, figures)
+    began = time.monotonic()
+    done = await asked(app, kind, question, figures)
     good = check(done)
-    if verbose or not good:
+    if show or not good:
         calls = " ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in args.items())})" for name, args in done.calls)
-        print(f"{_VERDICT[good]} {question}\n        {calls[:300]}\n        {done.answer[:300]!r}", flush=True)
+        head = f"{_VERDICT[good]} {question} ({time.monotonic() - began:.0f} s)"
+        print(f"{head}\n        {calls[:300]}\n        {done.answer[:300]!r}", file=sys.stderr, flush=True)
     return good
 
 
+def table(ways: dict[str, JsonObject]) -> str:
+    """Both ways side by side."""
+    kinds = dict.fromkeys(kind for result in ways.values() for kind in result["right"])
+    sizes = {kind: right[1] for result in ways.values() for kind, right in result["right"].items()}
+    lines = ["| set | " + " | ".join(ways) + " | wanted |", "|---|" + "---|" * (len(ways) + 1)]
+    for kind in kinds:
+        cells = [str(result["right"].get(kind, ["–"])[0]) for result in ways.values()]
+        lines.append(f"| {kind}, {sizes[kind]} | {' | '.join(cells)} | {TARGETS.get(kind, '')} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Run it; exit 1 when a target is missed."""
+    """Run it; exit 1 when Hermes misses a target."""
     parser = argparse.ArgumentParser(prog="evals")
-    parser.add_argument("kinds", nargs="*", help=", ".join(KINDS))
+    parser.add_argument("kinds", nargs="*", help=", ".join([*KINDS, *DEVELOPMENT]))
     parser.add_argument("-v", "--verbose", action="store_true", help="show every request")
+    parser.add_argument("--way", action="append", choices=WAYS, help="both unless given")
+    parser.add_argument("--only", default="", metavar="REGEX", help="the requests that match")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures are written")
     args = parser.parse_args()
     home = resolve()
     settings = config.load(home)
@@ -113,13 +173,21 @@ def main() -> int:
         return 3
     model = model_file(home, settings)
     assert model is not None
+    kinds = args.kinds or list(KINDS)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    figures: JsonObject = {"model": model.stem, "date": f"{date.today()}", "machine": machine, "ways": {}}
     loop = new_loop()
     try:
-        met = loop.run_until_complete(measure(model.resolve(), args.kinds or list(KINDS), args.verbose))
+        # The bare model comes last: what it is told replaces what Hermes tells.
+        for way in sorted(args.way or WAYS, reverse=True):
+            figures["ways"][way] = loop.run_until_complete(measure(way, home, kinds, args.only, args.verbose))
+            args.json.write_text(json.dumps(figures, indent=1) + "\n")
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
-    return 0 if met else 1
+    print(table(figures["ways"]))
+    right = figures["ways"].get("hermes", {}).get("right", {})
+    return 0 if all(right[kind][0] >= TARGETS.get(kind, 0) for kind in right) else 1
 
 
 sys.exit(main())

@@ -121,6 +121,15 @@ def test_small_window_gets_lean_prompt() -> None:
     assert all(words not in lean for words in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
 
 
+def test_embedded_model_is_told_what_differs_only() -> None:
+    text = with_(embedded=True, date="Monday, 2026-01-05", project=("AGENTS.md", "Use tabs. " * 500))
+    pieces = ["Answer in Dutch.", "Use tabs.", "[AGENTS.md goes on", "The build takes long.", "Likes brevity.", "/work"]
+    pieces += ["Today is Monday, 2026-01-05; tomorrow is Tuesday, 2026-01-06.", "some-model"]
+    places = [text.index(piece) for piece in pieces]
+    assert places == sorted(places) and len(text) < 1_300 and "You are Hermes" not in text
+    assert replace(FULL, embedded=True).digest() != FULL.digest()
+
+
 def test_lean_identity_has_three_sentences() -> None:
     identity = with_(window=4_096).split("\n\n")[0]
     assert len(re.findall(r"\.(?:\s|$)", identity)) == 3

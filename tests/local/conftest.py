@@ -47,7 +47,7 @@ async def started(home: Home) -> AsyncIterator[Callable[..., App]]:
     apps: list[App] = []
 
     def start(settings: str = "") -> App:
-        home.config_file.write_text(settings or "local: {context: 2048}\n")
+        home.config_file.write_text(settings or "local: {context: 2048, threads: 1}\n")
         apps.append(App(home, config.load(home)))
         return apps[-1]
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.local.reading import Reading
+from hermes.local.reading import Reading, Repetition
+
+# A model that writes `\\b` or `\\f` means these two characters.
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\b\f"), max_size=40)
 
 
 def read(text: str, cuts: list[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -27,9 +30,8 @@ def said(deltas: list[dict[str, Any]]) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
-@given(st.text(), st.lists(st.integers(0, 10_000)), st.booleans())
+@given(TEXT, st.lists(st.integers(0, 10_000)), st.booleans())
 def test_answer_is_read_for_any_chunking(text: str, cuts: list[int], ascii_only: bool) -> None:
-    text = text.encode("utf-8", "ignore").decode()
     live, rest = read(json.dumps({"answer": text}, ensure_ascii=ascii_only), cuts)
     assert said(live) == text and rest == []
 
@@ -41,7 +43,7 @@ def test_answer_is_streamed() -> None:
 
 
 @given(
-    st.dictionaries(st.text(st.characters(codec="ascii"), max_size=5), st.text(max_size=20)),
+    st.dictionaries(st.text(st.characters(codec="ascii", exclude_characters="\b\f"), max_size=5), TEXT),
     st.lists(st.integers(0, 999)),
 )
 def test_tool_call_is_complete_at_end(arguments: dict[str, str], cuts: list[int]) -> None:
@@ -66,3 +68,61 @@ def test_beginning_of_tool_call_is_nothing(text: str) -> None:
 def test_object_answer_is_json_text() -> None:
     live, rest = read('{"answer": {"city": "Rome", "people": 3}}', [5, 14, 20])
     assert live == [] and json.loads(said(rest)) == {"city": "Rome", "people": 3}
+
+
+ESCAPES = [
+    (r"\d+\.\d", r"\d+\.\d"),
+    (r"\bword\b", r"\bword\b"),
+    (r"C:\\new\\f", r"C:\new\f"),
+    (r"a\nb\t\"c\"", 'a\nb\t"c"'),
+    (r"\user \u00e9", r"\user é"),
+    (r"\frac{1}{2}", r"\frac{1}{2}"),
+]
+
+
+@pytest.mark.parametrize(("written", "meant"), ESCAPES)
+def test_backslash_before_any_character_is_kept(written: str, meant: str) -> None:
+    for cuts in ([], list(range(60))):
+        live, rest = read(f'{{"answer": "{written}"}}', cuts)
+        assert said(live) == meant and rest == []
+    _, [delta] = read(f'{{"tool": "search_files", "arguments": {{"pattern": "{written}"}}}}', [])
+    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": meant}
+
+
+def test_rest_of_begun_answer_is_read() -> None:
+    reading = Reading("call_1", begun=True)
+    assert said([*reading.feed("day, Tues"), *reading.feed('day."}'), *reading.finish()]) == "day, Tuesday."
+
+
+def loops_after(text: str) -> int | None:
+    """Where in a text, fed in small pieces, a loop is noticed."""
+    repetition = Repetition()
+    return next((at for at in range(0, len(text), 3) if repetition.feed(text[at : at + 3])), None)
+
+
+@pytest.mark.parametrize(
+    "circle", ["Monday: pasta. ", "x", "0, ", "- [ ] wash the dishes\n- [ ] feed the cat\n", "== "]
+)
+def test_loop_is_noticed(circle: str) -> None:
+    assert loops_after("A plan for the week. " + circle * 3_000) is not None
+
+
+def test_long_loop_is_noticed_in_its_second_round() -> None:
+    circle = " ".join(f"Dish {number} has {number * 7} beans." for number in range(60))
+    at = loops_after(f"{circle} {circle} {circle}")
+    assert at is not None and at < 2 * len(circle)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(map(str, range(2_000))),
+        "".join(f"| row {number} | yes | no | maybe |\n" for number in range(300)),
+        "".join(f"def test_{number}():\n    assert f({number}) == {number * number}\n\n" for number in range(200)),
+        "=" * 80 + "\n" + "-" * 80,
+        "no no no no no " * 5,
+    ],
+    ids=["numbers", "table", "code", "ruler", "chorus"],
+)
+def test_text_with_a_pattern_is_no_loop(text: str) -> None:
+    assert loops_after(text) is None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import Any
 
-from hermes.local import CHOOSES
+import pytest
+
+from hermes.local import CHOOSES, PREFIX
 from hermes.providers.base import Prompt, ToolSchema, ToolSchemas, WireRequest
 from hermes.providers.local import PROVIDER, forms
 from hermes.providers.routes import LOCAL
@@ -14,47 +18,175 @@ from hermes.tools.framework.toolsets import builtin
 TOOLS = [
     ToolSchema(tool.name, tool.description, tool.parameters)
     for tool in builtin().all()
-    if tool.toolset in ("file", "terminal", "web")
+    if tool.toolset in (PROVIDER.capabilities("local").toolsets or ())
 ]
+FACTS = "Working folder: /work. Today is Monday, 2026-01-05."
 
 
-def request(question: str = "hello", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
+def request(question: str = "do it", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
     messages = more.pop("messages", [{"role": "user", "content": question}])
-    return PROVIDER.request(
-        LOCAL, None, Prompt(["You are Hermes."], messages, ToolSchemas(TOOLS if tools is None else tools), **more)
-    )
+    offered = ToolSchemas(TOOLS if tools is None else tools)
+    return PROVIDER.request(LOCAL, None, Prompt(more.pop("system", [FACTS]), messages, offered, **more))
 
 
 def names(wire: WireRequest) -> list[str]:
-    calls = [form["properties"].get("tool") for form in wire.body["json_schema"]["oneOf"]]
-    return [call["const"] for call in calls if call]
+    """The tools that may be called."""
+    root = wire.body["grammar"].partition("\n")[0]
+    return re.findall(r'tool\\": " "\\"(\w+)', root)
+
+
+def may_answer(wire: WireRequest) -> bool:
+    return 'answer\\": ' in wire.body["grammar"].partition("\n")[0]
+
+
+def steps() -> list[dict[str, Any]]:
+    return [step for shot in forms()["shots"] for step in shot.get("steps", ())]
 
 
 def test_example_calls_match_tool_schemas() -> None:
     from hermes.tools.framework.arguments import check
 
-    shown = [shot for shot in forms()["shots"] if "tool" in shot]
-    assert len(shown) >= 8 and len(forms()["shots"]) >= 10
-    for shot in shown:
-        tool = builtin().get(shot["tool"])
-        assert tool is not None and check(shot["arguments"], tool.parameters) == (shot["arguments"], "")
+    for step in steps():
+        tool = builtin().get(step["tool"])
+        assert tool is not None and check(step["arguments"], tool.parameters) == (step["arguments"], "")
+
+
+def test_examples_show_every_kind_of_work() -> None:
+    shown = Counter(step["tool"] for step in steps())
+    most_used = ("read_file", "search_files", "patch", "terminal", "memory", "session_search", "cronjob")
+    assert all(shown[name] >= 2 for name in most_used)
+    assert {name for name, form in forms()["tools"].items() if not form.get("hidden")} == set(shown)
+    assert any(len(shot.get("steps", ())) > 1 for shot in forms()["shots"])
+    assert any("steps" not in shot for shot in forms()["shots"])
 
 
 def test_tool_forms_match_real_tools() -> None:
     for name, form in forms()["tools"].items():
         tool = builtin().get(name)
-        assert tool is not None and set(form.get("parameters", ())) <= set(tool.parameters["properties"])
+        assert tool is not None
+        for call in form.get("calls", ()):
+            assert set(call) <= set(tool.parameters["properties"])
+            assert set(tool.parameters.get("required", ())) <= set(call)
 
 
-def test_first_request_is_short() -> None:
-    # Some three characters to a token; a small machine reads eighty tokens in a second.
-    assert sum(len(message["content"]) for message in request().body["messages"]) < 2_600
+def test_prefix_is_same_for_every_folder_and_question() -> None:
+    one, other = request("read a.txt"), request("hello", system=["Working folder: /elsewhere. You know: x."])
+    count = int(one.headers[PREFIX])
+    assert count == int(other.headers[PREFIX]) > 20
+    assert one.body["messages"][:count] == other.body["messages"][:count]
+    rest = one.body["messages"][count:]
+    assert len(rest) == 1 and rest[0]["role"] == "user"
+    assert FACTS in rest[0]["content"] and FACTS not in str(one.body["messages"][:count])
 
 
-def test_misleading_tool_is_offered_only_when_mentioned() -> None:
-    assert "web_extract" not in names(request("what is in config.json?"))
-    wire = request("what does http://a.org say?")
-    assert "web_extract" in names(wire) and "http://a.org" in json.dumps(wire.body["messages"])
+def test_prefix_is_same_when_tools_are_turned_off() -> None:
+    everything, few = request(), request(tools=[tool for tool in TOOLS if tool.name in ("read_file", "terminal")])
+    count = int(few.headers[PREFIX])
+    assert few.body["messages"][:count] == everything.body["messages"][:count] and len(names(few)) == 2
+    assert "Turned off: cronjob, memory, patch" in few.body["messages"][-1]["content"]
+
+
+def test_web_address_is_opened_only_when_there_is_one() -> None:
+    assert "web_extract" not in names(request("good morning"))
+    assert names(request("what does http://a.org say?")) == ["web_extract"]
+
+
+@pytest.mark.parametrize(
+    ("question", "rule"),
+    [
+        ("remind me in two hours to eat", "span"),
+        ("erinnere mich in 10 Minuten an den Tee", "span"),
+        ("every morning at 9 tell me the news", "daily"),
+        ("wake me tomorrow at 7", "schedule"),
+        ("every Monday remind me of the bins", "schedule"),
+    ],
+)
+def test_words_for_a_time_narrow_the_schedule(question: str, rule: str) -> None:
+    wire = request(question)
+    root = wire.body["grammar"].partition("\n")[0]
+    assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " (\w+)', root) == [rule]
+
+
+FILE_TOOLS = {"read_file", "search_files", "write_file", "patch", "terminal"}
+REQUESTS = [
+    ("summarise README.md", FILE_TOOLS),
+    ("was steht in notizen.txt?", FILE_TOOLS),
+    ("what did we talk about yesterday?", {"session_search"}),
+    ("worüber haben wir letzte Woche gesprochen?", {"session_search"}),
+    ("wake me tomorrow at 7", {"cronjob"}),
+    ("erinnere mich morgen an den Zahnarzt", {"cronjob"}),
+    ("remember that I like tea", {"memory"}),
+    ("how is the weather in Oslo?", {"web_search"}),
+    ("what time is it?", {"terminal", "search_files", "read_file", "write_file"}),
+]
+
+
+@pytest.mark.parametrize(("question", "tools"), REQUESTS)
+def test_what_needs_a_result_begins_with_call(question: str, tools: set[str]) -> None:
+    wire = request(question)
+    assert set(names(wire)) == tools and not may_answer(wire)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "hello there, which ship is the largest?",
+        "what is the capital of France?",
+        "how do I read a csv in Python? data.csv",
+    ],
+)
+def test_other_questions_may_be_answered(question: str) -> None:
+    wire = request(question)
+    assert may_answer(wire) and len(names(wire)) >= 6
+
+
+@pytest.mark.parametrize(
+    "question", ["Hi!", "thank you!", "what can you do?", "Guten Morgen", "wer bist du?", "Plan a week of dinners"]
+)
+def test_small_talk_is_answered(question: str) -> None:
+    wire = request(question)
+    assert may_answer(wire) and names(wire) == []
+
+
+def test_missing_tool_is_named() -> None:
+    wire = request("how is the weather in Oslo?", [tool for tool in TOOLS if not tool.name.startswith("web")])
+    assert wire.body["messages"][-1]["content"].endswith("(You have no access to the web. Say so.)") and may_answer(
+        wire
+    )
+
+
+def after(question: str, *done: list[dict[str, Any]]) -> WireRequest:
+    return request(messages=[{"role": "user", "content": question}, *(message for call in done for message in call)])
+
+
+def test_what_was_to_be_written_is_written_before_the_answer() -> None:
+    question = "read a.txt and write its first word to b.txt"
+    read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
+    refused = called("write_file", {"path": "b.txt", "content": "hi"}, {"error": "b.txt was not read."})
+    written = called("write_file", {"path": "b.txt", "content": "hi"}, {"path": "b.txt"})
+    assert not may_answer(after(question)) and "read_file" in names(after(question))
+    assert names(after(question, read)) == ["write_file", "patch", "terminal"] and not may_answer(after(question, read))
+    assert "read_file" in names(after(question, read, refused)) and not may_answer(after(question, read, refused))
+    assert may_answer(after(question, read, written))
+    assert may_answer(after(question, read, refused, refused, refused))
+
+
+def test_what_was_to_be_run_is_run_before_the_answer() -> None:
+    question = "write two.py that prints 2 and run it"
+    written = called("write_file", {"path": "two.py", "content": "print(2)"}, {"path": "two.py"})
+    run = called("terminal", {"command": "python3 two.py"}, {"output": "2"})
+    assert names(after(question, written)) == ["terminal"] and not may_answer(after(question, written))
+    assert may_answer(after(question, written, run))
+
+
+def test_web_is_searched_only_for_what_is_outside_or_new() -> None:
+    assert not {"web_search", "session_search", "memory"} & set(names(request("name three large rivers")))
+    assert "web_search" in names(request("what does the ferry cost today?"))
+
+
+def test_after_result_it_may_answer() -> None:
+    messages = [{"role": "user", "content": "read a.txt"}, *called("read_file", {"path": "a.txt"}, {"content": "1|hi"})]
+    assert may_answer(request(messages=messages))
 
 
 def test_other_tool_uses_own_description_and_simplified_schema() -> None:
@@ -64,49 +196,79 @@ def test_other_tool_uses_own_description_and_simplified_schema() -> None:
         "required": ["a"],
     }
     wire = request(tools=[ToolSchema("mcp_home_light", "Turns the light. More words.", schema)])
-    assert "- mcp_home_light(a, b): Turns the light" in wire.body["messages"][0]["content"]
-    call = wire.body["json_schema"]["oneOf"][0]["properties"]["arguments"]
-    assert call["properties"]["a"] == {"type": "string"} and call["required"] == ["a"]
+    assert "- mcp_home_light(a, b): Turns the light" in wire.body["messages"][-1]["content"]
+    assert r'''"{" "\"a\": " string (", " "\"b\": " value)? "}"''' in wire.body["grammar"]
     assert not any("read_file" in message["content"] for message in wire.body["messages"])
 
 
 def test_request_without_tools_is_free_text() -> None:
     wire = request(tools=[])
-    assert "json_schema" not in wire.body and CHOOSES not in wire.headers
+    assert not {"json_schema", "grammar"} & wire.body.keys() and CHOOSES not in wire.headers
     assert [message["role"] for message in wire.body["messages"]] == ["system", "user"]
+    assert wire.body["messages"][0]["content"] == f"{forms()['identity']}\n{FACTS}"
 
 
 def test_response_format_constrains_answer() -> None:
     wanted = {"type": "object", "properties": {"city": {"type": "string"}}}
     response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
     assert request(tools=[], response_format=response_format).body["json_schema"] == wanted
-    choices = request(response_format=response_format).body["json_schema"]["oneOf"]
-    assert choices[-1]["properties"]["answer"] == wanted
+    root = request(response_format=response_format).body["grammar"].partition("\n")[0]
+    assert root.endswith(r'''"{" "\"answer\": " "{" ("\"city\": " strict)? "}" "}"''')
 
 
 def test_tool_choice_constrains_calls() -> None:
-    assert len(names(request(tool_choice="required"))) == len(
-        request(tool_choice="required").body["json_schema"]["oneOf"]
-    )
-    assert names(request(tool_choice={"type": "function", "function": {"name": "terminal"}})) == ["terminal"]
+    assert names(request(tool_choice="required")) and not may_answer(request(tool_choice="required"))
+    chosen = request(tool_choice={"type": "function", "function": {"name": "terminal"}})
+    assert names(chosen) == ["terminal"] and not may_answer(chosen)
+
+
+def called(name: str, arguments: dict[str, Any], result: object) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": json.dumps(result)},
+    ]
 
 
 def test_conversation_is_translated_to_same_form() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     result = {"output": "a.txt\n", "exit_code": 0, "status": "ok", "error": None, "cwd": "/w", "duration_ms": 5}
     messages = [
         {"role": "user", "content": "which files?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": json.dumps(result)},
+        *called("terminal", {"command": "ls"}, result),
         {"role": "assistant", "content": "Only a.txt."},
         {"role": "user", "content": "thanks"},
         {"role": "user", "content": "and now?"},
     ]
     told = [(message["role"], message["content"]) for message in request(messages=messages).body["messages"][-5:]]
     assert told == [
-        ("user", f"{forms()['begin']}\nwhich files?"),
+        ("user", f"{forms()['begin']}\n{FACTS}\nwhich files?"),
         ("assistant", '{"tool": "terminal", "arguments": {"command": "ls"}}'),
         ("user", "[result] a.txt\n"),
         ("assistant", '{"answer": "Only a.txt."}'),
         ("user", "thanks\nand now?"),
     ]
+
+
+RESULTS = [
+    ("search_files", {"matches": [], "total": 0, "withheld": 0}, "nothing was found"),
+    ("search_files", {"matches": [{"path": "a.txt", "line": 3, "text": "TODO: x"}], "total": 1}, "a.txt:3: TODO: x"),
+    ("session_search", {"hits": [], "complete": True, "hint": "Try fewer or other words."}, "nothing was found"),
+    ("terminal", {"output": "", "exit_code": 0, "status": "ok"}, "the command worked and printed nothing"),
+    ("terminal", {"output": "no", "exit_code": 2}, "output: no\nexit_code: 2"),
+    ("cronjob", {"job": {"id": "1", "model": "m"}, "next_times": ["2026-01-06T07:00"]}, "2026-01-06T07:00"),
+    ("cronjob", {"jobs": []}, "there are no jobs"),
+    ("read_file", {"error": "There is no a.", "hint": "See ls."}, "error: There is no a.\nhint: See ls."),
+    ("read_file", {"content": "1|x", "hint": "Read on."}, "1|x"),
+]
+
+
+@pytest.mark.parametrize(("name", "result", "told"), RESULTS)
+def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], told: str) -> None:
+    messages = [{"role": "user", "content": "go"}, *called(name, {}, result)]
+    assert request(messages=messages).body["messages"][-1]["content"] == f"[result] {told}"
+
+
+def test_rest_of_answer_continues_what_was_delivered() -> None:
+    wire = request("plan a week", prefill='Monday: "pasta"\nTues')
+    assert wire.body["messages"][-1] == {"role": "assistant", "content": r'{"answer": "Monday: \"pasta\"\nTues'}
+    assert wire.headers[CHOOSES] == "rest" and wire.body["grammar"].startswith('root ::= char* "\\"}"\n')

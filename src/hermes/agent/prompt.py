@@ -5,11 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from datetime import date, timedelta
 from functools import lru_cache
 
 import msgspec
 
-from hermes.core.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
+from hermes.core.limits import (
+    EMBEDDED_PROJECT_CHARS_MAX,
+    LEAN_WINDOW_TOKENS,
+    PROJECT_CHARS_MAX,
+    PROJECT_WINDOW_SHARE,
+    SKILLS_CHARS_MAX,
+)
 from hermes.guards.injection import fenced
 
 CHARS_PER_TOKEN = 3.6
@@ -74,6 +81,7 @@ class PromptInputs(msgspec.Struct, frozen=True):
     memory: str = ""
     user: str = ""
     date: str = ""
+    embedded: bool = False
 
     @property
     def lean(self) -> bool:
@@ -81,17 +89,20 @@ class PromptInputs(msgspec.Struct, frozen=True):
 
     def digest(self) -> str:
         """Changes when the prompt must be built anew. Memory, date and project file are a snapshot and do not count."""
-        return _digest(self.model, self.lean, self.surface, self.tools, self.soul, self.instructions)
+        form = "embedded" if self.embedded else self.lean
+        return _digest(self.model, form, self.surface, self.tools, self.soul, self.instructions)
 
 
 @lru_cache(maxsize=64)
-def _digest(model: str, lean: bool, surface: str, tools: tuple[str, ...], soul: str, instructions: str) -> str:
-    inputs = [model, lean, surface, sorted(tools), soul, instructions]
+def _digest(model: str, form: bool | str, surface: str, tools: tuple[str, ...], soul: str, instructions: str) -> str:
+    inputs = [model, form, surface, sorted(tools), soul, instructions]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def build(inputs: PromptInputs) -> str:
+    if inputs.embedded:
+        return _facts(inputs)
     tiers = [_lean(inputs)] if inputs.lean else [_stable(inputs), _context(inputs), _volatile(inputs)]
     return _join(tiers)
 
@@ -114,20 +125,42 @@ def _stable(i: PromptInputs) -> str:
 
 
 def _context(i: PromptInputs) -> str:
-    project = ""
-    if i.project is not None:
-        name, text = i.project
-        room = int(min(PROJECT_CHARS_MAX, i.window * CHARS_PER_TOKEN * PROJECT_WINDOW_SHARE))
-        cut = f"\n[{name} goes on; {len(text) - room} characters were left out]" if len(text) > room else ""
-        project = f"From the project's {name}:\n{fenced(text[:room], name)}{cut}"
-    return _join([i.instructions, project])
+    return _join([i.instructions, _project(i, PROJECT_CHARS_MAX)])
+
+
+def _project(i: PromptInputs, chars_max: int) -> str:
+    if i.project is None:
+        return ""
+    name, text = i.project
+    room = int(min(chars_max, i.window * CHARS_PER_TOKEN * PROJECT_WINDOW_SHARE))
+    cut = f"\n[{name} goes on; {len(text) - room} characters were left out]" if len(text) > room else ""
+    return f"From the project's {name}:\n{fenced(text[:room], name)}{cut}"
 
 
 def _volatile(i: PromptInputs) -> str:
+    today = f"Today is {i.date}. You are running on the model {i.model}."
+    return _join([*_memory(i), today if i.date else ""])
+
+
+def _memory(i: PromptInputs) -> list[str]:
     memory = f"What you remember:\n{fenced(i.memory, 'memory')}" if i.memory else ""
     user = f"About the user:\n{fenced(i.user, 'memory')}" if i.user else ""
-    today = f"Today is {i.date}. You are running on the model {i.model}."
-    return _join([memory, user, today if i.date else ""])
+    return [memory, user]
+
+
+def _facts(i: PromptInputs) -> str:
+    """For the embedded model, which is told who it is and what it can do in the same words everywhere
+    (`providers/local.py`), so that it need not read them again: here is what differs."""
+    today = f"Today is {i.date}; tomorrow is {_day_after(i.date)}. Your model: {i.model}." if i.date else ""
+    folder = f"Working folder: {i.environment.cwd}." if i.environment.cwd else ""
+    soul = fenced(i.soul, "SOUL.md") if i.soul else ""
+    return _join(
+        [soul, i.instructions, _project(i, EMBEDDED_PROJECT_CHARS_MAX), *_memory(i), f"{folder} {today}".strip()]
+    )
+
+
+def _day_after(day: str) -> str:
+    return (date.fromisoformat(day[-10:]) + timedelta(days=1)).strftime("%A, %Y-%m-%d")
 
 
 def _lean(i: PromptInputs) -> str:

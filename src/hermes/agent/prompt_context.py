@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hermes import local
 from hermes.agent.prompt import Environment, PromptInputs
 from hermes.core.errors import ConfigError
 from hermes.core.limits import PROMPT_FILE_BYTES_MAX
@@ -41,8 +42,10 @@ def gather(
     if spec.context_files and spec.source == "cli":
         project = _project_file(home, cwd, settings.agent.context_files, redact)
     skills = find_skills(settings, spec.owner, spec.session_key) if "skill_view" in inputs.tools else ()
+    model = local.model_file(home, settings) if inputs.embedded else None
     return msgspec.structs.replace(
         inputs,
+        model=model.stem if model else inputs.model,
         soul=redact(_read(home.soul_file, home.path, links=False).strip()) if spec.context_files else "",
         skills=tuple((redact(skill.name), redact(skill.description)) for skill in skills),
         environment=_environment(home, cwd, settings) if inputs.tools else Environment(),

@@ -235,7 +235,14 @@ async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild:
     """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     instructions = (session["instructions"] if session else None) or ""
-    inputs = PromptInputs(turn.route.model, turn.window, spec.source, turn.schemas.names, instructions=instructions)
+    inputs = PromptInputs(
+        turn.route.model,
+        turn.window,
+        spec.source,
+        turn.schemas.names,
+        instructions=instructions,
+        embedded=turn.route.api_mode == routes.LOCAL.api_mode,
+    )
     sources = (spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
     key = (gather, turn.settings, live.secrets.values, *sources, inputs)
     reading: asyncio.Future[PromptInputs] | None = services.burst_cache.get(key)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 OFF = "none"
-# A header of ours, on requests whose answer is a choice between a call and an answer.
-CHOOSES = "X-Hermes-Chooses"
-# From so many bytes of free memory on: a context of so many tokens.
-_CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
+# Headers of ours. On requests whose answer is one object, a call or an answer: whether `all` of it is written, or the
+# `rest` of an answer. And how many messages every conversation begins with.
+CHOOSES, PREFIX = "X-Hermes-Chooses", "X-Hermes-Prefix"
+# From so many bytes of memory on: a context of so many tokens. Not of free memory: processes must agree on it.
+_CONTEXTS = ((15 << 30, 16_384), (5 << 30, 8_192), (0, 4_096))
 
 
 def model_file(home: Home, settings: Settings) -> Path | None:
@@ -24,15 +25,25 @@ def model_file(home: Home, settings: Settings) -> Path | None:
         return None
     if configured:
         return Path(configured).expanduser()
-    return next(iter(sorted(home.models.glob("*.gguf"))), None)
+    return next((file for folder in _folders(home) for file in sorted(folder.glob("*.gguf"))), None)
+
+
+def _folders(home: Home) -> list[Path]:
+    """Where models are installed: those of the default profile are there for every other one."""
+    return list(dict.fromkeys((home.models, home.root / home.models.name)))
+
+
+def state_folder(home: Home, model: Path) -> Path:
+    """Where what the model has read is kept: beside it, if it is one of ours."""
+    return model.parent if model.parent in _folders(home) else home.models
 
 
 def context(settings: Settings) -> int:
     configured = settings.local.context
     if configured != "auto":
         return int(configured)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return next(tokens for least, tokens in _CONTEXTS if free >= least)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return next(tokens for least, tokens in _CONTEXTS if memory >= least)
 
 
 def status(home: Home, settings: Settings) -> dict[str, str | None]:

@@ -22,7 +22,8 @@ from hermes.core.unix_sockets import reachable
 from hermes.http_client.client import HttpClient
 from hermes.http_client.exchange import Answer, Timeouts, TransportError
 from hermes.http_client.sse import SseDecoder
-from hermes.local.reading import Reading
+from hermes.local.prefix_state import PrefixState
+from hermes.local.reading import Reading, Repetition
 from hermes.local.worker import TAKEN
 from hermes.sandbox.piped import piped_process
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _POLL_S = 0.05
 _NO_MEMORY = ("allocate", "memory", "bad_alloc")
+_REPEATS = "The model began to repeat itself and was stopped."
 Tell = Callable[[str, str], None]
 
 
@@ -62,6 +64,7 @@ class LocalModel:
         self._waiting = 0
         self._halved = 0
         self._options: JsonObject = {}
+        self._prefix: PrefixState | None = None
         self._error_lines: list[str] = []
 
     def telling(self, tell: Tell) -> _QueuedClient:
@@ -76,6 +79,7 @@ class LocalModel:
             if options != self._options:
                 await self._stop()
                 self._options = options
+                self._prefix = None
             if self._http is None or not await self._is_healthy():
                 await self._start(tell)
             assert self._http is not None
@@ -86,8 +90,11 @@ class LocalModel:
         if problem := local.status(self._home, settings)["problem"]:
             raise LocalUnavailable(problem)
         threads, layers = settings.local.threads, settings.local.gpu_layers
+        model = local.model_file(self._home, settings)
+        assert model is not None
         options = {
-            "path": str(local.model_file(self._home, settings)),
+            "path": str(model),
+            "states": str(local.state_folder(self._home, model)),
             "context": max(LOCAL_CONTEXT_TOKENS_MIN, local.context(settings) >> self._halved),
             "parallel": settings.local.parallel,
             "threads": max(1, (os.cpu_count() or 2)) if threads == "auto" else threads,
@@ -110,6 +117,7 @@ class LocalModel:
         folder = self._home.run_folder
         make_private_folder(folder)
         await self._stop()
+        self._prefix = PrefixState(self._options)
         path = self._worker.enter_context(reachable(folder / f"{self._options['name']}.sock"))
         self._http = HttpClient(unix=path)
         self._worker.push_async_callback(self._http.close)
@@ -142,6 +150,11 @@ class LocalModel:
         if code == 137 or any(word in message.lower() for word in _NO_MEMORY):
             return LocalMemory("The local model does not fit into memory.")
         return LocalUnavailable(f"The local model could not be loaded from {self._options['path']}.")
+
+    async def read_prefix(self, http: HttpClient, messages: list[JsonObject], tell: Tell) -> None:
+        if self._prefix is not None:
+            message = "The local model reads how to use its tools; this is done once and kept."
+            await self._prefix.prepare(http, messages, lambda: tell("model_reading", message))
 
     @asynccontextmanager
     async def turn(self, tell: Tell) -> AsyncIterator[None]:
@@ -189,8 +202,12 @@ class _QueuedClient:
         async with self._model.turn(self._tell):
             http = await self._model.ready(self._tell)
             try:
+                if count := headers.get(local.PREFIX):
+                    messages = json.loads(body)["messages"][: int(count)]
+                    await self._model.read_prefix(http, messages, self._tell)
                 async with http.send(method, url, headers, body, timeouts) as answer:
-                    yield _RewrittenAnswer(answer) if answer.is_stream and local.CHOOSES in headers else answer
+                    chooses = headers.get(local.CHOOSES, "")
+                    yield _RewrittenAnswer(answer, chooses, self._tell) if answer.is_stream else answer
             except TransportError as error:
                 if await self._model.died():
                     raise WorkerDied("The local model's worker has died.", answered=error.answered) from error
@@ -198,15 +215,20 @@ class _QueuedClient:
 
 
 class _RewrittenAnswer(Answer):
-    def __init__(self, answer: Answer) -> None:
+    """The model's stream with its object read, which ends when the model repeats itself."""
+
+    def __init__(self, answer: Answer, chooses: str, tell: Tell) -> None:
         self._answer, self.status, self.headers = answer, answer.status, answer.headers
         self.is_stream, self.is_json = True, False
+        self._tell = tell
         self._frames = SseDecoder()
-        self._reading = Reading(f"call_{secrets.token_hex(8)}")
+        self._reading = Reading(f"call_{secrets.token_hex(8)}", begun=chooses == "rest") if chooses else None
+        self._repetition = Repetition()
+        self._ended = False
 
     async def read(self) -> bytes:
         """The next rewritten data; empty at the end."""
-        while data := await self._answer.read():
+        while not self._ended and (data := await self._answer.read()):
             if out := b"".join(b"data: " + frame + b"\n\n" for frame in self._rewritten(data)):
                 return out
         return b""
@@ -214,20 +236,29 @@ class _RewrittenAnswer(Answer):
     def _rewritten(self, data: bytes) -> list[bytes]:
         out: list[bytes] = []
         for _, frame in self._frames.feed(data):
-            if frame == b"[DONE]":
-                out.append(frame)
-                continue
-            chunk = json.loads(frame)
+            chunk = json.loads(frame) if frame != b"[DONE]" else {}
             choice = next(iter(chunk.get("choices") or ()), None)
             if choice is None:
                 out.append(frame)
                 continue
-            deltas = list(self._reading.feed((choice.get("delta") or {}).get("content") or ""))
+            text = (choice.get("delta") or {}).get("content") or ""
+            if self._repetition.feed(text):
+                self._ended = True
+                self._tell("model_repeats", _REPEATS)
+                end = [{"content": f"\n\n[{_REPEATS}]"}, {}]
+                return [*out, *(_frame(chunk, delta, None if delta else "stop") for delta in end), b"[DONE]"]
+            if self._reading is None:
+                out.append(frame)
+                continue
+            deltas = list(self._reading.feed(text))
             reason = choice.get("finish_reason")
             if reason:
                 deltas += [*self._reading.finish(), {}]
             for delta in deltas:
                 ended = None if delta else "tool_calls" if self._reading.called and reason == "stop" else reason
-                chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": ended}]
-                out.append(json.dumps(chunk).encode())
+                out.append(_frame(chunk, delta, ended))
         return out
+
+
+def _frame(chunk: JsonObject, delta: JsonObject, reason: str | None) -> bytes:
+    return json.dumps({**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}).encode()

@@ -34,6 +34,7 @@ def main(options: dict[str, Any]) -> int:
     if options["gpu_layers"] is not None:
         params.n_gpu_layers = options["gpu_layers"]
     params.sleep_idle_seconds = options["idle_seconds"]
+    params.slot_save_path = options["states"] + os.sep
     params.verbosity = 1
     try:
         server = xllamacpp.Server(params)

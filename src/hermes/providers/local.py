@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
-from hermes.local import CHOOSES
-from hermes.providers import base
+from hermes.local import CHOOSES, PREFIX
+from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
 from hermes.providers.table import Capabilities
 
@@ -20,27 +21,72 @@ _CAPABILITIES = Capabilities(
     window=8_192,
     max_output=LOCAL_OUTPUT_TOKENS_MAX,
     images=False,
+    prefill=True,
     parallel_calls=False,
     options=frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"}),
-    toolsets=frozenset({"file", "terminal", "web"}),
+    toolsets=frozenset({"file", "terminal", "web", "memory", "session_search", "cronjob", "skills"}),
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
 _SCHEMA_KEYS = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
 _ANY: JsonObject = {"type": "object"}
+_TEXT: JsonObject = {"type": "string"}
 _DEEP = 6
-_NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_by", "path"})
+# Fields of results that tell a small model nothing.
+_NOISE = frozenset(
+    {
+        "cwd",
+        "duration_ms",
+        "total_lines",
+        "truncated",
+        "matched_by",
+        "path",
+        "total",
+        "next_offset",
+        "withheld",
+        "session_id",
+        "message_id",
+        "source",
+        "title",
+        "tool_name",
+        "context",
+        "complete",
+        "hint",
+        "chars",
+        "limit",
+        "note",
+        "backend",
+        "final_url",
+        "spill",
+        "status",
+        "url",
+        "categories",
+        "diff",
+    }
+)
+# The only fields that are told of some tools' results, and what an empty result means.
+_FIELDS = {"cronjob": ("jobs", "id", "prompt", "next_times", "removed")}
+_NOTHING = "nothing was found"
+_EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), _NOTHING) | {
+    "read_file": "the file is empty",
+    "terminal": "the command worked and printed nothing",
+    "cronjob": "there are no jobs",
+    "memory": "nothing is kept",
+}
+_WRITERS = ("write_file", "patch", "terminal")
+# So many calls are asked for at most.
+_CALLS_MAX = 4
+Tools = Mapping[str, tuple[str, JsonObject]]
 
 
 class Local(ChatCompletions):
     api_mode = "local"
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
-        tools = _offered(
-            prompt.tools, " ".join(base.text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
-        )
+        tools = _offered(prompt.tools)
         answer = _answer_schema(prompt.response_format)
+        prefix, conversation = _prefix(tools), _conversation(prompt, tools)
         body: JsonObject = {
-            "messages": _messages(prompt, tools),
+            "messages": _merged([*prefix, *conversation]),
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": True,
@@ -48,19 +94,14 @@ class Local(ChatCompletions):
             "max_tokens": prompt.max_output or route.max_output_tokens or LOCAL_OUTPUT_TOKENS_MAX,
             **base.sampling_sent(prompt, _CAPABILITIES),
         }
+        headers = {}
         if tools:
-            body["json_schema"] = _choice(tools, answer, prompt.tool_choice)
+            headers = {CHOOSES: "rest" if prompt.prefill else "all", PREFIX: str(len(_merged(prefix)))}
+            body["grammar"] = _grammar(prompt, tools, answer)
         elif answer is not None:
             body["json_schema"] = answer
-        chooses = {CHOOSES: "1"} if tools else {}
-        return base.post(
-            route,
-            base.endpoint(route.base_url, "/v1/chat/completions"),
-            body,
-            {},
-            chooses,
-            base.left_out(prompt, body, {}),
-        )
+        url = base.endpoint(route.base_url, "/v1/chat/completions")
+        return base.post(route, url, body, {}, headers, base.left_out(prompt, body, {}))
 
     def listing(self, route: base.Route, credential: base.Credential | None) -> base.WireRequest:
         return base.get(base.endpoint(route.base_url, "/v1/models"), route, {})
@@ -78,24 +119,33 @@ def forms() -> JsonObject:
     return json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def _offered(tools: Iterable[base.ToolSchema], user_text: str) -> dict[str, tuple[str, JsonObject]]:
+def _offered(tools: Iterable[base.ToolSchema]) -> dict[str, tuple[str, JsonObject]]:
     """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
-    how to use come first; some only when the user's words call for them, since they would mislead it."""
+    how to use come first, in the same order everywhere, since the cache of the prompt depends on it."""
     out: dict[str, tuple[str, JsonObject]] = {}
     order = {name: at for at, name in enumerate(forms()["tools"])}
     for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
         form = forms()["tools"].get(tool.name, {})
-        if form.get("hidden") or form.get("when", "") not in user_text:
+        if form.get("hidden"):
             continue
         schema = _plain(tool.parameters)
         properties = schema.get("properties", {})
-        names = [name for name in form.get("parameters", properties) if name in properties]
-        narrowed = {name: form.get("fixed", {}).get(name, properties[name]) for name in names}
-        schema |= {"properties": narrowed, "additionalProperties": False}
-        schema["required"] = [name for name in form.get("required", schema.get("required", ())) if name in names]
-        about = form.get("about") or f"{tool.name}({', '.join(names)}): {tool.description.split('. ')[0]}"
+        about = form.get("about") or f"{tool.name}({', '.join(properties)}): {tool.description.split('. ')[0]}"
+        if calls := form.get("calls"):
+            schema = {
+                "anyOf": [_object({name: _argument(call[name], properties[name]) for name in call}) for call in calls]
+            }
         out[tool.name] = about, schema
     return out
+
+
+def _argument(form: object, schema: JsonObject) -> JsonObject:
+    """An argument by its form: null takes the tool's own schema, a list has the values, an object is a schema."""
+    if form is None:
+        return schema
+    if isinstance(form, dict):
+        return form
+    return {"enum": form} if isinstance(form, list) else {"const": form}
 
 
 def _plain(schema: object, depth: int = 0) -> JsonObject:
@@ -114,20 +164,86 @@ def _plain(schema: object, depth: int = 0) -> JsonObject:
     return out
 
 
-def _choice(
-    tools: Mapping[str, tuple[str, JsonObject]], answer: JsonObject | None, tool_choice: str | JsonMapping | None
-) -> JsonObject:
-    """One of the calls, or an answer; a caller may ask for a call, or for this one."""
-    chosen = base.chosen_tool(tool_choice) if isinstance(tool_choice, Mapping) else ""
-    choices = [
-        _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if chosen in ("", name)
-    ]
-    if tool_choice != "required" and chosen not in tools:
-        choices.append(_object(answer=answer or {"type": "string"}))
-    return {"oneOf": choices}
+def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> str:
+    """One of the calls, or an answer. A caller may ask for a call, or for this one; a request that needs a result of some
+    tools begins with a call of one of them, and does not end before what it asks for was tried."""
+    if prompt.prefill:
+        return local_grammar.REST_OF_ANSWER
+    asked, done = _asked(prompt.messages)
+    choice = prompt.tool_choice
+    chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
+    names = [name for name in tools if chosen in ("", name) and _fits(name, asked)]
+    needed: JsonObject = {}
+    if choice is None and prompt.tools:
+        needed = _needed(asked) if not done else {"tools": _unfinished(asked, done)}
+    if needed.get("tools") == [] and not done:  # small talk
+        names = []
+    wanted = [name for name in needed.get("tools", ()) if name in names]
+    must_call = bool(wanted) or choice == "required" or chosen in tools
+    calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
+    return local_grammar.call_or_answer(calls, None if must_call and calls else answer or _TEXT)
 
 
-def _object(**properties: object) -> JsonObject:
+def _fits(name: str, asked: str) -> bool:
+    """Whether a tool that would mislead the model is called for by the user's words."""
+    return re.search(forms()["tools"].get(name, {}).get("when", ""), asked, re.I) is not None
+
+
+def _unfinished(asked: str, done: list[tuple[str, str, bool]]) -> list[str]:
+    """The tools of which one must be called next: a file that was to be written, or a run, is in no call that worked."""
+    if len(done) >= _CALLS_MAX:
+        return []
+    for pattern in forms()["unfinished"]:
+        match = re.search(pattern, asked, re.I)
+        if match and not any(worked and name in _WRITERS and match["names"] in text for name, text, worked in done):
+            runs = "." not in match["names"]
+            if runs and any(worked and name == "terminal" for name, _, worked in done):
+                continue
+            return ["terminal"] if runs else [*_WRITERS, *(() if done[-1][2] else ("read_file",))]
+    return []
+
+
+def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
+    """The schema of a call with narrower formats for some arguments."""
+    if not formats:
+        return schema
+    return {"anyOf": [_object({**call["properties"], **_formats(call, formats)}) for call in schema["anyOf"]]}
+
+
+def _formats(call: JsonObject, formats: JsonMapping) -> JsonObject:
+    return {name: {**_TEXT, "format": formats[name]} for name in call["properties"] if name in formats}
+
+
+def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:
+    """The user's latest words, and the calls since: tool, arguments, and whether it worked."""
+    text = ""
+    calls: list[JsonObject] = []
+    failed: set[object] = set()
+    for message in messages:
+        if message["role"] == "user":
+            text, calls = base.text_of(message.get("content")), []
+        elif message["role"] == "tool" and _is_error(base.text_of(message.get("content"))):
+            failed.add(message.get("tool_call_id"))
+        calls += message.get("tool_calls") or ()
+    return text, [(c["function"]["name"], str(c["function"]["arguments"]), c["id"] not in failed) for c in calls]
+
+
+def _is_error(text: str) -> bool:
+    with suppress(ValueError):
+        answer = json.loads(text)
+        return isinstance(answer, dict) and bool(answer.get("error") or answer.get("exit_code"))
+    return False
+
+
+def _needed(text: str) -> JsonObject:
+    """The first rule that says which tools a request cannot be answered without."""
+    for rule in forms()["rules"]:
+        if re.search(rule["when"], text, re.I) and not re.search(rule.get("unless", r"(?!)"), text, re.I):
+            return rule  # type: ignore[no-any-return]
+    return {}
+
+
+def _object(properties: JsonObject) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -138,54 +254,84 @@ def _answer_schema(response_format: JsonMapping | None) -> JsonObject | None:
     return schema if isinstance(schema, dict) else dict(_ANY)
 
 
-def _messages(prompt: base.Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> list[Message]:
-    """System text, examples, then the conversation; neighbours of one role become one message."""
-    system = list(prompt.system)
-    if tools:
-        # What there is to use is told here, with how.
-        system = [re.sub(r"^Tools: .*\n\n", "", text, flags=re.M) for text in system]
-        lines = "\n".join(f"- {about}" for about, _ in tools.values())
-        system.append(f"{forms()['form']}\nTools:\n{lines}")
-    out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    for role, text in [*_examples(tools), *_conversation(prompt.messages, bool(tools))]:
-        if out and out[-1]["role"] == role:
-            out[-1] = {"role": role, "content": f"{out[-1]['content']}\n{text}"}
-        else:
-            out.append({"role": role, "content": text})
-    if prompt.prefill:
-        out.append({"role": "assistant", "content": prompt.prefill})
-    return out
+# --- what it reads ------------------------------------------------------------------------------------------------
 
 
-def _examples(tools: JsonMapping) -> Iterable[tuple[str, str]]:
-    """Turns with tools that are not there are not shown; without tools, none."""
-    for shot in forms()["shots"] if tools else ():
-        if shot.get("tool") and shot["tool"] not in tools:
-            continue
+def _prefix(tools: Tools) -> list[tuple[str, str]]:
+    """What every conversation begins with, whatever the folder, the surface, the day, and which tools are turned off."""
+    known = {name: form["about"] for name, form in forms()["tools"].items() if not form.get("hidden")}
+    if not known.keys() & tools.keys():
+        return [("system", "\n\n".join([forms()["identity"], *([forms()["form"]] if tools else [])]))]
+    return [
+        ("system", "\n\n".join([forms()["identity"], forms()["form"], _listed("Tools", known.values())])),
+        *_examples(),
+    ]
+
+
+def _listed(head: str, lines: Iterable[str]) -> str:
+    return "\n- ".join([f"{head}:", *lines])
+
+
+def _examples() -> Iterable[tuple[str, str]]:
+    for shot in forms()["shots"]:
         yield "user", shot["user"]
-        if "tool" in shot:
-            yield "assistant", _call(shot["tool"], shot["arguments"])
-        if "result" in shot:
-            yield "user", _result(shot["result"])
+        for step in shot.get("steps", ()):
+            yield "assistant", _call(step["tool"], step["arguments"])
+            if "result" in step:
+                yield "user", f"[result] {step['result']}"
         if "answer" in shot:
             yield "assistant", _answer(shot["answer"])
-    if tools:
-        yield "user", forms()["begin"]
 
 
-def _conversation(messages: Iterable[Message], tools: bool) -> Iterable[tuple[str, str]]:
-    for message in messages:
+def _facts(prompt: base.Prompt, tools: Tools) -> str:
+    """What differs: which of the tools that are shown are not there, other tools, folder, day, and what else is told."""
+    shown = {name for name, form in forms()["tools"].items() if not form.get("hidden")}
+    absent = ", ".join(sorted(shown - tools.keys())) if shown & tools.keys() else ""
+    others = [about for name, (about, _) in tools.items() if name not in shown]
+    return "\n".join(
+        filter(
+            None,
+            [
+                forms()["begin"] if tools else "",
+                _listed("More tools", others) if others else "",
+                f"Turned off: {absent}." if absent else "",
+                *prompt.system,
+            ],
+        )
+    )
+
+
+def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
+    yield "user" if tools else "system", _facts(prompt, tools)
+    last, calls = len(prompt.messages) - 1, dict[object, str]()
+    for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
             if text:
                 yield "assistant", _answer(text) if tools else text
             for call in message.get("tool_calls") or ():
                 function = call["function"]
+                calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            yield "user", _result(text)
+            yield "user", _result(calls.get(message.get("tool_call_id"), ""), text)
         else:
-            yield "user", text
+            needed = _needed(text) if tools and at == last else {}
+            is_missing = bool(needed.get("tools")) and not any(name in tools for name in needed["tools"])
+            yield "user", f"{text}\n(You have no access to {needed['missing']}. Say so.)" if is_missing else text
+    if prompt.prefill:
+        yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
+
+
+def _merged(turns: Iterable[tuple[str, str]]) -> list[Message]:
+    """Neighbours of one role become one message."""
+    out: list[Message] = []
+    for role, text in turns:
+        if out and out[-1]["role"] == role:
+            out[-1] = {"role": role, "content": f"{out[-1]['content']}\n{text}".strip("\n")}
+        else:
+            out.append({"role": role, "content": text})
+    return out
 
 
 def _call(name: str, arguments: JsonObject) -> str:
@@ -196,17 +342,27 @@ def _answer(text: str) -> str:
     return json.dumps({"answer": text}, ensure_ascii=False)
 
 
-def _result(text: str) -> str:
-    """A tool's answer without what tells a small model nothing: empty fields, and the names of single ones."""
+def _result(name: str, text: str) -> str:
+    """A tool's answer in plain words: the content first, without what tells a small model nothing."""
     try:
         answer = json.loads(text)
     except ValueError:
-        return f"[result] {text}"
-    if not isinstance(answer, dict):
-        return f"[result] {text}"
-    fields = {name: value for name, value in answer.items() if value and name not in _NOISE and value != "ok"}
-    lines: list[str] = []
-    for name, value in fields.items():
-        line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(line if len(fields) == 1 else f"{name}: {line}")
-    return "[result] " + ("\n".join(lines) or "done, without output")
+        answer = text
+    told = _told(answer, frozenset(_FIELDS.get(name, ())))
+    return f"[result] {told or _EMPTY.get(name, 'done')}"
+
+
+def _told(value: object, fields: frozenset[str]) -> str:
+    """`fields`: the only ones that are told; without any, all but `_NOISE`."""
+    if isinstance(value, list):
+        return "\n".join(filter(None, (_told(item, fields) for item in value)))
+    if not isinstance(value, dict):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if "path" in value and "line" in value:  # a hit of a search
+        return f"{value['path']}:{value['line']}: {value.get('text', '')}"
+    noise = _NOISE - {"hint"} if value.get("error") else _NOISE
+    names = [name for name in value if name in fields or name == "error" or (not fields and name not in noise)]
+    lines = {
+        name: line for name in names if value[name] not in (0, "ok") and (line := _told(value[name] or "", fields))
+    }
+    return "\n".join(line if len(lines) == 1 else f"{name}: {line}" for name, line in lines.items())
