@@ -23,13 +23,13 @@ from .test_workers import has_seen, has_status, stream, submitted
 
 def carriers(server: Replicas) -> Counter[int]:
     """How many runs each process has carried out, or is carrying out."""
-    with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+    with contextlib.closing(sqlite3.connect(server.home.state_db, timeout=SURELY_S)) as db:
         holders = db.execute("SELECT holder FROM runs WHERE started_at IS NOT NULL").fetchall()
     return Counter(int(holder.split(":")[1]) for (holder,) in holders)
 
 
 def waiting(server: Replicas) -> int:
-    with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+    with contextlib.closing(sqlite3.connect(server.home.state_db, timeout=SURELY_S)) as db:
         count: int = db.execute("SELECT count(*) FROM runs WHERE started_at IS NULL AND ended_at IS NULL").fetchone()[0]
         return count
 
@@ -96,7 +96,7 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
             headers = {"Authorization": f"Bearer {KEYS['bob' if name == 'alice' else 'alice']}"}
             async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
                 assert response.status == 404
-        with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
+        with contextlib.closing(sqlite3.connect(server.home.state_db, timeout=SURELY_S)) as db:
             owners = [owner for (owner,) in db.execute("SELECT owner FROM runs ORDER BY started_at")]
         # The first of the second owner came last, and was the next to be carried out.
         assert owners[:3] == ["alice", "alice", "bob"] and owners[-1] == "alice"
