@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import stat
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -241,8 +242,7 @@ async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
             yield streams
         return
     reader, loop = asyncio.StreamReader(limit=line_bytes_max), asyncio.get_running_loop()
-    pipe = os.fdopen(os.dup(0), "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
     async def lines() -> AsyncIterator[str]:
         while True:
@@ -260,8 +260,9 @@ async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
         async with stdio_server(stdin=given) as streams:
             yield streams
     finally:
+        with suppress(OSError):  # it may be closed
+            os.set_blocking(0, True)  # a terminal is shared with others
         transport.close()
-        os.set_blocking(0, True)  # a terminal is shared with others
 
 
 def _detached_request() -> web.Request:
