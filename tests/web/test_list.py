@@ -265,7 +265,7 @@ async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
         await page.keyboard.press("ArrowDown")
     await expect(options.last).to_have_attribute("aria-selected", "true")
     await expect(options.last).to_be_in_viewport(ratio=0.9)
-    await page.get_by_role("combobox").fill("nothing of this name")
+    await page.get_by_role("combobox", name="Search for commands").fill("nothing of this name")
     await expect(page.get_by_role("dialog").get_by_text("Nothing found")).to_be_visible()
 
 
