@@ -178,7 +178,7 @@ def _model(setup: _Setup) -> None:
 
 def _choose(setup: _Setup, answer: list[str]) -> None:
     if len(answer) > 2:
-        raise UsageError(f"'{' '.join(answer)}' is more than a route and a model.", hint="openai gpt-5")
+        raise UsageError(f"'{' '.join(answer)}' is more than a route and a model.", hint="hermes setup model")
     if answer[0] != "keep":
         setup.changes |= _route(setup, *answer)
     elif len(answer) > 1:
