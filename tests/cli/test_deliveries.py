@@ -117,6 +117,16 @@ def test_result_goes_to_the_notify_command(place: Place) -> None:
     assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered"]
 
 
+def test_text_is_never_put_into_a_script(place: Place) -> None:
+    place.script(Reply(text="$(touch owned)"))
+    command = "sh -c 'echo {text}'"
+    assert place.run("config", "set", "notify.command", command).returncode == 0
+    job_id = create(place, "notify")
+    assert place.run("cron", "run", job_id).returncode == 0
+    assert "arguments of their own" in history(place, job_id)[0]["delivery"]["error"]
+    assert not (place.folder / "owned").exists()
+
+
 def test_result_is_sent_by_mail(place: Place) -> None:
     place.script(Reply(text="Hello."))
     file = program(place.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read())")

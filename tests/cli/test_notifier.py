@@ -12,6 +12,9 @@ from hermes.cli.notifier import Notifier
 from hermes.core.home import Home
 from hermes.services.notifications import terminal_sequence
 from hermes.settings import config
+from support.model_server import Reply
+
+from .conftest import Place
 
 
 def notifier(tmp_path: Path, **flags: object) -> tuple[Notifier, list[str], list[float]]:
@@ -56,3 +59,20 @@ async def test_notify_command_is_run(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         await asyncio.gather(*told._tasks)
     assert (tmp_path / "out").read_text() == "An approval is wanted."
+
+
+def test_chat_writes_the_sequence_to_its_terminal(place: Place) -> None:
+    place.configure("display: {notify: osc777, notify_after_seconds: 0}\n")
+    place.script(Reply(text="The answer."))
+    terminal = place.terminal()
+    written: list[str] = []
+    feed = terminal.screen.feed
+
+    def record(text: str) -> int:
+        written.append(text)
+        return feed(text)
+
+    terminal.screen.feed = record  # type: ignore[method-assign]
+    terminal.send("hello")
+    terminal.until(" tokens in")
+    terminal.until(lambda _: "\x1b]777;notify;Hermes;The answer is there.\a" in "".join(written))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _DESKTOP = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR", "XAUTHORITY")
 _SENDMAIL_PATH = ("/usr/sbin", "/usr/lib", "/usr/local/sbin", "/opt/homebrew/bin")
 _ADDRESS = re.compile(r"[A-Za-z0-9][\w.+-]*@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\Z", re.ASCII)
+_PLACEHOLDER = re.compile(r"((?:--?[\w-]+=)?)(\{(?:title|text)\})")
 # What a terminal understands, by `display.notify`.
 _SEQUENCES = {"bell": "\a", "osc9": "\x1b]9;{title}: {text}\a", "osc777": "\x1b]777;notify;{title};{text}\a"}
 
@@ -47,8 +48,16 @@ async def run_notify_command(settings: Settings, title: str, text: str) -> None:
     if not parts:
         raise NotificationFailed("notify.command is not set.")
     values = {"{title}": _argument(title), "{text}": _argument(text)}
-    argv = [re.sub(r"\{(?:title|text)\}", lambda match: values[match[0]], part) for part in parts]
-    await _run(settings, argv, text.encode())
+    await _run(settings, [_filled(part, values) for part in parts], text.encode())
+
+
+def _filled(part: str, values: Mapping[str, str]) -> str:
+    """An argument with its value. The text is not ours: it stands alone, or behind an option, and never inside a script."""
+    if not any(name in part for name in values):
+        return part
+    if (match := _PLACEHOLDER.fullmatch(part)) is None:
+        raise NotificationFailed("{title} and {text} of notify.command are arguments of their own, or --option={text}.")
+    return f"{match[1]}{values[match[2]]}"
 
 
 def _argument(text: str) -> str:
