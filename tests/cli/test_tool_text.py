@@ -53,7 +53,11 @@ def test_diff_is_coloured_and_bounded() -> None:
         ("-black", "red"),
         ("+white", "green"),
     ]
-    assert [line.plain for line in diff_lines(diff, 3, ": /expand")] == ["+++ tea.txt", "@@ -1,2 +1,2 @@", "… 3 more lines: /expand"]
+    assert [line.plain for line in diff_lines(diff, 3, ": /expand")] == [
+        "+++ tea.txt",
+        "@@ -1,2 +1,2 @@",
+        "… 3 more lines: /expand",
+    ]
 
 
 def test_new_file_is_a_diff_of_added_lines() -> None:
