@@ -184,7 +184,7 @@ class Running:
             self.events.append(event.as_dict())
             self._grown.set()
 
-    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 30.0) -> Any:
+    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 60.0) -> Any:
         """Wait until the events seen so far fulfil the condition."""
         async with asyncio.timeout(timeout):
             while not (met := condition(self.events)):
@@ -200,7 +200,7 @@ class Running:
         more = {} if control_id is None else {"control_id": control_id}
         return await self._house.engine.control(self.run_id, Control(kind, data, **more))
 
-    async def end(self, timeout: float = 20.0) -> Ran:
+    async def end(self, timeout: float = 60.0) -> Ran:
         assert self._live.task is not None
         async with asyncio.timeout(timeout):
             result = await self._live.task

@@ -28,7 +28,7 @@ from hermes.core.processes import this_process
 from support.nats_server import NatsServer, eventually, nats_server
 from support.quick import once_within
 
-SURELY_S = 20.0
+SURELY_S = 60.0
 RUN = "run_1"
 
 

@@ -22,7 +22,7 @@ from hermes.store.base import Row, StoreUnreachable
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.nats_server import NatsServer, eventually, nats_server
 
-SURELY_S = 20.0
+SURELY_S = 60.0
 
 
 class Replica:

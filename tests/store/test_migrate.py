@@ -27,7 +27,7 @@ from support.engines import execute, new_database
 
 from .conftest import talk
 from .full_store import everything, fill
-from .tools import start, url
+from .tools import PATIENCE_S, start, url
 
 HOME = Home(Path("/nonexistent"))
 # How the command is ended in the middle: by the system, after or before the commit of a batch.
@@ -175,7 +175,7 @@ def test_migration_killed_at_any_batch_is_continued(
     choose, killed = random.Random(21), 0
     for _ in range(40):
         program = start(KILLED, source_url, target, choose.randint(1, 9), choose.random() < 0.5)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=PATIENCE_S)
         if program.returncode == 0:
             break
         assert program.returncode == -9, err
@@ -372,7 +372,7 @@ def test_database_with_other_connections_is_refused(
         with pytest.raises(StoreBusy, match="in use"):
             move(source_url, postgres_database)
     finally:
-        program.communicate("", timeout=30)
+        program.communicate("", timeout=PATIENCE_S)
     monkeypatch.undo()
     move(source_url, postgres_database)
 

@@ -25,7 +25,7 @@ from hermes.store.sqlite.schema import MIGRATIONS
 Json = dict[str, Any]
 
 # Longer than anything here takes; only a hang reaches it.
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 def url(path: Path) -> str:

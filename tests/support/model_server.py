@@ -164,7 +164,7 @@ class ModelServer:
     ) -> None:
         await self.stop()
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until the condition holds; it is looked at whenever a request comes or a response ends."""
         async with asyncio.timeout(timeout):
             while not condition():

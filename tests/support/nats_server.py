@@ -90,7 +90,7 @@ def nats_server(folder: Path, *options: str, jetstream: bool = True) -> Iterator
         server.stop()
 
 
-async def eventually(happened: object, seconds: float = 30.0) -> None:
+async def eventually(happened: object, seconds: float = 60.0) -> None:
     """Wait until a function, or coroutine function, gives something true."""
     async with asyncio.timeout(seconds):
         while True:
