@@ -26,22 +26,23 @@ function wholeBlocks(text: string): Block[] {
 /** The text of a model, drawn block by block while it grows. */
 export function Markdown({ text, done }: { text: Signal<string>; done: Signal<boolean> }) {
   const parser = useRef<BlockParser | null>(null);
+  // What is drawn; the text may have grown since, before the effect below runs.
+  const drawn = useRef({ text: "", done: false });
   const parse = () => {
-    if (done.peek()) return wholeBlocks(text.peek());
+    drawn.current = { text: text.peek(), done: done.peek() };
+    if (drawn.current.done) return wholeBlocks(drawn.current.text);
     parser.current ??= new BlockParser();
-    return parser.current.update(text.peek(), false);
+    return parser.current.update(drawn.current.text, false);
   };
   const [blocks, setBlocks] = useState<Block[]>(parse);
   useEffect(() => {
     let timer = 0;
-    let drawn = { text: text.peek(), done: done.peek() };
     const draw = () => {
       timer = 0;
-      drawn = { text: text.peek(), done: done.peek() };
       setBlocks(parse());
     };
     const changed = () => {
-      if (text.peek() === drawn.text && done.peek() === drawn.done) return;
+      if (text.peek() === drawn.current.text && done.peek() === drawn.current.done) return;
       if (!timer) timer = window.setTimeout(() => requestAnimationFrame(draw), DRAW_MS);
     };
     const stops = [text.subscribe(changed), done.subscribe(changed)];
