@@ -76,7 +76,7 @@ async def _help(chat: Chat, rest: str) -> None:
     rows += [[f"/{name}", about] for name, about in _skills(chat).items()]
     keys = [list(row) for row in _KEYS] if isinstance(chat.screen, Screen) else []
     lines = columns(rows, 1, width())
-    chat.screen.plain("\n".join([*lines, *(["", *columns(keys, 1, width())] if keys else [])]))
+    chat.screen.plain("\n".join([*lines, *(["", *columns(keys, 1, None)] if keys else [])]))
 
 
 @slash("clear", "", "clear the screen; the conversation stays")
