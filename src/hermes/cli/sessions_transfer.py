@@ -22,7 +22,6 @@ from hermes.core.formatting import counted
 from hermes.core.home import Home, private_opener
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import FOREIGN_EXPORT_BYTES_MAX
-from hermes.services.foreign_exports import BadExport, conversations, is_foreign
 from hermes.services.session_markdown import markdown
 
 if TYPE_CHECKING:
@@ -130,6 +129,8 @@ def _output(args: argparse.Namespace) -> Iterator[TextIO]:
 
 
 def import_(args: argparse.Namespace, home: Home) -> int:
+    from hermes.services.foreign_exports import is_foreign
+
     report: JsonObject = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
     with _input(args.file) as file:
         head, file = _begun(file)
@@ -171,6 +172,8 @@ def _take_in(db: SessionDB, batch: Batch, report: JsonObject, *, each_alone: boo
 
 def _begun(file: BinaryIO) -> tuple[bytes, BinaryIO]:
     """How a file begins, and the file from its beginning, which can be read at any place of it."""
+    from hermes.services.foreign_exports import is_foreign
+
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES] if isinstance(file, io.BufferedReader) else b""
     if is_foreign(head) and not file.seekable():
         return head, io.BytesIO(file.read(FOREIGN_EXPORT_BYTES_MAX + 1))
@@ -178,6 +181,8 @@ def _begun(file: BinaryIO) -> tuple[bytes, BinaryIO]:
 
 
 def _foreign_entries(file: BinaryIO, name: str) -> Iterator[Entry]:
+    from hermes.services.foreign_exports import BadExport, conversations
+
     try:
         for number, item, fault in conversations(file):
             yield number, item, fault, len(json.dumps(item))
