@@ -8,7 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +53,8 @@ def gather(
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
-        date=_today(settings.timezone),
+        date=_day(settings.timezone),
+        tomorrow=_day(settings.timezone, 1) if inputs.embedded else "",
     )
 
 
@@ -110,14 +111,14 @@ def _commands_on(path: str) -> tuple[str, ...]:
     return tuple(name for name in _COMMANDS if shutil.which(name, path=path))
 
 
-def _today(zone: str) -> str:
+def _day(zone: str, days_ahead: int = 0) -> str:
     now = datetime.now().astimezone()
     if zone:
         from zoneinfo import ZoneInfo
 
         with suppress(KeyError, ValueError):  # a zone that is not known is none
             now = now.astimezone(ZoneInfo(zone))
-    return now.strftime("%A, %Y-%m-%d")
+    return (now + timedelta(days=days_ahead)).strftime("%A, %Y-%m-%d")
 
 
 def _read(path: Path, root: Path, lists: Lists | None = None, *, links: bool = True) -> str:
