@@ -59,7 +59,11 @@ def _called(tools: str, pattern: str) -> Check:
 
 
 def _says(pattern: str = r"\w") -> Check:
-    return lambda done: not done.calls and re.search(pattern, done.answer, re.I | re.S) is not None
+    return lambda done: (
+        not done.calls
+        and "repeat itself" not in done.answer
+        and re.search(pattern, done.answer, re.I | re.S) is not None
+    )
 
 
 def _ends(pattern: str) -> Check:

@@ -145,7 +145,13 @@ def test_other_questions_may_be_answered(question: str) -> None:
 )
 def test_small_talk_is_answered(question: str) -> None:
     wire = request(question)
-    assert may_answer(wire) and names(wire) == []
+    assert may_answer(wire) and names(wire) == [] and wire.body["temperature"] == 0.7
+    assert request("read a.txt").body["temperature"] == 0
+    assert request(question, sampling={"temperature": 0.2}).body["temperature"] == 0.2
+
+
+def test_text_is_asked_for_in_full() -> None:
+    assert request("Plan a week of dinners").body["messages"][-1]["content"].endswith("\n(Write it out in full now.)")
 
 
 def test_missing_tool_is_named() -> None:
