@@ -253,7 +253,7 @@ NEWCOMER: list[tuple[str, Check]] = [
     ("summarise README.md", _ends("ship")),
     ("what is this project about?", _ends("ship|harbour")),
     ("what files are in here?", _ends(r"README\.md.*|main\.py")),
-    ("is there a bug in main.py?", lambda done: done.first("read_file terminal search_files", r"main\.py")),
+    ("is there a bug in main.py?", _called("read_file terminal", r"main\.py")),
     ("write a commit message for my changes", _called("terminal", "git")),
     ("tomorrow at 7 wake me up", lambda done: done.first("cronjob", f"{done.tomorrow}T07:00")),
     ("remind me to drink water every hour", _called("cronjob", r"every 1h|every 60m|0 \* \* \* \*|0 \*/1")),

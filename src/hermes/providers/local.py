@@ -27,7 +27,18 @@ _CAPABILITIES = Capabilities(
     toolsets=frozenset({"file", "terminal", "web", "memory", "session_search", "cronjob", "skills"}),
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
-_SCHEMA_KEYS = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
+_SCHEMA_KEYS = (
+    "type",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "minimum",
+    "additionalProperties",
+)
 _ANY: JsonObject = {"type": "object"}
 _TEXT: JsonObject = {"type": "string"}
 _DEEP = 6
@@ -184,7 +195,8 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
     calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
-    return local_grammar.call_or_answer(calls, None if must_call and calls else answer or _TEXT)
+    text = {**_TEXT, "format": needed.get("answer", "")}
+    return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
 
 def _is_talk(prompt: base.Prompt) -> bool:
