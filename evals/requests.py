@@ -59,7 +59,11 @@ def _called(tools: str, pattern: str) -> Check:
 
 
 def _says(pattern: str = r"\w") -> Check:
-    return lambda done: not done.calls and re.search(pattern, done.answer, re.I | re.S) is not None
+    return lambda done: (
+        not done.calls
+        and "repeat itself" not in done.answer
+        and re.search(pattern, done.answer, re.I | re.S) is not None
+    )
 
 
 def _ends(pattern: str) -> Check:
@@ -249,7 +253,7 @@ NEWCOMER: list[tuple[str, Check]] = [
     ("summarise README.md", _ends("ship")),
     ("what is this project about?", _ends("ship|harbour")),
     ("what files are in here?", _ends(r"README\.md.*|main\.py")),
-    ("is there a bug in main.py?", lambda done: done.first("read_file terminal search_files", r"main\.py")),
+    ("is there a bug in main.py?", _called("read_file terminal", r"main\.py")),
     ("write a commit message for my changes", _called("terminal", "git")),
     ("tomorrow at 7 wake me up", lambda done: done.first("cronjob", f"{done.tomorrow}T07:00")),
     ("remind me to drink water every hour", _called("cronjob", r"every 1h|every 60m|0 \* \* \* \*|0 \*/1")),

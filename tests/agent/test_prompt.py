@@ -122,7 +122,12 @@ def test_small_window_gets_lean_prompt() -> None:
 
 
 def test_embedded_model_is_told_what_differs_only() -> None:
-    text = with_(embedded=True, date="Monday, 2026-01-05", project=("AGENTS.md", "Use tabs. " * 500))
+    text = with_(
+        embedded=True,
+        date="Monday, 2026-01-05",
+        tomorrow="Tuesday, 2026-01-06",
+        project=("AGENTS.md", "Use tabs. " * 500),
+    )
     pieces = ["Answer in Dutch.", "Use tabs.", "[AGENTS.md goes on", "The build takes long.", "Likes brevity.", "/work"]
     pieces += ["Today is Monday, 2026-01-05; tomorrow is Tuesday, 2026-01-06.", "some-model"]
     places = [text.index(piece) for piece in pieces]

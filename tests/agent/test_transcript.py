@@ -453,7 +453,7 @@ async def test_session_keeps_prompt_on_another_day(
 
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server)
-    monkeypatch.setattr(prompt_context, "_today", lambda _: "Monday, 2031-01-06")
+    monkeypatch.setattr(prompt_context, "_day", lambda *_: "Monday, 2031-01-06")
     await turn(house, server, "and now?")
     assert system_of(server.requests[0]) == system_of(server.requests[1])
 

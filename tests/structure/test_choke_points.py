@@ -77,6 +77,7 @@ MAY_OPEN = {
     "providers/local.py": (1, "a table of the package"),
     "local/install.py": (3, "the model file and its list"),
     "local/worker.py": (1, _OWN),
+    "local/prefix_state.py": (2, "what the model has read, checked and not parsed"),
     "agent/model_lists.py": (1, _OWN),
     "runs/journal.py": (4, _OWN),
     "agent/media.py": (1, "writes the copy of a file that the guard has opened"),

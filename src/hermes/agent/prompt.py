@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from datetime import date, timedelta
 from functools import lru_cache
 
 import msgspec
@@ -81,6 +80,7 @@ class PromptInputs(msgspec.Struct, frozen=True):
     memory: str = ""
     user: str = ""
     date: str = ""
+    tomorrow: str = ""
     embedded: bool = False
 
     @property
@@ -151,16 +151,12 @@ def _memory(i: PromptInputs) -> list[str]:
 def _facts(i: PromptInputs) -> str:
     """For the embedded model, which is told who it is and what it can do in the same words everywhere
     (`providers/local.py`), so that it need not read them again: here is what differs."""
-    today = f"Today is {i.date}; tomorrow is {_day_after(i.date)}. Your model: {i.model}." if i.date else ""
+    today = f"Today is {i.date}; tomorrow is {i.tomorrow}. Your model: {i.model}." if i.date else ""
     folder = f"Working folder: {i.environment.cwd}." if i.environment.cwd else ""
     soul = fenced(i.soul, "SOUL.md") if i.soul else ""
     return _join(
         [soul, i.instructions, _project(i, EMBEDDED_PROJECT_CHARS_MAX), *_memory(i), f"{folder} {today}".strip()]
     )
-
-
-def _day_after(day: str) -> str:
-    return (date.fromisoformat(day[-10:]) + timedelta(days=1)).strftime("%A, %Y-%m-%d")
 
 
 def _lean(i: PromptInputs) -> str:

@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,8 @@ def gather(
         project=project,
         memory=redact(_memory(home, settings, spec, "memory")),
         user=redact(_memory(home, settings, spec, "user")),
-        date=_today(settings.timezone),
+        date=_day(settings.timezone),
+        tomorrow=_day(settings.timezone, 1) if inputs.embedded else "",
     )
 
 
@@ -112,14 +113,14 @@ def _commands(settings: Settings, home: Home, cwd: Path, path: str) -> tuple[str
         return ()
 
 
-def _today(zone: str) -> str:
+def _day(zone: str, days_ahead: int = 0) -> str:
     now = datetime.now().astimezone()
     if zone:
         from zoneinfo import ZoneInfo
 
         with suppress(KeyError, ValueError):  # a zone that is not known is none
             now = now.astimezone(ZoneInfo(zone))
-    return now.strftime("%A, %Y-%m-%d")
+    return (now + timedelta(days=days_ahead)).strftime("%A, %Y-%m-%d")
 
 
 def _read(path: Path, root: Path, lists: Lists | None = None, *, links: bool = True) -> str:

@@ -27,7 +27,18 @@ _CAPABILITIES = Capabilities(
     toolsets=frozenset({"file", "terminal", "web", "memory", "session_search", "cronjob", "skills"}),
 )
 # What of a schema the model's words can be bound to; the rest is checked when the call is made.
-_SCHEMA_KEYS = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
+_SCHEMA_KEYS = (
+    "type",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "minimum",
+    "additionalProperties",
+)
 _ANY: JsonObject = {"type": "object"}
 _TEXT: JsonObject = {"type": "string"}
 _DEEP = 6
@@ -72,6 +83,9 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
     "cronjob": "there are no jobs",
     "memory": "nothing is kept",
 }
+# How words are chosen: the likeliest where a call or a fact is wanted; freely, with less that repeats, in a text.
+_EXACT = {"temperature": 0}
+_FREE = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repeat_penalty": 1.1}
 _WRITERS = ("write_file", "patch", "terminal")
 # So many calls are asked for at most.
 _CALLS_MAX = 4
@@ -90,7 +104,7 @@ class Local(ChatCompletions):
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": True,
-            "temperature": 0,
+            **(_FREE if tools and _is_talk(prompt) else _EXACT),
             "max_tokens": prompt.max_output or route.max_output_tokens or LOCAL_OUTPUT_TOKENS_MAX,
             **base.sampling_sent(prompt, _CAPABILITIES),
         }
@@ -176,12 +190,19 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     needed: JsonObject = {}
     if choice is None and prompt.tools:
         needed = _needed(asked) if not done else {"tools": _unfinished(asked, done)}
-    if needed.get("tools") == [] and not done:  # small talk
+    if _is_talk(prompt):
         names = []
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
     calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
-    return local_grammar.call_or_answer(calls, None if must_call and calls else answer or _TEXT)
+    text = {**_TEXT, "format": needed.get("answer", "")}
+    return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
+
+
+def _is_talk(prompt: base.Prompt) -> bool:
+    """Whether the request is small talk, or for a text: no tool is of use."""
+    asked, done = _asked(prompt.messages)
+    return prompt.tool_choice is None and not done and _needed(asked).get("tools") == []
 
 
 def _fits(name: str, asked: str) -> bool:
@@ -241,6 +262,14 @@ def _needed(text: str) -> JsonObject:
         if re.search(rule["when"], text, re.I) and not re.search(rule.get("unless", r"(?!)"), text, re.I):
             return rule  # type: ignore[no-any-return]
     return {}
+
+
+def _note(text: str, tools: Tools) -> str:
+    """What the model is told beside a request: what is missing for it, or how it is answered."""
+    needed = _needed(text)
+    if needed.get("tools") and not any(name in tools for name in needed["tools"]):
+        return f"You have no access to {needed['missing']}. Say so."
+    return str(needed.get("note", ""))
 
 
 def _object(properties: JsonObject) -> JsonObject:
@@ -316,9 +345,8 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
         elif message["role"] == "tool":
             yield "user", _result(calls.get(message.get("tool_call_id"), ""), text)
         else:
-            needed = _needed(text) if tools and at == last else {}
-            is_missing = bool(needed.get("tools")) and not any(name in tools for name in needed["tools"])
-            yield "user", f"{text}\n(You have no access to {needed['missing']}. Say so.)" if is_missing else text
+            note = _note(text, tools) if tools and at == last else ""
+            yield "user", f"{text}\n({note})" if note else text
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
 

@@ -20,6 +20,8 @@ object ::= "{" (strict ": " value (", " strict ": " value)*)? "}"
 array ::= "[" (value (", " value)*)? "]"
 value ::= strict | number | boolean | null | object | array
 url ::= "\"http" "s"? "://" [^" \\\x7F\x00-\x1F]+ "\""
+positive ::= [1-9] [0-9]{0,15}
+text ::= "\"" ([^"\\I\x7F\x00-\x1F] | "I" [^ '"\\\x7F\x00-\x1F]) char* "\""
 digit ::= [0-9]
 field ::= [0-9*,/-]+
 span ::= "\"" digit{1,4} [mhd] "\""
@@ -27,8 +29,8 @@ daily ::= "\"" digit{1,2} " " digit{1,2} " * * *\""
 schedule ::= "\"" (digit{4} "-" digit{2} "-" digit{2} "T" digit{2} ":" digit{2} | "every "? digit{1,4} [mhd] | field " " field " " field " " field " " [0-9a-z*,/-]+) "\""
 """
 _NAMED = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
-# Formats that have a rule of their own.
-_FORMATS = {"uri": "url", "schedule": "schedule", "span": "span", "daily": "daily"}
+# Formats that have a rule of their own. A `text` does not begin with what the model says of itself ("I will write …").
+_FORMATS = {"uri": "url", "text": "text", "schedule": "schedule", "span": "span", "daily": "daily"}
 # The rest of an answer of which the beginning is given.
 REST_OF_ANSWER = f'root ::= char* "\\"}}"{_RULES}'
 
@@ -40,7 +42,7 @@ def call_or_answer(calls: Iterable[tuple[str, JsonObject]], answer: JsonObject |
         for name, schema in calls
     ]
     if answer is not None:
-        strict = answer != {"type": "string"}
+        strict = answer.get("type") != "string"
         choices.append(_object([("answer", _expression(answer, strict), True)]))
     return f"root ::= {' | '.join(choices)}{_RULES}"
 
@@ -67,6 +69,8 @@ def _expression(schema: JsonMapping, strict: bool) -> str:
         return f'"[" ({item} (", " {item})*){"" if schema.get("minItems") else "?"} "]"'
     if kind == "string":
         return _FORMATS.get(schema.get("format", ""), "strict" if strict else "string")
+    if kind == "integer" and schema.get("minimum", 0) >= 1:
+        return "positive"
     return kind if kind in _NAMED else "value"
 
 
