@@ -238,7 +238,8 @@ async def test_reader_misses_nothing_of_a_run_that_its_replica_failed_to_take_ov
     spec, seen = RunSpec("hi", session_id="s"), list[Event]()
     former = await one.write(spec)
     reading = asyncio.create_task(other.read(spec.run_id, seen))
-    await eventually(lambda: len(seen) == 1)
+    # It has caught up, and waits for what comes.
+    await eventually(lambda: any(reader._waiter is not None for reader in other.bus._readers.get(spec.run_id, ())))
     resumed_at = {"secrets": Secrets(), "last_seq": RESUME_SEQ_STEP - 1, "state": former.state}
     losing = other.log.open(spec.run_id, other.store.runs, **resumed_at)
     former.text("m1", "a ")
