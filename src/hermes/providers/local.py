@@ -75,10 +75,17 @@ _NOISE = frozenset(
     }
 )
 # The only fields that are told of some tools' results, and what an empty result means.
-_FIELDS = {"cronjob": ("jobs", "id", "prompt", "next_times", "removed")}
+_FIELDS = {
+    "cronjob": ("jobs", "id", "prompt", "next_times", "removed"),
+    "write_file": ("diagnostics",),
+    "patch": ("diagnostics",),
+}
+_FAILURE = ("error", "hint")
 _NOTHING = "nothing was found"
 _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), _NOTHING) | {
     "read_file": "the file is empty",
+    "write_file": "the file was written",
+    "patch": "the file was changed",
     "terminal": "the command worked and printed nothing",
     "cronjob": "there are no jobs",
     "memory": "nothing is kept",
@@ -388,9 +395,12 @@ def _told(value: object, fields: frozenset[str]) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "path" in value and "line" in value:  # a hit of a search
         return f"{value['path']}:{value['line']}: {value.get('text', '')}"
-    noise = _NOISE - {"hint"} if value.get("error") else _NOISE
-    names = [name for name in value if name in fields or name == "error" or (not fields and name not in noise)]
+    told = (*fields, *_FAILURE) if value.get("error") else fields
+    inner: dict[str, frozenset[str]] = {"diagnostics": frozenset()}
+    names = [name for name in value if name in told or (not fields and name not in _NOISE)]
     lines = {
-        name: line for name in names if value[name] not in (0, "ok") and (line := _told(value[name] or "", fields))
+        name: line
+        for name in names
+        if value[name] not in (0, "ok") and (line := _told(value[name] or "", inner.get(name, fields)))
     }
     return "\n".join(line if len(lines) == 1 else f"{name}: {line}" for name, line in lines.items())
