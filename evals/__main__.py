@@ -64,13 +64,13 @@ async def asked(app: App, kind: str, question: str, figures: Figures) -> Done:
         persist=False,
         deadline_seconds=_REQUEST_S_MAX,
     )
-    done, began, first = Done([], "", app.home.workspace), 0.0, 0.0
+    done, began, first, is_text = Done([], "", app.home.workspace), 0.0, 0.0, False
     await app.engine.start(spec)
     async for event in app.engine.subscribe(spec.run_id):
         if event.type == "model.started":
             began, first = time.monotonic(), 0.0
         elif event.type in ("text.delta", "tool.drafted") and not first:
-            first = time.monotonic() - began
+            first, is_text = time.monotonic() - began, event.type == "text.delta"
             figures.first.append(first)
         elif event.type == "message.completed":
             for call in event.data["tool_calls"]:
@@ -81,7 +81,7 @@ async def asked(app: App, kind: str, question: str, figures: Figures) -> Done:
                 await app.engine.control(spec.run_id, Control("interrupt"))
         elif event.type == "usage":
             figures.reused.append(event.data["cache_read_tokens"] / max(1, event.data["input_tokens"]))
-            if event.data["output_tokens"] > 5 and first:
+            if event.data["output_tokens"] > 5 and first and is_text:
                 seconds = time.monotonic() - began - first
                 figures.tokens.append(event.data["output_tokens"] / max(seconds, 0.01))
         if event.type == "text.delta":
@@ -129,7 +129,7 @@ async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) 
     return {
         "right": {kind: [sum(results), len(results)] for kind, results in right.items()},
         "first_token_s": round(statistics.median(figures.first), 2),
-        "tokens_per_s": round(statistics.median(figures.tokens), 1),
+        "tokens_per_s": round(statistics.median(figures.tokens or [0.0]), 1),
         "prompt_reused": round(statistics.median(figures.reused), 2),
     }
 

@@ -268,6 +268,8 @@ RESULTS = [
     ("terminal", {"output": "no", "exit_code": 2}, "output: no\nexit_code: 2"),
     ("cronjob", {"job": {"id": "1", "model": "m"}, "next_times": ["2026-01-06T07:00"]}, "2026-01-06T07:00"),
     ("cronjob", {"jobs": []}, "there are no jobs"),
+    ("write_file", {"path": "a.txt", "bytes": 5, "lines_added": 1}, "the file was written"),
+    ("patch", {"error": "No such text.", "hint": "Read it."}, "error: No such text.\nhint: Read it."),
     ("read_file", {"error": "There is no a.", "hint": "See ls."}, "error: There is no a.\nhint: See ls."),
     ("read_file", {"content": "1|x", "hint": "Read on."}, "1|x"),
 ]

@@ -15,6 +15,7 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
+from hermes.providers.local_results import told_result
 from hermes.providers.table import Capabilities
 
 _CAPABILITIES = Capabilities(
@@ -42,47 +43,6 @@ _SCHEMA_KEYS = (
 _ANY: JsonObject = {"type": "object"}
 _TEXT: JsonObject = {"type": "string"}
 _DEEP = 6
-# Fields of results that tell a small model nothing.
-_NOISE = frozenset(
-    {
-        "cwd",
-        "duration_ms",
-        "total_lines",
-        "truncated",
-        "matched_by",
-        "path",
-        "total",
-        "next_offset",
-        "withheld",
-        "session_id",
-        "message_id",
-        "source",
-        "title",
-        "tool_name",
-        "context",
-        "complete",
-        "hint",
-        "chars",
-        "limit",
-        "note",
-        "backend",
-        "final_url",
-        "spill",
-        "status",
-        "url",
-        "categories",
-        "diff",
-    }
-)
-# The only fields that are told of some tools' results, and what an empty result means.
-_FIELDS = {"cronjob": ("jobs", "id", "prompt", "next_times", "removed")}
-_NOTHING = "nothing was found"
-_EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), _NOTHING) | {
-    "read_file": "the file is empty",
-    "terminal": "the command worked and printed nothing",
-    "cronjob": "there are no jobs",
-    "memory": "nothing is kept",
-}
 # How words are chosen: the likeliest where a call or a fact is wanted; freely, with less that repeats, in a text.
 _EXACT = {"temperature": 0}
 _FREE = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repeat_penalty": 1.1}
@@ -343,7 +303,7 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            yield "user", _result(calls.get(message.get("tool_call_id"), ""), text)
+            yield "user", told_result(calls.get(message.get("tool_call_id"), ""), text)
         else:
             note = _note(text, tools) if tools and at == last else ""
             yield "user", f"{text}\n({note})" if note else text
@@ -368,29 +328,3 @@ def _call(name: str, arguments: JsonObject) -> str:
 
 def _answer(text: str) -> str:
     return json.dumps({"answer": text}, ensure_ascii=False)
-
-
-def _result(name: str, text: str) -> str:
-    """A tool's answer in plain words: the content first, without what tells a small model nothing."""
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = text
-    told = _told(answer, frozenset(_FIELDS.get(name, ())))
-    return f"[result] {told or _EMPTY.get(name, 'done')}"
-
-
-def _told(value: object, fields: frozenset[str]) -> str:
-    """`fields`: the only ones that are told; without any, all but `_NOISE`."""
-    if isinstance(value, list):
-        return "\n".join(filter(None, (_told(item, fields) for item in value)))
-    if not isinstance(value, dict):
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if "path" in value and "line" in value:  # a hit of a search
-        return f"{value['path']}:{value['line']}: {value.get('text', '')}"
-    noise = _NOISE - {"hint"} if value.get("error") else _NOISE
-    names = [name for name in value if name in fields or name == "error" or (not fields and name not in noise)]
-    lines = {
-        name: line for name in names if value[name] not in (0, "ok") and (line := _told(value[name] or "", fields))
-    }
-    return "\n".join(line if len(lines) == 1 else f"{name}: {line}" for name, line in lines.items())

@@ -1,0 +1,83 @@
+"""Results of tools as the embedded model is told them: the content first, in plain words. Pure."""
+
+from __future__ import annotations
+
+import json
+
+# Fields of results that tell a small model nothing.
+_NOISE = frozenset(
+    {
+        "cwd",
+        "duration_ms",
+        "total_lines",
+        "truncated",
+        "matched_by",
+        "path",
+        "total",
+        "next_offset",
+        "withheld",
+        "session_id",
+        "message_id",
+        "source",
+        "title",
+        "tool_name",
+        "context",
+        "complete",
+        "hint",
+        "chars",
+        "limit",
+        "note",
+        "backend",
+        "final_url",
+        "spill",
+        "status",
+        "url",
+        "categories",
+        "diff",
+    }
+)
+# The only fields that are told of some tools' results, and what an empty result means.
+_FIELDS = {
+    "cronjob": ("jobs", "id", "prompt", "next_times", "removed"),
+    "write_file": ("diagnostics",),
+    "patch": ("diagnostics",),
+}
+_FAILURE = ("error", "hint")
+_NOTHING = "nothing was found"
+_EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), _NOTHING) | {
+    "read_file": "the file is empty",
+    "write_file": "the file was written",
+    "patch": "the file was changed",
+    "terminal": "the command worked and printed nothing",
+    "cronjob": "there are no jobs",
+    "memory": "nothing is kept",
+}
+
+
+def told_result(name: str, text: str) -> str:
+    """A tool's answer in plain words: the content first, without what tells a small model nothing."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = text
+    told = _told(answer, frozenset(_FIELDS.get(name, ())))
+    return f"[result] {told or _EMPTY.get(name, 'done')}"
+
+
+def _told(value: object, fields: frozenset[str]) -> str:
+    """`fields`: the only ones that are told; without any, all but `_NOISE`."""
+    if isinstance(value, list):
+        return "\n".join(filter(None, (_told(item, fields) for item in value)))
+    if not isinstance(value, dict):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if "path" in value and "line" in value:  # a hit of a search
+        return f"{value['path']}:{value['line']}: {value.get('text', '')}"
+    told = (*fields, *_FAILURE) if value.get("error") else fields
+    inner: dict[str, frozenset[str]] = {"diagnostics": frozenset()}
+    names = [name for name in value if name in told or (not fields and name not in _NOISE)]
+    lines = {
+        name: line
+        for name in names
+        if value[name] not in (0, "ok") and (line := _told(value[name] or "", inner.get(name, fields)))
+    }
+    return "\n".join(line if len(lines) == 1 else f"{name}: {line}" for name, line in lines.items())
