@@ -75,7 +75,7 @@ async def test_local_sessions_are_titled_without_model_call(started: Start) -> N
 async def test_server_warms_up_prompt_cache(started: Start, home: Home) -> None:
     app = started("local: {context: 4096}\n")
     app.serve()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while app.engine.active or not workers(home):
             await asyncio.sleep(0.02)
     events = await turn(app, "hello", toolsets=None, max_output_tokens=2, source="api_server")
@@ -151,9 +151,11 @@ async def test_queued_requests_get_notice_and_run_in_order(started: Start, home:
     all_events = await asyncio.gather(
         *(turn(app, "Say something.", session_id=f"s{n}", max_output_tokens=10) for n in range(3))
     )
-    codes = sorted(data["code"] for events in all_events for data in of(events, "notice"))
+    notices = [data for events in all_events for data in of(events, "notice")]
+    # On a busy machine a turn may wait long enough to be told so besides.
+    codes = sorted(data["code"] for data in notices if data["code"] != "model_waiting")
     assert codes == ["model_loading", "model_queue", "model_queue"] and all(map(text, all_events))
-    waits = [data["message"] for events in all_events for data in of(events, "notice") if data["code"] == "model_queue"]
+    waits = [data["message"] for data in notices if data["code"] == "model_queue"]
     assert sorted(waits) == [f"The local model is busy; {n} waiting." for n in (1, 2)]
 
 
