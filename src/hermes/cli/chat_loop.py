@@ -298,12 +298,12 @@ class Chat:
 
     def facts(self) -> list[str]:
         assert isinstance(self.screen, Screen)
-        told = [self.screen.model or self.route, *self.screen.facts()]
+        facts = [self.screen.model or self.route, *self.screen.facts()]
         if self.busy and not self.screen.questions:
-            told += [_MODES[self.mode], "Ctrl-C stops"]
+            facts += [_MODES[self.mode], "Ctrl-C stops"]
         if self.waiting:
-            told.append(f"{len(self.waiting)} waiting")
-        return told
+            facts.append(f"{len(self.waiting)} waiting")
+        return facts
 
 
 def _decision(question: Open, choice: str, comment: str) -> dict[str, str]:

@@ -164,8 +164,12 @@ def _health(state: JsonObject, key: str) -> tuple[JsonObject, str]:
     try:
         connection.request("GET", "/health/detailed", headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
-        told = json.loads(answer.read())
-        return (told, "") if isinstance(told, dict) and answer.status == 200 else ({}, f"It answers {answer.status}.")
+        document = json.loads(answer.read())
+        return (
+            (document, "")
+            if isinstance(document, dict) and answer.status == 200
+            else ({}, f"It answers {answer.status}.")
+        )
     except (OSError, HTTPException, ValueError, TypeError) as error:
         return {}, f"It does not answer: {error}."
     finally:

@@ -147,11 +147,11 @@ class Usage:
         if self._path is None:
             return
         found: JsonMapping = self.result or {}
-        told = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
-        told |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
-        told |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}
-        told |= {"exit": code, "error": error or found.get("error")}
+        report = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
+        report |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
+        report |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}
+        report |= {"exit": code, "error": error or found.get("error")}
         try:
-            Path(self._path).write_text(json.dumps(told) + "\n")
+            Path(self._path).write_text(json.dumps(report) + "\n")
         except OSError as fault:
             note(f"{self._path} cannot be written: {fault.strerror}.")

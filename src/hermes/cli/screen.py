@@ -172,9 +172,9 @@ class Screen:
         self.took = f"{seconds:.1f} s"
         if not self._quiet and result["total_tokens"]:
             cost = result["usage_details"]["cost_usd"]
-            told = [f"{result['input_tokens']:,} tokens in, {result['output_tokens']:,} out"]
-            told += [f"${cost:.4f}".rstrip("0").rstrip(".")] if cost else []
-            self.note(" · ".join([*told, self.took]))
+            counts = [f"{result['input_tokens']:,} tokens in, {result['output_tokens']:,} out"]
+            counts += [f"${cost:.4f}".rstrip("0").rstrip(".")] if cost else []
+            self.note(" · ".join([*counts, self.took]))
 
     def gone(self) -> None:
         self._settle()

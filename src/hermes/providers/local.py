@@ -15,7 +15,7 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
-from hermes.providers.local_results import told_result
+from hermes.providers.local_results import render_result
 from hermes.providers.table import Capabilities
 
 _CAPABILITIES = Capabilities(
@@ -303,7 +303,7 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            yield "user", told_result(calls.get(message.get("tool_call_id"), ""), text)
+            yield "user", render_result(calls.get(message.get("tool_call_id"), ""), text)
         else:
             note = _note(text, tools) if tools and at == last else ""
             yield "user", f"{text}\n({note})" if note else text

@@ -54,30 +54,30 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 }
 
 
-def told_result(name: str, text: str) -> str:
+def render_result(name: str, text: str) -> str:
     """A tool's answer in plain words: the content first, without what tells a small model nothing."""
     try:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    told = _told(answer, frozenset(_FIELDS.get(name, ())))
-    return f"[result] {told or _EMPTY.get(name, 'done')}"
+    rendered = _render(answer, frozenset(_FIELDS.get(name, ())))
+    return f"[result] {rendered or _EMPTY.get(name, 'done')}"
 
 
-def _told(value: object, fields: frozenset[str]) -> str:
-    """`fields`: the only ones that are told; without any, all but `_NOISE`."""
+def _render(value: object, fields: frozenset[str]) -> str:
+    """`fields`: the only ones that are shown; without any, all but `_NOISE`."""
     if isinstance(value, list):
-        return "\n".join(filter(None, (_told(item, fields) for item in value)))
+        return "\n".join(filter(None, (_render(item, fields) for item in value)))
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "path" in value and "line" in value:  # a hit of a search
         return f"{value['path']}:{value['line']}: {value.get('text', '')}"
-    told = (*fields, *_FAILURE) if value.get("error") else fields
+    shown = (*fields, *_FAILURE) if value.get("error") else fields
     inner: dict[str, frozenset[str]] = {"diagnostics": frozenset()}
-    names = [name for name in value if name in told or (not fields and name not in _NOISE)]
+    names = [name for name in value if name in shown or (not fields and name not in _NOISE)]
     lines = {
         name: line
         for name in names
-        if value[name] not in (0, "ok") and (line := _told(value[name] or "", inner.get(name, fields)))
+        if value[name] not in (0, "ok") and (line := _render(value[name] or "", inner.get(name, fields)))
     }
     return "\n".join(line if len(lines) == 1 else f"{name}: {line}" for name, line in lines.items())

@@ -224,8 +224,11 @@ def structure(kind: str, schema: Any) -> Message:
         raise invalid("response_format.json_schema", "A json_schema needs its schema.", "missing_required_parameter")
     if schema.strict and (fault := schema_problem(schema.schema)):
         raise invalid("response_format.json_schema.schema", f"The schema {fault}.")
-    told = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
-    return {"type": kind, "json_schema": {**told, "description": schema.description} if schema.description else told}
+    fields = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
+    return {
+        "type": kind,
+        "json_schema": {**fields, "description": schema.description} if schema.description else fields,
+    }
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

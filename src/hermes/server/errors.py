@@ -99,14 +99,14 @@ class MessagesError(Struct, kw_only=True, tag_field="type", tag="error"):
     @classmethod
     def of(cls, error: ApiError, request_id: str = "") -> Struct:
         kind = _MESSAGES_TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
-        told = MessagesErrorObject(
+        error_object = MessagesErrorObject(
             type=kind,
             message=error.message,
             param=error.param,
             code=error.code,
             hermes=dict(error.hermes) if error.hermes else UNSET,
         )
-        return cls(error=told, request_id=request_id or UNSET)
+        return cls(error=error_object, request_id=request_id or UNSET)
 
 
 class OllamaError(Struct, kw_only=True):
@@ -186,8 +186,8 @@ def error_body(status: int, message: str, code: str | None) -> JsonObject:
 
 def code_in(body: bytes) -> str:
     """The code of an error that was encoded in one of the forms."""
-    told = msgspec.json.decode(body)
-    code: str = told["code"] if "code" in told else told["error"]["code"]
+    document = msgspec.json.decode(body)
+    code: str = document["code"] if "code" in document else document["error"]["code"]
     return code
 
 

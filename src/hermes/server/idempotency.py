@@ -250,8 +250,8 @@ class IdempotentExecutor:
         headers = {name: request.headers.get(name) for name in OPTION_HEADERS}
         if _USER in request.headers:  # only then, so that records of earlier versions stay valid
             headers[_USER] = request.headers[_USER]
-        told = [body, headers, sorted(request.query.items())]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        parts = [body, headers, sorted(request.query.items())]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _begin(self, request: web.Request, place: tuple[str, str], recording: Recording, work: Work) -> None:
         """Do the work in a task of its own: no client's leaving ends it."""
@@ -331,8 +331,8 @@ class IdempotentExecutor:
             return None
         if code_of(record.state.code) == "server_restarted":
             message = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
-            told = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
-            raise ApiError(503, message, "server_restarted", headers=told)
+            sent = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
+            raise ApiError(503, message, "server_restarted", headers=sent)
         return found
 
 

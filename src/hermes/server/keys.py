@@ -136,10 +136,10 @@ class Bucket:
     def left(self) -> float:
         return self._changed(0.0)
 
-    def spend(self, amount: float, *, told: bool = False) -> None:
+    def spend(self, amount: float, *, remote: bool = False) -> None:
         """`told`: by another replica."""
         self._changed(amount)
-        if self.tell is not None and not told:
+        if self.tell is not None and not remote:
             self.tell(amount)
 
     def take(self, amount: float) -> bool:
@@ -235,7 +235,7 @@ class Keyring:
 
         def spent(rate: str, amount: float) -> None:
             if (bucket := buckets.get(rate)) is not None:
-                bucket.spend(amount, told=True)
+                bucket.spend(amount, remote=True)
 
         return spent
 

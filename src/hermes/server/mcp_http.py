@@ -219,5 +219,5 @@ class _Exchange:
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         if self._progress_token is not None:
-            told = {"progressToken": self._progress_token, "progress": progress, "total": total, "message": message}
-            await self.notify("notifications/progress", {k: v for k, v in told.items() if v is not None})
+            params = {"progressToken": self._progress_token, "progress": progress, "total": total, "message": message}
+            await self.notify("notifications/progress", {k: v for k, v in params.items() if v is not None})

@@ -209,8 +209,8 @@ class _Reader:
         parts = [{"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"} for text in texts]
         if not parts or self.conversation[-1]["role"] != "user":
             return [{"role": "user", "content": joined(parts)}] if parts else []
-        said = self.conversation[-1]["content"]
-        before = [{"type": "text", "text": said}] if isinstance(said, str) else said
+        previous = self.conversation[-1]["content"]
+        before = [{"type": "text", "text": previous}] if isinstance(previous, str) else previous
         self.conversation[-1]["content"] = joined([*before, *parts])
         return []
 
@@ -246,10 +246,10 @@ class _Reader:
             given = [{"type": "text", "text": given or ""}]
         blocks = _blocks(given, f"{where}.content")
         parts = [part for at, inner in enumerate(blocks) for part in self._parts(inner, f"{where}.content[{at}]")]
-        said = joined(parts)
-        if block.get("is_error") is True and isinstance(said, str) and "error" not in said[:40].lower():
-            said = f"Error: {said}"
-        return {"role": "tool", "content": said, "tool_call_id": call_id}
+        content = joined(parts)
+        if block.get("is_error") is True and isinstance(content, str) and "error" not in content[:40].lower():
+            content = f"Error: {content}"
+        return {"role": "tool", "content": content, "tool_call_id": call_id}
 
     def _parts(self, block: JsonObject, where: str) -> list[JsonObject]:
         read = _PARTS.get(str(block.get("type")))

@@ -303,9 +303,9 @@ async def _turn(
 ) -> Turn:
     asked: OllamaRequest = body.model
     options = asked.options or OllamaOptions()
-    told = body.raw.get("options")
+    raw_options = body.raw.get("options")
     known = OllamaOptions.__struct_fields__
-    body.ignored += [f"options.{name}" for name in told or () if name not in known]
+    body.ignored += [f"options.{name}" for name in raw_options or () if name not in known]
     effort: Effort | None = asked.think if isinstance(asked.think, str) else "none" if asked.think is False else None
     body.model = Parameters(
         model=_plain_name(asked.model),

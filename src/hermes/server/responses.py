@@ -265,8 +265,8 @@ async def input_tokens(context: ServerContext, request: web.Request) -> web.Stre
     body = await read(context, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
     turn = (await prepare(context, request, body)).turn
-    told = {"object": "response.input_tokens", "input_tokens": await count_tokens(context, request, turn)}
-    return answer(told, 200, body.headers())
+    payload = {"object": "response.input_tokens", "input_tokens": await count_tokens(context, request, turn)}
+    return answer(payload, 200, body.headers())
 
 
 async def count_tokens(context: ServerContext, request: web.Request, turn: Turn) -> int:
