@@ -19,6 +19,7 @@ import yaml
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
 from hermes.server import application, peers
+from hermes.server.errors import code_in
 from hermes.server.routes import ROUTES, Route
 from hermes.server.runner import GatewayRunner
 
@@ -59,7 +60,7 @@ async def ask(url: str, method: str, path: str, **headers: str) -> tuple[int, st
     ):
         code = None
         if answer.status >= 400 and method != "HEAD":
-            code = (await answer.json())["error"]["code"]
+            code = code_in(await answer.read())
         return answer.status, code, answer.headers
 
 
