@@ -165,7 +165,8 @@ async def test_openapi_document_is_cached(api: Api) -> None:
     assert json.loads(openapi.encoded()) == await document_of(api)
 
 
-async def test_answers_match_openapi(api: Api) -> None:
+async def test_answers_match_openapi(start: Start) -> None:
+    api = await start(ollama=True)
     document = await document_of(api)
     answering = {route.name for route in ROUTES if route.answers is not None}
     for _, path, operation in operations(document):

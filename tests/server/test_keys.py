@@ -63,7 +63,10 @@ async def called(api: Api, route: Route, key: str | None, ids: Json) -> tuple[in
     ):
         is_json = response.content_type == "application/json"
         document = await response.json() if is_json and response.status >= 400 else {}
-        return response.status, document.get("error") or {}, response.headers
+        error = document.get("error") or {}
+        if isinstance(error, str):  # as Ollama has it
+            error = {"message": error, "code": document["code"]}
+        return response.status, error, response.headers
 
 
 @dataclass

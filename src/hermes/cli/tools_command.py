@@ -173,5 +173,5 @@ def verdict(settings: Settings, line: str, cwd: Path) -> JsonObject:
     found, reason = next((word, why) for holds, word, why in answers if holds)
     every = dict.fromkeys([*hits, *kept])
     rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in every]
-    facts = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
-    return {**facts, "rules": rules}
+    outcome = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
+    return {**outcome, "rules": rules}
