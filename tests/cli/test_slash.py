@@ -260,7 +260,7 @@ def test_slash_background_processes(place: Place) -> None:
     screen = terminal.until("running  sleep 1000")
     assert "proc_" in screen
     terminal.send("/expand")
-    terminal.until('"status": "started"')
+    terminal.until("status: started")
 
 
 @pytest.mark.parametrize("line", ["/save", "/queue", "/undo x", "/quit now", "/expand", "/prompt", "/debug", "/branch"])

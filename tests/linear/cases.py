@@ -36,6 +36,7 @@ from hermes.http_client.exchange import StreamBroken
 from hermes.http_client.inflate import InflateError, Inflater
 from hermes.providers.base import Prompt, Route, ToolSchema, ToolSchemas, WireEvent, refusal_facts
 from hermes.providers.chunk_reader import ChunkReader
+from hermes.providers.local_results import render_result
 from hermes.providers.registry import provider_for
 from hermes.runs import schedule
 from hermes.sandbox import git_config
@@ -43,6 +44,8 @@ from hermes.server import chat, models, request_bodies, response_items, response
 from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
+from hermes.server.render_messages import MessagesRenderer
+from hermes.server.render_ollama import OllamaRenderer
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.server.render_session import SessionRenderer, turn_messages
@@ -785,6 +788,8 @@ RENDERERS: dict[str, tuple[str, Callable[[], Any]]] = {
         "server.render_responses",
         lambda: ResponseRenderer(TEMPLATE, VisibleItems(extensions=True), event_bytes_max=4_000),
     ),
+    "message events": ("server.render_messages", lambda: MessagesRenderer("m", "m", thinking=True)),
+    "lines of Ollama": ("server.render_ollama", lambda: OllamaRenderer("m", "2026-01-01T00:00:00Z", "message")),
     "run events": ("server.render_run", lambda: RunRenderer(record(), str, names=False, reasoning=True)),
     "session events": ("server.render_session", lambda: SessionRenderer("s", "run_1", "hi", str)),
 }
@@ -795,6 +800,9 @@ for name, (parts, renderer) in RENDERERS.items():
     case(f"{name} of a long answer", parts,
          lambda n: [Event("run_1", "text.delta", 1, {"message_id": "m", "text": "word ", "offset": 0}, seq, 1.0) for seq in range(1, n)],
          lambda found, make=renderer: drawn(make(), found, at_once=False), large=50_000)  # type: ignore[misc]  # fmt: skip
+case("result for the local model", "providers.local_results",
+     lambda n: json.dumps({"matches": [{"path": "a", "line": 1, "text": "word"}] * n}),
+     lambda text: render_result("search_files", text), large=20_000)  # fmt: skip
 case("messages of a turn", "server.render_session", talk, turn_messages, size=60, large=10_000)
 
 

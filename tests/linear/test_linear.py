@@ -77,6 +77,7 @@ ELSEWHERE = {
     "guards.urls": "`url_text`, which it asks, is a case",
     "providers.local": "speaks by way of `chat_completions`",
     "server.context": "`guards.secrets` is a case",
+    "bus.nats_client": "takes whole messages, of limited size, from what was read once",
     "server.errors": "cuts what it quotes to 700 characters first",
     "server.query_params": "reads a query, whose size is limited like that of headers",
     "server.request_options": "reads headers, whose size is limited",

@@ -20,8 +20,8 @@ def route(api_mode: str, model: str = "some-model", **fields: Any) -> Route:
 
 
 def ask(provider: Provider, model: str = "some-model", *, key: Credential | None = KEY, **fields: Any) -> WireRequest:
-    """The request for a prompt; fields that a route has go to the route."""
-    of_route = {k: fields.pop(k) for k in list(fields) if k in Route.__slots__}
+    """The request for a prompt; fields that only a route has go to the route."""
+    of_route = {k: fields.pop(k) for k in list(fields) if k in Route.__slots__ and k not in Prompt.__struct_fields__}
     fields.setdefault("messages", [{"role": "user", "content": "hi"}])
     fields["tools"] = ToolSchemas(fields.get("tools", ()))
     return provider.request(route(provider.api_mode, model, **of_route), key, Prompt(**fields))

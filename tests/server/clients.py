@@ -63,7 +63,7 @@ def check_envelope(status: int, body: Any) -> Json:
     if isinstance(error, str):  # of the Ollama protocol
         assert error and set(body) == {"error", "code"}, body
         return {"message": error, "code": body["code"]}
-    if "type" in body:  # of the Messages protocol
+    if "type" in body and "sequence_number" not in body:  # of the Messages protocol; numbered events are of Responses
         assert body["type"] == "error" and body["request_id"], body
         types, other = MESSAGES_TYPES, "api_error"
     assert {"message", "type", "param", "code"} <= set(error), error

@@ -391,31 +391,43 @@ async def test_foreign_origin_and_host_are_refused(start: Start) -> None:
         assert len((await client.list_tools()).tools) == len(NAMES)
 
 
-async def test_used_request_id_is_refused(start: Start) -> None:
-    api = await start(Reply(text="Hi."))
-    body = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "tools/call",
-        "params": {"name": "ask", "arguments": {"message": "hi"}},
-    }
+async def begun_session(api: Api) -> dict[str, str]:
+    """The header of a new MCP session."""
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     async with api.post("/mcp", {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": begin}) as response:
-        session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
         assert (await told(response))["result"]["protocolVersion"] == "2025-06-18"
+        return {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
+
+
+ASK = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "ask", "arguments": {"message": "hi"}}}
+
+
+async def test_used_request_id_is_refused(start: Start) -> None:
+    api = await start(Reply(text="Hi."))
+    session = await begun_session(api)
     for status in (200, 400):
-        async with api.post("/mcp", body, headers=session) as response:
+        async with api.post("/mcp", ASK, headers=session) as response:
             assert response.status == status, await response.text()
 
 
-async def test_route_is_described_and_counted(start: Start) -> None:
-    api = await start()
-    async with connected(api) as client:
-        await client.list_tools()
-    async with api.get("/v1/capabilities") as response:
-        capabilities = await told(response)
-    assert capabilities["features"]["mcp_server"] and capabilities["endpoints"]["mcp"]["path"] == "/mcp"
-    async with api.get("/metrics") as response:
-        assert 'method="POST",route="/mcp"' in await response.text()
-    async with api.get("/openapi.json") as response:
-        assert "202" in (await told(response))["paths"]["/mcp"]["post"]["responses"]
+async def test_request_id_that_is_used_twice_at_once_is_refused_once(start: Start) -> None:
+    async with HeldModel(Reply(text="Hi.")) as model:
+        api = await start(settings=model.settings)
+        session = await begun_session(api)
+
+        async def ask() -> int:
+            async with api.post("/mcp", ASK, headers=session) as response:
+                await response.read()
+                return response.status
+
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        await model.asked()
+        model.let_all()
+        assert sorted(await asyncio.gather(*asking)) == [200, 400, 400, 400]
+
+
+async def test_failure_after_text_is_an_error(start: Start, era: str) -> None:
+    api = await start(Reply(text=["Hel", "lo"], error_event={"message": "Broken."}))
+    async with connected(api, era) as client:
+        error = await failed(client, "ask", message="hi")
+    assert error["hermes"]["answer"].startswith("Hel")

@@ -417,10 +417,23 @@ async def test_failed_turn(api: Api) -> None:
     assert (seen[-1].data["error"]["type"], seen[-1].data["error"]["code"]) == ("api_error", "provider_unavailable")
 
 
-async def test_failure_after_text_is_an_error_event(api: Api) -> None:
-    api.model.script = [Reply(text=["Hel", "lo"], error_event={"message": "Broken."})]
+async def test_failure_after_text_is_an_error(api: Api) -> None:
+    api.model.script = [Reply(text=["Hel", "lo"], error_event={"message": "Broken."})] * 2
     seen = await streamed(api, user())
     assert kinds(seen)[-2:] == ["content_block_stop", "error"]
+    async with api.post(MESSAGES, user(), headers=VERSION) as response:
+        assert response.status >= 500
+        assert (await response.json())["type"] == "error"
+
+
+async def test_flags_of_a_cut_answer_are_the_same_in_a_stream(api: Api) -> None:
+    api.model.script = [Reply(text="Hel", finish="length")] * 2
+    plain, seen = await ask(api, user()), await streamed(api, user())
+    [delta] = [frame.data for frame in seen if frame.event == "message_delta"]
+    assert delta["hermes"] == plain["hermes"] and (plain["hermes"]["partial"], plain["hermes"]["failed"]) == (
+        True,
+        False,
+    )
 
 
 # ---- tokens and models

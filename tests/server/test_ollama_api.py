@@ -176,3 +176,10 @@ async def test_quiet_stream_stays_lines_of_json(start: Start) -> None:
         text = await response.text()
     assert text.startswith("  ")
     assert json.loads(text.splitlines()[0])["message"]["content"] == "Late."
+
+
+async def test_failure_after_text_is_an_error(api: Api) -> None:
+    api.model.script = [Reply(text=["Hel", "lo"], error_event={"message": "Broken."})] * 2
+    assert "error" in (await lines(api, CHAT, user()))[-1]
+    async with api.post(CHAT, user(stream=False)) as response:
+        assert response.status >= 500 and isinstance((await response.json())["error"], str)

@@ -115,6 +115,7 @@ SAMPLES: dict[str, Any] = {
     "route": RouteChoice("m", "p", "http://127.0.0.1:1/v1", "chat_completions"),
     "sampling": {"temperature": 0.1, "stop": ["a", "b"], "seed": 2**53 + 1},
     "reasoning": {"effort": "high"},
+    "shows_reasoning": True,
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
     "max_output_tokens": 17,
     "toolsets": frozenset({"web", "files"}),
@@ -180,6 +181,11 @@ def test_credentials_of_route_are_not_stored(tmp_path: Path) -> None:
         store.runs.create(RunSpec("x", "s", run_id="run_1", route=route))
         assert store.runs.get("run_1").spec.route == RouteChoice("m")  # type: ignore[union-attr]
     assert b"sk-secret" not in (tmp_path / "state.db").read_bytes()
+
+
+def test_route_choice_of_defaults_round_trip() -> None:
+    spec = RunSpec("x", "s", route=RouteChoice())
+    assert RunSpec.from_stored(json.loads(json.dumps(spec.stored()))) == spec
 
 
 def test_unknown_spec_fields_are_ignored() -> None:

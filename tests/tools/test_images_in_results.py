@@ -155,7 +155,7 @@ async def test_rows_keep_images_for_next_turn(house: House, server: ModelServer)
 
 
 async def test_local_model_gets_text_only() -> None:
-    content = [{"type": "text", "text": '{"note": "a box"}'}, {"type": "image_url", "image_url": {"url": "data:x"}}]
+    content = [{"type": "text", "text": '{"content": "a box"}'}, {"type": "image_url", "image_url": {"url": "data:x"}}]
     call = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
     messages: list[Json] = [
         {"role": "user", "content": "look"},

@@ -142,7 +142,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         for name in _SETS:
             if values.get(name) is not None:
                 values[name] = frozenset(values[name])
-        if values.get("route"):
+        if values.get("route") is not None:  # stored without any field where all have their defaults
             values["route"] = RouteChoice(**values["route"])
         if values.get("parent"):
             values["parent"] = tuple(values["parent"])

@@ -47,7 +47,8 @@ class Refused(Exception):
         if isinstance(error, NoPlace):
             return cls("rate_limit_exceeded", str(error))
         if isinstance(error, RunExists):
-            return cls("session_db_unavailable", f"{error} It is carried out elsewhere; ask again to join it.")
+            message = "A run of this number is on record already. It is carried out elsewhere; ask again to join it."
+            return cls("session_db_unavailable", message)
         return cls("session_db_unavailable", f"The store is out of reach: {error}")
 
 

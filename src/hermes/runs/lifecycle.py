@@ -254,6 +254,8 @@ class Lifecycle:
             await self._engine.create(spec)
         if not spec.persist:
             self._engine.mark_ephemeral(spec)
+        if spec.run_id in self._engine.by_id:  # a number that is made from a request, which was sent twice
+            raise RunExists
         live = self.make_live(spec)
         live.log.creates = None if at_once else spec
         return live

@@ -56,7 +56,17 @@ class Recovery:
         if self._engine.replica_leases is not None:
             return await self._resume_of_replicas()
         unfinished = await self._engine.store.runs.unfinished()
-        return [record.spec.run_id for record in unfinished if await self._resume(record)]
+        return [record.spec.run_id for record in unfinished if await self._try_resume(record)]
+
+    async def _try_resume(self, record: RunRecord) -> bool:
+        """A run that cannot be taken up, by a defect, does not keep the others from it."""
+        try:
+            return await self._resume(record)
+        except StoreError:
+            raise
+        except Exception:
+            log.exception("the run %s could not be taken up", record.spec.run_id)
+            return False
 
     async def _resume_of_replicas(self) -> list[str]:
         """The same where others are at work on many of them."""
@@ -65,7 +75,7 @@ class Recovery:
             if run_id in self._engine.by_id or (holder not in (None, this_process()) and not is_gone(holder or "")):
                 continue
             record = await runs.get(run_id)
-            if record is not None and not record.state.ended and await self._resume(record):
+            if record is not None and not record.state.ended and await self._try_resume(record):
                 resumed.append(run_id)
         return resumed
 

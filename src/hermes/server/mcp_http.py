@@ -136,18 +136,20 @@ class _Exchange:
         run_id = None
         if not self._is_modern and self._asked.method == "tools/call":
             run_id = _run_id(self._request, self.request_id)
-        if run_id is not None and await self._context.app.engine.get(run_id) is not None:
+        calls = self._context.mcp_calls
+        # Another request of this id may come while it is looked for.
+        if run_id is not None and (await self._context.app.engine.get(run_id) is not None or run_id in calls):
             return _refused(self.request_id, INVALID_REQUEST, f"The id {self.request_id!r} was used before.")
         work = asyncio.create_task(self._reply(connection, run_id))
         if run_id is not None:
-            self._context.mcp_calls[run_id] = work
+            calls[run_id] = work
         try:
             return await self._carry(work)
         except ClientGone:
             assert self._stream is not None
             return self._stream.response
         finally:
-            self._context.mcp_calls.pop(run_id or "", None)
+            calls.pop(run_id or "", None)
             if not work.done():
                 work.cancel()
                 await asyncio.wait([work])

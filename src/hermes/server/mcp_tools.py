@@ -137,9 +137,9 @@ async def _ask(call: McpCall, asked: AskArguments) -> Answer:
             await turn.release()
     finally:
         start.leave()
-    if not ended.is_success:
+    if ended.is_failure:
         failure = ended.failure()
-        failure.hermes |= {"session_id": turn.session_id, "run_id": turn.spec.run_id}
+        failure.hermes |= {"session_id": turn.session_id, "run_id": turn.spec.run_id, "answer": ended.text}
         raise failure
     return Answer(
         answer=ended.text,

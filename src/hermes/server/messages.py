@@ -85,7 +85,7 @@ async def messages(context: ServerContext, request: web.Request) -> web.StreamRe
         ended = await turn.finish()
     finally:
         await turn.release()
-    headers = turn.response_headers(ended, body)
+    headers = turn.response_headers(ended, body, shows_failures=False)
     return answer(message_of(message_id, model, ended, thinking=turn.spec.shows_reasoning), 200, headers)
 
 

@@ -290,7 +290,7 @@ async def _answer(
         ended = await turn.finish()
     finally:
         await turn.release()
-    headers = turn.response_headers(ended, body)
+    headers = turn.response_headers(ended, body, shows_failures=False)
     return answer(renderer.whole(ended), 200, headers)
 
 

@@ -57,6 +57,11 @@ class Outcome:
         """Whether there is something to show: text, calls, or a limit that the request set itself."""
         return self.code is None or bool(self.text) or (self.own_limit and self.code == "output_truncated")
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is an error in a format that cannot show text and a failure beside each other."""
+        return not self.is_success or self.finish_reason == "error"
+
     def flags(self) -> JsonObject | None:
         """What did not go well; None when all did."""
         warnings = {"warnings": self.warnings} if self.warnings else {}

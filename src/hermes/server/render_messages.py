@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hermes.core.events import Event
+from hermes.core.failures import CUT_CODES
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import RESUME_SEQ_STEP
 from hermes.core.text import spaced_json
@@ -53,7 +54,7 @@ def message_of(message_id: str, model: str, ended: Outcome, *, thinking: bool) -
         id=message_id,
         model=model,
         content=content,
-        stop_reason=_STOP_REASONS.get(ended.finish_reason, "end_turn"),
+        stop_reason=_STOP_REASONS[ended.finish_reason],
         usage=usage_of({**ended.usage, **ended.details}),
         hermes=ended.flags() or msgspec.UNSET,
     )
@@ -173,19 +174,21 @@ class MessagesRenderer(Progress):
     def _failed(self, event: Event, out: list[bytes]) -> None:
         data = event.data
         code, text = data.get("code") or "agent_incomplete", "x" * bool(data.get("text_length"))
-        ended = Outcome(text, code, data["error"], failed=True, own_limit=True, details=data["usage"])
+        cut = code in CUT_CODES
+        ended = Outcome(text, code, data["error"], cut, failed=not cut, own_limit=True, details=data["usage"])
         self._end(ended, out)
 
     def _cancelled(self, event: Event, out: list[bytes]) -> None:
         data = event.data
         code = "server_shutdown" if data["reason"] == "server_shutdown" else "interrupted"
         text = "x" * bool(data.get("text_length"))
-        self._end(Outcome(text, code, "The turn was stopped.", interrupted=True, details=data["usage"]), out)
+        ended = Outcome(text, code, "The turn was stopped.", bool(text), interrupted=True, details=data["usage"])
+        self._end(ended, out)
 
     def _end(self, ended: Outcome, out: list[bytes]) -> None:
         self.ended = True
         self._close(out)
-        if not ended.is_success or ended.finish_reason == "error":
+        if ended.is_failure:
             # Without a number: where another server goes on with the turn, what follows has the next one.
             out.append(sse_frame("error", msgspec.to_builtins(MessagesError.of(ended.failure()))))
             return

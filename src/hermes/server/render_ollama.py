@@ -71,7 +71,7 @@ class OllamaRenderer:
         out: list[bytes] = []
         if not self._said and ended.text:
             self._say(ended.text, None, out)
-        if not ended.is_success or ended.finish_reason == "error":
+        if ended.is_failure:
             return b"".join((*out, encode(OllamaError.of(ended.failure())), b"\n"))
         if ended.calls:
             out += (encode(self._piece("", calls=ended.calls)), b"\n")

@@ -74,7 +74,7 @@ async def responses(context: ServerContext, request: web.Request) -> web.StreamR
         if not body.model.stream:
             renderer = await work.run()
             named = {"response_id": record.response_id, "run_id": turn.spec.run_id} if record.store else {}
-            headers = turn.response_headers(await turn.streamed_outcome(), body, **named)
+            headers = turn.response_headers(await turn.streamed_outcome(), body, named=named)
             return answer(renderer.response, 200, headers)
         return await work.stream()
     finally:

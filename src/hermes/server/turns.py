@@ -440,14 +440,17 @@ class Turn:
             with contextlib.suppress(StoreError):
                 await self.admission.finish_request()
 
-    def response_headers(self, ended: Outcome, body: Body[Any], **named: str) -> dict[str, str]:
-        """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is."""
+    def response_headers(
+        self, ended: Outcome, body: Body[Any], *, shows_failures: bool = True, named: JsonMapping | None = None
+    ) -> dict[str, str]:
+        """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is, and so is a failure
+        after some text in a format without a place for it (`shows_failures`)."""
         body.ignored += ended.ignored
         headers = {**self.headers(ended), **body.headers()}
-        if not ended.is_success:
+        if not ended.is_success or (ended.is_failure and not shows_failures):
             failure = ended.failure()
             failure.headers |= headers
-            failure.hermes |= named
+            failure.hermes |= named or {}
             raise failure
         if ended.code is not None:
             headers["x-should-retry"] = "false"
