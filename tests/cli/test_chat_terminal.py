@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 
 import pytest
@@ -134,6 +135,22 @@ def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None
     terminal.send("once")
     terminal.until("So be it.")
     assert not (each_way.folder / "build").exists()
+
+
+@pytest.mark.parametrize("word", ["stop", "abort", "oh no"])
+def test_chat_words_that_begin_like_a_choice_allow_nothing(word: str, place: Place) -> None:
+    (place.folder / "build").mkdir()
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
+    terminal = place.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.type(word)
+    terminal.until(lambda screen: re.search(rf"allow\? \d:\d\d {word}", screen) is not None)
+    terminal.send("")
+    terminal.until(lambda screen: re.search(r"allow\? \d:\d\d\s*$", screen, re.M) is not None)
+    terminal.type("d")
+    terminal.until("So be it.")
+    assert (place.folder / "build").exists()
 
 
 def test_chat_denial_with_comment(each_way: Place) -> None:

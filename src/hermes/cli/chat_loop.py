@@ -114,7 +114,7 @@ class Chat:
             self.screen.note(f"There is no file {name}; it is sent as it is written.", "yellow")
         if not self.busy:
             self.queue(content, text)
-        elif self.mode == "steer":
+        elif self.mode == "steer" and isinstance(content, str):  # files and images go with the next turn
             await self.steer(text)
         else:
             self.queue(content, text)

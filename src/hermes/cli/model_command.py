@@ -56,6 +56,11 @@ def model(args: Args, home: Home) -> int:
 # ---- looking
 
 
+def _settings(args: Args, home: Home, more: JsonMapping | None = None) -> Settings:
+    """The settings without `--model` and `--provider`: these are a choice, which leaves the configured address behind."""
+    return settings_of(Args(**{**vars(args), "model": None, "provider": None}), home, more)
+
+
 def _choice(args: Args, model: str | None = None) -> RouteChoice:
     from hermes.core.spec import RouteChoice
 
@@ -73,7 +78,7 @@ def _show(args: Args, home: Home) -> int:
     from hermes import local
     from hermes.services import models
 
-    settings = settings_of(args, home)
+    settings = _settings(args, home)
     first, *others = [_described(home, settings, route) for route in models.routes(settings, _choice(args))]
     facts = {**first, "abilities": ", ".join(first["abilities"])}
     facts["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
@@ -107,7 +112,7 @@ def _list(args: Args, home: Home) -> int:
     from hermes.core.limits import MODEL_LIST_KEPT_S
     from hermes.services import models
 
-    settings = settings_of(args, home)
+    settings = _settings(args, home)
     choice, main = _choice(args), settings.model
     # A provider is asked for its models by any name; without one there is the embedded model only.
     has_provider = choice.provider or choice.base_url or main.provider or main.base_url
@@ -180,7 +185,7 @@ def _set(args: Args, home: Home) -> int:
     from hermes.cli.session_maintenance import find, opened
     from hermes.services.model_setup import OF_ADDRESS
 
-    settings, provider = settings_of(args, home, ONCE), getattr(args, "provider", None)
+    settings, provider = _settings(args, home, ONCE), getattr(args, "provider", None)
     trial = tried(home, settings, _choice(args, args.name))
     if not _is_confirmed(args, trial):
         return EXIT_NO_MODEL
@@ -198,7 +203,7 @@ def _set(args: Args, home: Home) -> int:
 
 def _use(args: Args, home: Home) -> int:
     file = model_file(args.path)
-    settings = settings_of(args, home, {**ONCE, "model.path": str(file), "model.provider": "local"})
+    settings = _settings(args, home, {**ONCE, "model.path": str(file), "model.provider": "local"})
     trial = tried(home, settings, _choice(args))
     if not _is_confirmed(args, trial):
         return EXIT_NO_MODEL
@@ -210,7 +215,7 @@ def _install(args: Args, home: Home) -> int:
     """The embedded model and its runtime; the settings stay as they are."""
     from hermes.cli.install_model import install_embedded
 
-    file, settings = install_embedded(home), settings_of(args, home)
+    file, settings = install_embedded(home), _settings(args, home)
     lines = [f"{file} is installed."]
     if (current := settings.model.default or settings.model.provider) not in ("", None, "local"):
         lines.append(f"{current} is still the model that is used. Try: hermes model use {file}")

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 QUIET_S = 0.5
 # How long the rest of a word that was begun by a key (`once`, and Enter) belongs to that key.
 _REST_S = 1.0
+# A key that allows something counts when nothing else follows it for so long: other words (`stop`, `abort`) begin with such
+# letters too.
+_HOLD_S = 0.4
 _WORDS = {"once": "once", "yes": "once", "session": "session", "always": "always", "deny": "deny"}
 _NO = re.compile(r"o\b[\s,.:;]*")
 
@@ -31,6 +34,8 @@ class QuestionLine:
         self._is_ready = self._is_commenting = False
         self._draft = ""
         self._rest, self._rest_until = "", 0.0
+        # The word whose first letters were typed, how many of them, and when it becomes the answer.
+        self._held, self._held_count, self._held_until = "", 0, 0.0
 
     def update(self) -> None:
         """Follow which question is open; called at events, at keys, and several times a second."""
@@ -41,6 +46,9 @@ class QuestionLine:
                 self._restore_draft()
             self._question, self._quiet_since = question, now
             self._is_ready = self._is_commenting = False
+            self._held = ""
+        if self._held and now >= self._held_until:
+            self._allow()
         if question is None or self._is_ready:
             return
         at_once = question.kind == "answer" and not self._read()
@@ -81,6 +89,9 @@ class QuestionLine:
 
     def key(self, letter: str) -> bool:
         """Take a letter, or Enter, as an answer. False: it is text."""
+        if self._held:
+            self._go_on_with_word(letter)
+            return True
         if self._is_rest(letter):
             return True
         question = self._question
@@ -95,10 +106,30 @@ class QuestionLine:
             self._chat.explain(question.event)
         elif not word:
             return False
-        elif _WORDS[word] in question.event["choices"]:
-            self._chat.answer_approval(question, _WORDS[word])
+        elif word != "deny":
+            self._held, self._held_count, self._held_until = word, 1, time.monotonic() + _HOLD_S
+            return True
+        else:
+            self._chat.answer_approval(question, word)
         self._rest, self._rest_until = f"{word[1:]}\r" if word else "", time.monotonic() + _REST_S
         return True
+
+    def _go_on_with_word(self, letter: str) -> None:
+        """The next letter of the word, or Enter, which ends it; anything else was meant as text."""
+        word, count = self._held, self._held_count
+        if letter == "\r":
+            self._allow()
+        elif letter.lower() == word[count : count + 1]:
+            self._held_count, self._held_until = count + 1, time.monotonic() + _HOLD_S
+        else:
+            self._held = ""
+            self._chat.typed(word[:count] + letter)
+
+    def _allow(self) -> None:
+        word, self._held = self._held, ""
+        if self._question is not None and _WORDS[word] in self._question.event["choices"]:
+            self._chat.answer_approval(self._question, _WORDS[word])
+        self._rest, self._rest_until = f"{word[self._held_count :]}\r", time.monotonic() + _REST_S
 
     def _is_rest(self, letter: str) -> bool:
         """Whether a letter goes on with the word whose first letter was an answer; whoever types it all ends by Enter."""

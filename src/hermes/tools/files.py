@@ -157,7 +157,7 @@ def _count_lines(old: bytes | None, new: bytes) -> Answer:
     """How many lines were added and removed; lines that only moved do not count."""
     if old is None:
         return {"added": len(new.splitlines()), "removed": None}
-    lines = [Counter(data.split(b"\n")) for data in (old, new)]
+    lines = [Counter(data.splitlines()) for data in (old, new)]
     return {"added": (lines[1] - lines[0]).total(), "removed": (lines[0] - lines[1]).total()}
 
 

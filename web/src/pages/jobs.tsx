@@ -59,7 +59,13 @@ export default function Jobs() {
                     {job.last_error && <div class="field-fault">{job.last_error}</div>}
                   </td>
                   <td>{job.schedule_display}</td>
-                  <td>{job.enabled ? moment(job.next_run_at) : t("jobs.paused")}</td>
+                  <td>
+                    {job.enabled
+                      ? moment(job.next_run_at)
+                      : job.state === "completed"
+                        ? t("jobs.completed")
+                        : t("jobs.paused")}
+                  </td>
                   <td>{moment(job.last_run_at)}</td>
                   <td>{job.last_status && <StatusBadge status={job.last_status} />}</td>
                   <td>
