@@ -130,6 +130,33 @@ async def test_reader_joining_during_store_write_misses_nothing(
     check_laws(await late)
 
 
+async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text between two events of one transaction has its number before they are in the store."""
+    early = writing.reader()
+    writing.writer.text("m1", "Once ")
+    first = Held(monkeypatch, "append")
+    storing = [asyncio.create_task(writing.notice())]
+    await first.wait()
+    storing.append(asyncio.create_task(writing.notice()))
+    await idle()
+    writing.writer.text("m1", "upon")
+    storing.append(asyncio.create_task(writing.complete()))
+    await idle()
+    second = Held(monkeypatch, "append", of_type("message.completed"))
+    first.go.set()
+    await second.wait()
+    late = writing.reader()
+    await idle()
+    await asyncio.sleep(0.1)
+    second.go.set()
+    await asyncio.gather(*storing)
+    await writing.end()
+    assert await late == await early
+    check_laws(await late)
+
+
 async def test_log_closed_while_reader_reads_store_is_read_to_end(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.log import RunLog
 from hermes.runs.writer import RunWriter
-from hermes.store.base import Row, StoreUnreachable
+from hermes.store import runs as stored_runs
+from hermes.store.base import Partial, Row, StoreUnreachable
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.nats_server import NatsServer, eventually, nats_server
 
@@ -279,3 +281,37 @@ async def test_readers_see_event_whose_commit_was_taken_for_failed(
     async with asyncio.timeout(SURELY_S):
         await asyncio.gather(*reading)
     assert [[event.seq for event in events] for events in seen] == [[1, 2, 3, 4, 5]] * 2
+
+
+async def test_reader_misses_no_event_committed_while_it_reads_the_store(
+    two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another reader of its replica reads on in the journal meanwhile: text behind the event is not for this one yet."""
+    one, other = two
+    spec, seen, early = RunSpec("hi", session_id="s"), list[Event](), list[Event]()
+    writer = await one.write(spec)
+    writer.text("m1", "a ")
+    await one.sent()
+    begun, go_on = threading.Event(), threading.Event()
+    partials = stored_runs._partials
+
+    def held_partials(*args: Any) -> list[Partial]:
+        """The first call waits; the events have been read by then."""
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(SURELY_S)
+        return partials(*args)
+
+    monkeypatch.setattr(stored_runs, "_partials", held_partials)
+    reading = [asyncio.create_task(other.read(spec.run_id, seen))]
+    await eventually(begun.is_set)
+    await writer.emit("notice", level="warn", code="a", message="m")
+    writer.text("m1", "b ")
+    await one.sent()
+    reading.append(asyncio.create_task(other.read(spec.run_id, early)))
+    await eventually(lambda: len(early) == 4)
+    go_on.set()
+    await finish(writer, spec)
+    async with asyncio.timeout(SURELY_S):
+        await asyncio.gather(*reading)
+    assert [event.as_dict() for event in seen] == [event.as_dict() for event in early]

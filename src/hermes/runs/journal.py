@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -294,13 +295,15 @@ class JournalReader:
         self._lock = threading.Lock()
 
     def tails(self, run_id: str, holder: str | None = None) -> list[Tail]:
-        """What the files hold of a run, those of one process or of all, the older file of a stream first."""
+        """What the files hold of a run now, those of one process or of all, the older file of a stream first. What others
+        read on meanwhile is not added: events before it may be missing in a view of the store that is older."""
         writers = None if holder is None else ("", writer_of(holder))
         with self._lock:
             self._refresh()
             files = [read for path, read in self._known.items() if writers is None or _writer(path) in writers]
             matching = (tail for journal in files for run, tail in journal.tails.values() if run == run_id)
-            return sorted(matching, key=lambda tail: tail.offset)
+            copies = (replace(tail, deltas=[*tail.deltas]) for tail in matching)
+            return sorted(copies, key=lambda tail: tail.offset)
 
     def _refresh(self) -> None:
         paths = list(_paths(self._folder))

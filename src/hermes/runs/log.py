@@ -251,8 +251,8 @@ class RunLog:
     async def _page(self, run_id: str, store: AsyncRuns, cursor: int) -> tuple[list[Event], bool]:
         """What follows a place in the log, as far as it was given out; and whether there may be more."""
         if (writer := self._writers.get(run_id)) is not None:
-            # What gets its number from now on comes by the bus.
-            last = writer.last_seq
+            # What is given out from now on comes by the bus.
+            last = writer.shown_seq
             page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, streams=writer.streams())
             return [event for event in page if event.seq <= last], len(page) == PAGE_EVENTS_MAX
         tails: Sequence[Tail] = ()

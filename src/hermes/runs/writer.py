@@ -60,6 +60,8 @@ class RunWriter:
         # Whether the start of the run may wait for its end, to be put on record with it.
         self.start_may_wait = False
         self.store, self.last_seq = store, last_seq
+        # The last number before those of the transaction that is on its way to the store.
+        self._committed_seq: int | None = None
         # Whether the last event is on its way to the store, or there.
         self.ending = False
         self.joins = output.window_s > 0
@@ -89,6 +91,11 @@ class RunWriter:
     @property
     def journals(self) -> bool:
         return self._journal is not None and self._journal.works
+
+    @property
+    def shown_seq(self) -> int:
+        """The last number of what was given out, or is about to be: not of text between events that are not stored yet."""
+        return self.last_seq if self._committed_seq is None else self._committed_seq
 
     @property
     def lease_released(self) -> bool:
@@ -399,6 +406,7 @@ class RunWriter:
                         if commit.done is not None and not commit.done.done():
                             commit.done.set_result(None)
                 finally:
+                    self._committed_seq = None
                     self._awaited -= len(batch) if batch[0].events else 0
         finally:
             self._draining = None
@@ -443,6 +451,7 @@ class RunWriter:
         first = batch[0]
         if first.before:
             self._publish(first.before)
+        self._committed_seq = self.last_seq
         joined = Commit()
         # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
         texts: dict[Commit, list[Event]] = {}
