@@ -208,7 +208,7 @@ def test_snippets_of_page(page: Path, machine: Machine) -> None:
 
 
 def test_every_block_names_its_language() -> None:
-    plain = {"text", "", "console", "css", "nginx"}
+    plain = {"text", "", "console", "css", "nginx", "lua"}
     unknown = [
         (page.name, block.line)
         for page in PAGES
