@@ -60,3 +60,10 @@ def test_pictures_are_those_of_the_script() -> None:
         sys.path.pop(0)
     for name, diagram in DIAGRAMS.items():
         assert (REPOSITORY / f"docs/images/{name}.svg").read_text("utf-8") == draw(diagram)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_named_in_place_of_a_snippet_exist(page: Path) -> None:
+    reasons = re.findall(r"<!-- not run: ([^>]+) -->", page.read_text("utf-8"))
+    named = [path for reason in reasons for path in re.findall(r"tests/[\w/]+(?:\.py)?", reason)]
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
