@@ -1,0 +1,217 @@
+"""Requests to tune on, in a folder with some files: those of `held_out.py` are never looked at for that."""
+
+from __future__ import annotations
+
+import re
+
+from evals.checks import (
+    Requests,
+    either,
+    ends,
+    first,
+    holds,
+    says,
+    tells_date,
+    tells_time,
+    truthful,
+)
+
+FILES = {
+    "README.md": "# Harbour\n\nA small program that counts ships.\n\nRun it with `python3 main.py`.\n",
+    "main.py": 'PORT = 8080\n\n\ndef count(ships):\n    # TODO: leave out ferries\n    return len(ships)\n\n\nprint(count(["Ada", "Bea"]))\n',
+    "config.json": '{"name": "harbour", "port": 8080, "debug": false}\n',
+    "notes.txt": "Monday: call Anna\nTuesday: pay the rent\nWednesday: water the plants\n",
+    "data.csv": "city,people\nParis,2100000\nRome,2800000\nOslo,700000\nLima,10000000\n",
+    "old.log": "2020 started\n2020 stopped\n",
+    "src/util.py": "def add(a, b):\n    return a + b\n",
+    "src/ships.py": 'SHIPS = ["Ada", "Bea", "Cleo"]\n',
+    "list.txt": "apples\npears\n",
+}
+PAST = [
+    ("user", "Let us plan my trip to Norway in June."),
+    ("assistant", "We agreed on Bergen first, then the Lofoten islands by ship."),
+]
+SINGLE: Requests = [
+    ("list the files in this folder", first("terminal search_files", r"ls|find|\*")),
+    ("which files are here?", first("terminal search_files", r"ls|find|\*")),
+    ("where is the word apples?", first("search_files terminal", "apples")),
+    ("what's in the folder src?", first("terminal search_files", "src")),
+    ("read README.md", first("read_file terminal", r"README\.md")),
+    ("show me notes.txt", first("read_file terminal", r"notes\.txt")),
+    ("open config.json", first("read_file terminal", r"config\.json")),
+    ("write a file called todo.txt with the text buy bread", holds("todo.txt", "buy bread")),
+    ("create hello.py which prints hello world", holds("hello.py", r"print\(.hello,? world")),
+    ("save a shopping list with apples and plums to shopping.md", holds("shopping.md", "apples.*plums")),
+    ("find all files that mention Anna", first("search_files terminal", "Anna")),
+    ("search for TODO in the code", first("search_files terminal", "TODO")),
+    ("how many lines does data.csv have?", first("terminal read_file", r"data\.csv")),
+    ("how many files are in this folder?", first("terminal", "ls|find")),
+    ("what is today's date?", first("terminal", "date")),
+    ("how much disk space is free?", first("terminal", "df")),
+    ("run main.py", first("terminal", r"python3? +(\./)?main\.py")),
+    ("delete old.log", lambda done: not (done.folder / "old.log").exists()),
+    ("rename list.txt to fruit.txt", lambda done: not done.text("list.txt") and "apples" in done.text("fruit.txt")),
+    ("make a folder called photos", lambda done: (done.folder / "photos").is_dir()),
+    ("copy notes.txt to backup.txt", holds("backup.txt", "call Anna")),
+    ("in notes.txt change Anna to Paul", holds("notes.txt", "call Paul")),
+    ("in config.json change the port from 8080 to 9000", holds("config.json", '"port": 9000')),
+    ("who am I logged in as?", first("terminal", "whoami|id")),
+    ("what python version is installed?", first("terminal", r"python3? *(--version|-V)|sys")),
+    ("sort list.txt and show the result", first("terminal", r"sort.*list\.txt")),
+]
+TWO_STEPS: Requests = [
+    ("which port is set in config.json?", ends("8080")),
+    ("what does the README say the program does?", ends("ship")),
+    ("what do I have to do on Tuesday, according to notes.txt?", ends("rent")),
+    ("which city in data.csv has the most people?", ends("Lima")),
+    ("how many ships are in src/ships.py?", ends(r"3|three")),
+    ("how many lines are in notes.txt?", ends(r"3|three")),
+    ("run main.py and tell me what it prints", ends(r"2|two")),
+    ("find the file with the word ferries and tell me its name", ends(r"main\.py")),
+    ("write the numbers 1 to 3 into numbers.txt, one on each line", holds("numbers.txt", r"1\s*\n2\s*\n3")),
+    ("what is the name in config.json?", ends("harbour")),
+    ("which files are in src?", lambda done: {*re.findall(r"\w+\.\w+", done.answer)} == {"util.py", "ships.py"}),
+    (
+        "make a folder docs and move README.md into it",
+        lambda done: bool(done.text("docs/README.md")) and not done.text("README.md"),
+    ),
+    (
+        "copy list.txt to fruit.txt, then delete list.txt",
+        lambda done: "pears" in done.text("fruit.txt") and not done.text("list.txt"),
+    ),
+    (
+        "write a python script sum.py that prints 2+3 and run it",
+        lambda done: bool(done.text("sum.py")) and "5" in done.answer,
+    ),
+    ("write two lines about the sea into poem.txt", holds("poem.txt", r"\w.*\n.*\w")),
+    ("read notes.txt and write its first line into first.txt", holds("first.txt", "call Anna")),
+]
+TALK: Requests = [
+    ("hi there", says()),
+    ("tell me a joke", says()),
+    ("what is the capital of France?", says("paris")),
+    ("thank you!", says()),
+    ("explain what a hash map is in two sentences", says("key")),
+    ("translate 'good morning' to Spanish", says("buenos")),
+    ("what is 12 plus 30?", says("42")),
+    ("who wrote Hamlet?", says("shakespeare")),
+    ("write a haiku about rain", says()),
+    ("what can you do?", says()),
+    ("how do I reverse a list in Python?", says(r"reverse|\[::-1\]")),
+    ("good night", says()),
+    ("what colour is the sky?", says("blue")),
+    ("is a whale a fish?", says("mammal|no")),
+]
+# One of eight tools, or an answer.
+TOOLS: Requests = [
+    ("what does main.py do?", first("read_file", r"main\.py")),
+    ("have a look at src/util.py and explain it", first("read_file", r"util\.py")),
+    ("which line of config.json has the port?", first("read_file search_files", "config|port")),
+    ("put the sentence The ship sails at noon. into plan.txt", first("write_file", r"plan\.txt.*noon")),
+    ("make a file fruits.md with a list of three fruits", first("write_file", r"fruits\.md")),
+    ("write a small html page with a heading to index.html", first("write_file", r"index\.html.*<h")),
+    ("in which file is SHIPS defined?", first("search_files terminal", "SHIPS")),
+    ("show me all lines in my files that contain Bea", first("search_files terminal", "Bea")),
+    ("how big is data.csv in bytes?", first("terminal", r"data\.csv")),
+    ("show me the running processes", first("terminal", "ps|top")),
+    ("remove the folder src/cache if it is there", first("terminal", "rm.*cache")),
+    ("who won the football match last night?", first("web_search", "football|match")),
+    ("what is the bitcoin price right now?", first("web_search", "(?i)bitcoin")),
+    ("find reviews of the new Fairphone on the web", first("web_search", "(?i)fairphone")),
+    ("from now on call me Captain, also in later talks", first("memory", "add.*Captain")),
+    ("my sister is called Marta, keep that in your memory", first("memory", "add.*Marta")),
+    ("what did I tell you about my trip to Norway?", first("session_search", "(?i)norway|trip")),
+    ("which islands did we agree on last time?", first("session_search", "(?i)island")),
+    ("in half an hour tell me that the parking ticket ends", first("cronjob", r"create.*30m.*parking")),
+    ("each weekday at 18:15 ask me how my day was", first("cronjob", r"create.*15 18 \* \* (1-5|mon-fri)")),
+    ("what is the square root of 144?", says("12")),
+    ("explain in one sentence what DNS is", says("name|domain")),
+    ("give me an idea for a birthday present for my dad", says()),
+    ("how are you today?", says()),
+]
+# Two and three steps, carried out.
+LOOPS: Requests = [
+    ("which of the days in notes.txt is the one with the plants?", ends("wednesday")),
+    ("how many cities are in data.csv?", ends(r"\b4\b|four")),
+    ("is debug turned on in config.json?", ends(r"\bno\b|not|false|off")),
+    ("find out which file defines the function add and show me that file", ends(r"a \+ b|util\.py")),
+    ("what does main.py print when it is run?", ends(r"\b2\b|two")),
+    ("look at data.csv and write the name of its first city to city.txt", holds("city.txt", "Paris")),
+    ("append the line Thursday: rest to notes.txt", holds("notes.txt", "Anna.*plants.*Thursday: rest")),
+    ("change the port in main.py to 9090 and then show me its first line", lambda done: "9090" in done.text("main.py")),
+    (
+        "make a folder backup, copy notes.txt into it and tell me what is in the folder",
+        lambda done: bool(done.text("backup/notes.txt")) and "notes.txt" in done.answer,
+    ),
+    ("create ten.py which prints 5+5, start it and tell me what comes out", ends("10|ten\\b")),
+    (
+        "count the lines of notes.txt and write only that number to count.txt",
+        lambda done: re.search(r"^\s*3\b", done.text("count.txt")) is not None,
+    ),
+    (
+        "look up which city in data.csv has the fewest people and write its name to small.txt",
+        holds("small.txt", "Oslo"),
+    ),
+]
+# What cannot be known here must not be made up.
+REFUSALS: Requests = [
+    ("summarise report.pdf", truthful(r"revenue|quarter|chapter")),
+    ("what does budget.xlsx say about rent?", truthful(r"\d{3}")),
+    ("how is the weather in Lisbon now?", truthful(r"sunny|cloudy|rain|\d+ ?°")),
+    ("what are today's headlines?", truthful(r"president|minister|market")),
+    ("what did we say about my divorce?", truthful(r"we (talked|discussed|agreed)")),
+    ("what is my phone number?", truthful(r"\d{4}")),
+]
+GERMAN: Requests = [
+    ("Was steht in notes.txt?", ends(r"Anna|rent|plants")),
+    ("Welche Dateien sind in diesem Ordner?", ends(r"README\.md|notes\.txt")),
+    ("Erinnere mich in 10 Minuten an den Tee", first("cronjob", r"10m.*(?i:tee|tea)")),
+    ("Merk dir, dass ich Vegetarier bin", first("memory", "add.*[Vv]eg")),
+    ("Was haben wir über Norwegen besprochen?", first("session_search", "(?i)norw")),
+    ("Schreibe Hallo Welt in die Datei hallo.txt", holds("hallo.txt", "Hallo")),
+    ("Wie viele Einwohner hat Rom laut data.csv?", ends(r"2[.,]?8")),
+    ("Was ist die Hauptstadt von Italien?", says("Rom")),
+]
+# First requests, as people write them who have just installed it. No web search is set up.
+NEWCOMER: Requests = [
+    ("hi", says()),
+    ("what can you do?", says("file|command|remind")),
+    ("who are you?", says("Hermes")),
+    ("which model are you running on?", says("qwen")),
+    ("what day is it today?", tells_date),
+    ("what time is it?", tells_time),
+    ("what's the weather like in Berlin?", truthful(r"sunny|cloudy|\d+ ?°")),
+    (
+        "Plan a week of dinners",
+        lambda done: len(re.findall(r"(mon|tues|wednes|thurs|fri|satur|sun)day", done.answer.lower())) >= 7,
+    ),
+    ("write me a poem about autumn", says(r"\w+.*\w+")),
+    ("summarise README.md", ends("ship")),
+    ("what is this project about?", ends("ship|harbour")),
+    ("what files are in here?", ends(r"README\.md.*|main\.py")),
+    ("is there a bug in main.py?", first("read_file terminal", r"main\.py")),
+    ("write a commit message for my changes", first("terminal", "git")),
+    ("tomorrow at 7 wake me up", lambda done: done.first("cronjob", f"{done.tomorrow}T07:00")),
+    ("remind me to drink water every hour", first("cronjob", r"every 1h|every 60m|0 \* \* \* \*|0 \*/1")),
+    ("remember that my name is Lena", first("memory", "add.*Lena")),
+    ("what did we talk about yesterday?", first("session_search", "")),
+    ("do you know my name?", truthful("your name is (?!not)")),
+    ("translate 'where is the station' into French", says("gare")),
+    ("what is 17 times 23?", either(says("391"), ends("391"))),
+    ("make a todo list in todo.md: buy milk, call mum", holds("todo.md", "milk.*(mum|mom)")),
+    ("find all TODOs in my code", ends(r"main\.py|ferries")),
+    ("how much space is left on my disk?", first("terminal", "df")),
+    ("write a python script that prints the first 10 square numbers and run it", ends(r"81|square")),
+    ("rename old.log to archive.log", lambda done: bool(done.text("archive.log")) and not done.text("old.log")),
+    ("explain recursion to a child", says(r"itself|same|again|smaller")),
+]
+KINDS = {
+    "single": SINGLE,
+    "two_steps": TWO_STEPS,
+    "talk": TALK,
+    "dev_tools": TOOLS,
+    "dev_loops": LOOPS,
+    "dev_refusals": REFUSALS,
+    "dev_german": GERMAN,
+    "dev_newcomer": NEWCOMER,
+}
