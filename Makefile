@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.development
 # Tests wait about as much as they work.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
 # The clients of the server, which nothing else needs.
@@ -15,26 +16,35 @@ PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run dist test test-clients test-clients-heavy test-web captures screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
+.PHONY: setup run model dist test test-clients test-clients-heavy test-web captures screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | captures | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
 
-setup: $(STAMP) $(PAGE)
+setup: $(STAMP) $(TOOLS) $(PAGE)
 
 # The environment is made anew when the lists of dependencies change; otherwise this is free.
-$(STAMP): pyproject.toml requirements.lock scripts/setup src/hermes/local/runtime.txt scripts/test-model.txt
+$(STAMP): pyproject.toml requirements.lock scripts/setup src/hermes/local/runtime.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup
-	@touch $(STAMP)
+	@touch $@
+
+# What nobody needs who only runs it.
+$(TOOLS): pyproject.toml requirements.lock scripts/setup-development scripts/test-model.txt | $(STAMP)
+	@VENV="$(VENV)" sh scripts/setup-development
+	@touch $@
 
 $(PAGE): $(PAGE_SOURCE) scripts/build-web scripts/node | $(STAMP)
 	@VENV="$(VENV)" sh scripts/build-web
 
-run: setup
-	@$(BIN)/python -m hermes.cli.install_model
+# The page is built while the model comes.
+run: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs=2 model $(PAGE)
 	@echo "Command  from another terminal: $(CURDIR)/$(BIN)/hermes   (or: export PATH=$(CURDIR)/$(BIN):\$$PATH)" >&2
 	@exec $(BIN)/hermes gateway run $(ARGS)
+
+model: $(STAMP)
+	@$(BIN)/python -m hermes.cli.install_model
 
 # A wheel with the page in it, and a source distribution, for `pipx install dist/*.whl` or `uv tool install dist/*.whl`.
 dist: setup
@@ -140,8 +150,7 @@ house: setup
 	@$(BIN)/python -m bench.house
 
 # How well the installed local model does what it is asked, for real, in a scratch folder.
-eval-local: setup
-	@$(BIN)/python -m hermes.cli.install_model
+eval-local: setup model
 	@$(BIN)/python -m evals $(ARGS)
 
 clean:

