@@ -27,7 +27,13 @@ from typing import Any
 # What chats and servers import sooner or later.
 _MODULES = (
     *("hermes.app", "hermes.agent.loop", "hermes.agent.turn_start", "hermes.agent.turn_end"),
-    *("hermes.cli.main", "hermes.cli.chat_command", "hermes.cli.chat_loop", "hermes.cli.prompt_line"),
+    *(
+        "hermes.cli.acp.agent",
+        "hermes.cli.main",
+        "hermes.cli.chat_command",
+        "hermes.cli.chat_loop",
+        "hermes.cli.prompt_line",
+    ),
     *("hermes.server.runner", "hermes.server.application", "prompt_toolkit.patch_stdout", "uvloop", "yaml"),
 )
 _COMMAND = [sys.executable, "-m", "hermes"]
