@@ -175,11 +175,13 @@ class App:
 
     def _secrets(self, spec: RunSpec) -> Secrets:
         """Those of the settings, which every run reads again, and those that the run brings along."""
-        configured = known_secrets(self.settings)
-        if spec.route is None or not (spec.route.api_key or spec.route.fallbacks):
-            return configured
-        fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
-        own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(configured.values)
+        configured, own = known_secrets(self.settings), set[str]()
+        if spec.route is not None and (spec.route.api_key or spec.route.fallbacks):
+            fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
+            own = {str(key) for key in (spec.route.api_key, *fallbacks) if key}
+        if self.services.mcp.of_sessions:
+            own |= self.services.mcp.secrets_of(self.engine.root_spec(spec).session_id)
+        own -= set(configured.values)
         return Secrets([*configured.values, *own]) if own else configured
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:

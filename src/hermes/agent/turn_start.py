@@ -188,6 +188,8 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
             turn.reasoning = {"enabled": effort != "none", "effort": effort}
     turn.client_tools = client_tools
     toolsets = spec.toolsets if spec.toolsets is not None else _configured_toolsets(settings, spec.source)
+    if spec.toolsets is None and (brought := services.mcp.of_sessions.get(spec.session_id)):
+        toolsets |= frozenset(brought)
     toolsets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
         toolsets &= spec.tool_policy
@@ -210,7 +212,8 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
         announced = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
         with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
             async with turn.live.controls.stop.scope():
-                tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, announced)
+                root = services.outside.engine().root_spec(spec).session_id
+                tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, announced, root)
                 turn.live.notices += notices
     turn.offer_tools(tools)
 

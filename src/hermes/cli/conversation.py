@@ -198,6 +198,7 @@ class Conversation:
         remote, limit = self.remote, self.settings.agent.max_turns
         route = models.primary(self.settings, spec.route) if spec.route and not remote else None
         takes = spec.compact is None and spec.approvals is None and spec.memory and (spec.max_iterations or 0) <= limit
+        takes &= not self._brought  # they are connected to this process
         takes &= spec.answerable or self.settings.approvals.unattended == "deny"
         takes &= route is None or models.of_provider(self.settings, route.provider, route.model) is not None
         if remote and not takes:
@@ -220,10 +221,15 @@ class Conversation:
     # --- what turns are offered ---------------------------------------------------------------------------------------
 
     def default_toolsets(self) -> frozenset[str]:
-        return frozenset(enabled_toolsets(self.settings, "cli"))
+        return frozenset(enabled_toolsets(self.settings, "cli")) | self._brought
+
+    @property
+    def _brought(self) -> frozenset[str]:
+        """The toolsets of MCP servers that this session alone has."""
+        return frozenset(self.app.services.mcp.of_sessions.get(self.session_id, ()))
 
     def _named_toolsets(self, names: list[str]) -> frozenset[str]:
-        known = [*DEFAULTS, *(f"{SERVER_PREFIX}{name}" for name in self.settings.mcp_servers)]
+        known = [*DEFAULTS, *(f"{SERVER_PREFIX}{name}" for name in self.settings.mcp_servers), *self._brought]
         for name in names:
             if name not in known:
                 raise UsageError(f"There is no toolset '{name}'.{near(name, known)}", hint="hermes tools list")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from importlib import import_module
@@ -17,10 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from hermes.core import limits
 from hermes.core.ids import folder_name
 from hermes.core.json_types import JsonObject
 from hermes.core.tokens import estimate
+from hermes.guards.secrets import Secrets
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
 from hermes.sandbox.bubblewrap import Bubblewrap
@@ -28,6 +32,7 @@ from hermes.sandbox.choose import child_env, real_path
 from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
+from hermes.settings.check import secrets_inside
 from hermes.tools import mcp_names as names
 from hermes.tools.framework.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
@@ -35,7 +40,6 @@ from hermes.tools.vision import data_url
 if TYPE_CHECKING:
     from hermes.core.threads import RunBlocking
     from hermes.guards.network import Network
-    from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
     from hermes.settings.schema import McpServer
     from hermes.tools.mcp_link import Client
@@ -68,7 +72,8 @@ def _program_paths(command: str, args: Sequence[str]) -> list[Path]:
 
 
 class Servers:
-    """All servers that are configured. They belong to one event loop, and are closed with it."""
+    """All servers that are configured, and those that single sessions have brought along. They belong to one event loop,
+    and are closed with it."""
 
     def __init__(
         self,
@@ -80,6 +85,8 @@ class Servers:
         self.network, self.secrets, self.own_ports, self.blocking = network, secrets, own_ports, blocking
         self.tool_names: dict[str, str] = {}
         self._servers: dict[str, Server] = {}
+        # By session, and then by toolset: there they take the place of configured ones of the same name.
+        self.of_sessions: dict[str, dict[str, Server]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, settings: Settings) -> None:
@@ -99,9 +106,30 @@ class Servers:
         return self._servers[name]
 
     def _retire(self, name: str) -> None:
-        task = asyncio.ensure_future(self._servers.pop(name).close())
+        self._close(self._servers.pop(name))
+
+    def _close(self, server: Server) -> None:
+        task = asyncio.ensure_future(server.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    def bring(self, session_id: str, configs: Mapping[str, McpServer], settings: Settings) -> None:
+        """Connect servers for the turns of one session, in place of those that it has brought before."""
+        self.take_away(session_id)
+        if configs:
+            self.of_sessions[session_id] = {
+                f"{PREFIX}{name}": Server(name, config, settings, self, _digest(config))
+                for name, config in configs.items()
+            }
+
+    def take_away(self, session_id: str) -> None:
+        for server in self.of_sessions.pop(session_id, {}).values():
+            self._close(server)
+
+    def secrets_of(self, session_id: str) -> set[str]:
+        """What the servers of a session were given that must never be shown."""
+        configs = [server.config for server in self.of_sessions.get(session_id, {}).values()]
+        return {text for config in configs for text in _secrets_of(config)}
 
     async def test(self, name: str, settings: Settings) -> JsonObject | None:
         """Connect a server anew, in whatever state it is, and return its new state; None if none has this name."""
@@ -128,14 +156,20 @@ class Servers:
         settings: Settings,
         window: int,
         reported: dict[str, str],
+        session_id: str = "",
     ) -> tuple[dict[str, ToolDef], list[Notice]]:
         """The tools of a turn with as many of its servers' as fit, and notices for the user.
 
         A server that is being connected is waited for, until `mcp_discovery_timeout` has passed once. `reported` is what
         the session was told before, and is updated: each change is reported once.
         """
-        names_of_servers = [name.removeprefix(PREFIX) for name in sorted(sets) if name.startswith(PREFIX)]
-        servers = [server for name in names_of_servers if (server := self._server(name, settings)) is not None]
+        own = self.of_sessions.get(session_id, {})
+        chosen = (
+            own.get(name) or self._server(name.removeprefix(PREFIX), settings)
+            for name in sorted(sets)
+            if name.startswith(PREFIX)
+        )
+        servers = [server for server in chosen if server is not None]
         if fresh := [server for server in servers if not server.tried.done()]:
             until = max(server.began for server in fresh) + settings.mcp_discovery_timeout
             await asyncio.wait([server.tried for server in fresh], timeout=max(0.0, until - time.monotonic()))
@@ -152,8 +186,19 @@ class Servers:
     async def close(self) -> None:
         for name in list(self._servers):
             self._retire(name)
+        for session_id in list(self.of_sessions):
+            self.take_away(session_id)
         if self._closing:
             await asyncio.wait(self._closing)
+
+
+def _digest(config: McpServer) -> str:
+    return hashlib.sha256(json.dumps(msgspec.to_builtins(config)).encode()).hexdigest()[:12]
+
+
+def _secrets_of(config: McpServer) -> Iterator[str]:
+    yield from secrets_inside(dict(config.env))
+    yield from secrets_inside(dict(config.headers), is_secret=True)
 
 
 def _size(tool: ToolDef) -> int:
@@ -184,8 +229,11 @@ def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], reported
 
 
 class Server:
-    def __init__(self, name: str, config: McpServer, settings: Settings, servers: Servers) -> None:
+    def __init__(self, name: str, config: McpServer, settings: Settings, servers: Servers, digest: str = "") -> None:
+        """`digest`: of the configuration of a server that is not in the settings. Its folder and what was allowed for good
+        are those of this very configuration, not of whatever else has its name."""
         self.name, self.config = name, config
+        self._identity = f"{name} {digest}" if digest else name
         self.state: State = "connecting"
         self.error = ""
         self.tools: dict[str, ToolDef] = {}
@@ -284,9 +332,12 @@ class Server:
     def _sandbox(self, command: str) -> Bubblewrap:
         """A sandbox that sees the program and what its arguments name, read-only, and reaches public hosts."""
         if bubblewrap.probe():
-            raise ValueError(f"{bubblewrap.INSTALL_HINT} Without a sandbox: mcp_servers.{self.name}.sandbox: false.")
+            setting = (
+                "terminal.backend: local" if self._identity != self.name else f"mcp_servers.{self.name}.sandbox: false"
+            )
+            raise ValueError(f"{bubblewrap.INSTALL_HINT} Without a sandbox: {setting}.")
         terminal, home = self._settings.terminal, self._settings.home
-        private = home.sandbox / f"mcp-{folder_name(self.name)}" / "home"
+        private = home.sandbox / f"mcp-{folder_name(self._identity)}" / "home"
         place = Place(
             home,
             private,
@@ -306,15 +357,18 @@ class Server:
 
     def _note(self, text: str) -> None:
         if text:
-            self._last_note = self._servers.secrets().redact(text).splitlines()[-1][:_ERROR_CHARS_MAX]
+            self._last_note = self._redact(text).splitlines()[-1][:_ERROR_CHARS_MAX]
         log.info("MCP server %s: %s", self.name, text)
+
+    def _redact(self, text: str) -> str:
+        return Secrets(_secrets_of(self.config)).mask(self._servers.secrets().redact(text))
 
     def _describe_error(self, error: BaseException) -> str:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, TimeoutError):
             return f"It gave no answer within {self.config.timeout:g} s."
-        text = self._servers.secrets().redact(str(error))
+        text = self._redact(str(error))
         if text in ("", "Connection closed", "Server returned an error response"):
             text = f"It has ended, or refuses. {self._last_note}"
         return " ".join(text.split())[:_ERROR_CHARS_MAX]
@@ -340,7 +394,7 @@ class Server:
             parameters=tool.parameters,
             run=run,
             effect=names.effect(tool.hints),
-            scope=lambda _: frozenset({f"mcp:{self.name}"}),
+            scope=lambda _: frozenset({f"mcp:{self._identity}"}),
             timeout_s=self.config.timeout,
             foreign=True,
             prepare=partial(self._ask_approval, tool.name)
@@ -355,7 +409,7 @@ class Server:
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
         subject = f"{self.name}: {tool} {json.dumps(args, ensure_ascii=False)}"
-        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self.name} {tool}")
+        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self._identity} {tool}")
         return Prepared()
 
     async def _call(self, tool: str, ctx: ToolContext, args: Args) -> Answer:

@@ -31,6 +31,7 @@ from acp.schema import (
 from pydantic import BaseModel, ValidationError
 
 import hermes
+from hermes.cli.acp.client_servers import servers_of
 from hermes.cli.acp.content import invalid
 from hermes.cli.acp.session import AUTH_REQUIRED, INTERNAL_ERROR, EditorSession
 from hermes.cli.acp.wire import Wire, protocol_pipes
@@ -122,7 +123,7 @@ class Agent:
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
-                "mcpCapabilities": {"http": False, "sse": False},
+                "mcpCapabilities": {"http": not self._backend.remote, "sse": False},
                 "sessionCapabilities": {"list": {}, "resume": {}, "close": {}},
             },
             "agentInfo": {"name": "hermes", "title": "Hermes", "version": hermes.__version__},
@@ -144,7 +145,7 @@ class Agent:
     # --- sessions ------------------------------------------------------------------------------------------------------
 
     async def _new(self, request: NewSessionRequest) -> JsonObject:
-        session = self._open(request.cwd, request.mcp_servers)
+        session = self._open(request)
         return {"sessionId": session.talk.session_id, **await self._state(session)}
 
     async def _load(self, request: LoadSessionRequest) -> JsonObject:
@@ -163,16 +164,22 @@ class Agent:
         await talk.adopt(stored)
         if (before := self._sessions.pop(request.session_id, None)) is not None:
             await before.close()
-        return self._open(request.cwd, request.mcp_servers, request.session_id)
+        return self._open(request, request.session_id)
 
-    def _open(self, cwd: str, mcp_servers: Any, session_id: str = "") -> EditorSession:
+    def _open(
+        self, request: NewSessionRequest | LoadSessionRequest | ResumeSessionRequest, session_id: str = ""
+    ) -> EditorSession:
         self._backend.require_model()
+        cwd, app = request.cwd, self._backend.app
         if not os.path.isabs(cwd) or not (self._backend.remote or os.path.isdir(cwd)):
             raise invalid("cwd", "is no absolute path of a folder")
-        if mcp_servers:
-            note("MCP servers of the editor are not used. Add them to Hermes: hermes mcp add")
+        servers = servers_of(request.mcp_servers, app.settings)
+        if servers and self._backend.remote:
+            note("A server that is not of this home does not use MCP servers of the editor.")
         talk = self._backend.conversation()
         talk.folder, talk.session_id = cwd, session_id or talk.session_id
+        if not self._backend.remote:
+            app.services.mcp.bring(talk.session_id, servers, app.settings)
         session = EditorSession(talk, self._wire, self.connection, self._client)
         session.chat.printing = self._printing
         self._sessions[talk.session_id] = session

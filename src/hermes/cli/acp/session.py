@@ -231,6 +231,7 @@ class EditorSession:
             task.cancel()
         await self.chat.close()
         await self.talk.close()
+        self.talk.app.services.mcp.take_away(self.talk.session_id)
         outside = self.talk.app.services.outside
         outside.editors.pop(self.talk.session_id, None)
         outside.terminals.pop(self.talk.session_id, None)

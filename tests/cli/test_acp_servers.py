@@ -1,0 +1,179 @@
+"""MCP servers that an editor names for a session: started for it, used under the usual rules, and gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import RequestError, text_block
+from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio, SseMcpServer
+
+from hermes.core.home import Home
+from hermes.server.status import local_url
+from support.model_server import Call, Reply
+from tools.test_mcp import SERVERS, website
+
+from .acp_client import WAIT_S, Editor, editing, stderr_of
+from .conftest import Place
+
+__all__ = ["website"]
+pytest.importorskip("mcp")
+SECRET = "pa-ss-wo-rd-of-the-editor"
+
+
+@pytest.fixture(autouse=True)
+def patient(place: Place) -> None:
+    """The first turn waits for servers, however slowly they start."""
+    place.configure("mcp_discovery_timeout: 60\n")
+
+
+Named = McpServerStdio | HttpMcpServer | SseMcpServer
+
+
+def program(name: str = "tools", **env: str) -> McpServerStdio:
+    variables = [EnvVariable(name=variable, value=value) for variable, value in env.items()]
+    return McpServerStdio(name=name, command=sys.executable, args=[str(SERVERS / "plain.py"), "stdio"], env=variables)
+
+
+async def new_session(editor: Editor, place: Place, *servers: Named) -> str:
+    await editor.initialize()
+    return str((await editor.agent.new_session(cwd=str(place.folder), mcp_servers=list(servers))).session_id)
+
+
+async def prompt(editor: Editor, session_id: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await editor.agent.prompt(session_id=session_id, prompt=[text_block("go")])
+
+
+def offered(place: Place) -> set[str]:
+    return {tool["function"]["name"] for tool in place.model.requests[-1].body["tools"]}
+
+
+def programs(place: Place, editor: Editor) -> list[int]:
+    """The processes that `hermes acp` has started."""
+    pid = editor.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap"])
+async def test_program_is_used_in_its_session_only(place: Place, backend: str) -> None:
+    if backend == "bubblewrap":
+        from hermes.sandbox import bubblewrap
+
+        if failure := bubblewrap.probe():
+            pytest.skip(f"bubblewrap does not work here: {failure}")
+    place.script(
+        Reply(tool_calls=[Call("mcp_tools_add", {"a": 1, "b": 2})]), Reply(text="Done."), Reply(text="Nothing.")
+    )
+    async with editing(place, "--sandbox", backend) as editor:
+        session_id = await new_session(editor, place, program())
+        await prompt(editor, session_id)
+        assert {"mcp_tools_add", "mcp_tools_read_resource"} <= offered(place)
+        other = await editor.agent.new_session(cwd=str(place.folder), mcp_servers=[])
+        await prompt(editor, other.session_id)
+        assert not any(name.startswith("mcp_") for name in offered(place))
+    assert '"total": 3' in place.asked(1)[-1][1]
+    assert stderr_of(place) == ""
+
+
+async def test_address_is_used_with_its_headers(place: Place, website: str) -> None:
+    place.script(Reply(tool_calls=[Call("mcp_web_echo", {"text": "over HTTP"})]), Reply(text="Done."))
+    headers = [HttpHeader(name="Authorization", value=f"Bearer {SECRET}")]
+    async with editing(place) as editor:
+        able = (await editor.initialize()).model_dump(by_alias=True)["agentCapabilities"]["mcpCapabilities"]
+        assert (able["http"], able["sse"]) == (True, False)
+        server = HttpMcpServer(type="http", name="web", url=website, headers=headers)
+        await prompt(editor, await new_session(editor, place, server))
+    assert "over HTTP" in place.asked(1)[-1][1]
+
+
+async def test_destructive_tool_needs_permission(place: Place) -> None:
+    erase = Reply(tool_calls=[Call("mcp_tools_erase", {"what": "the disk"})])
+    place.script(*[erase, Reply(text="Done.")] * 4)
+    async with editing(place) as editor:
+        session_id = await new_session(editor, place, program())
+        editor.choose = lambda _: "deny"
+        await prompt(editor, session_id)
+        editor.choose = lambda _: "session"
+        await prompt(editor, session_id)
+        await prompt(editor, session_id)
+        assert len(editor.asked) == 2
+        # It was allowed for this very program, not for another of its name.
+        changed = [program(OTHER="1")]
+        await editor.agent.load_session(cwd=str(place.folder), session_id=session_id, mcp_servers=changed)
+        await prompt(editor, session_id)
+        assert len(editor.asked) == 3
+    assert "the disk is gone" not in place.asked(1)[-1][1] and "the disk is gone" in place.asked(3)[-1][1]
+
+
+async def test_program_ends_with_its_session(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    async with editing(place) as editor:
+        session_id = await new_session(editor, place, program())
+        await prompt(editor, session_id)
+        [started] = programs(place, editor)
+        await editor.agent.close_session(session_id=session_id)
+        async with asyncio.timeout(WAIT_S):
+            while os.path.exists(f"/proc/{started}"):
+                await asyncio.sleep(0.05)
+        assert editor.process.poll() is None
+
+
+async def test_loaded_session_has_the_servers_that_are_named_then(place: Place) -> None:
+    place.script(Reply(text="Hello."), Reply(text="Again."))
+    async with editing(place) as editor:
+        session_id = await new_session(editor, place, program("first"))
+        await prompt(editor, session_id)
+        assert "mcp_first_add" in offered(place)
+        await editor.agent.load_session(cwd=str(place.folder), session_id=session_id, mcp_servers=[program("second")])
+        await prompt(editor, session_id)
+        assert "mcp_second_add" in offered(place) and "mcp_first_add" not in offered(place)
+
+
+async def test_values_of_the_editor_are_never_shown(place: Place) -> None:
+    place.script(Reply(tool_calls=[Call("mcp_tools_echo", {"text": SECRET})]), Reply(text=f"It is {SECRET}."))
+    async with editing(place) as editor:
+        await prompt(editor, await new_session(editor, place, program(API_KEY=SECRET)))
+        assert SECRET not in json.dumps(editor.updates)
+    assert SECRET not in json.dumps(place.asked(1)[-1])
+
+
+async def test_server_that_does_not_start_is_reported(place: Place) -> None:
+    place.script(Reply(text="Without it."))
+    gone = McpServerStdio(name="gone", command="/nowhere/at/all", args=[], env=[])
+    async with editing(place) as editor:
+        await prompt(editor, await new_session(editor, place, gone))
+        assert "The MCP server 'gone' is not available" in editor.text("agent_thought_chunk")
+        assert editor.text() == "Without it."
+
+
+@pytest.mark.parametrize(
+    ("servers", "field"),
+    [
+        ([program(), program()], "mcpServers[1].name"),
+        ([program("")], "mcpServers[0].name"),
+        ([program(f"s{at}") for at in range(65)], "mcpServers"),
+        ([SseMcpServer(type="sse", name="old", url="http://127.0.0.1:1/sse", headers=[])], "mcpServers[0].type"),
+    ],
+    ids=["twice", "empty", "many", "sse"],
+)
+async def test_servers_that_cannot_be_used_are_refused(place: Place, servers: Sequence[Any], field: str) -> None:
+    async with editing(place) as editor:
+        with pytest.raises(RequestError) as raised:
+            await new_session(editor, place, *servers)
+    assert raised.value.code == -32602 and raised.value.data == {"field": field}
+
+
+async def test_turn_with_servers_runs_here_beside_server_of_this_home(place: Place) -> None:
+    place.serve()
+    place.script(Reply(tool_calls=[Call("mcp_tools_add", {"a": 2, "b": 2})]), Reply(text="Four."))
+    async with editing(place, "--server", local_url(Home(place.home))) as editor:
+        await prompt(editor, await new_session(editor, place, program()))
+        assert editor.text() == "Four."
+    assert '"total": 4' in place.asked(1)[-1][1]
