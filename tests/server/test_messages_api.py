@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from hermes.server.messages_request import MessagesRequest, parameters
-from support.model_server import Call, Reply
+from support.model_server import Call, ModelServer, Reply
 
 from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent
-from .conftest import KEY, Api, Start
+from .conftest import KEY, PROVIDER_KEY, Api, Start
 
 MESSAGES = "/v1/messages"
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -143,6 +143,26 @@ async def test_max_tokens_is_a_stop_reason(api: Api, stream: bool) -> None:
         assert message["stop_reason"] == "max_tokens"
         assert "".join(block["text"] for block in message["content"]) == text
         assert api.model.requests[-1].body["max_tokens"] == 100
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["chat_completions", "anthropic_messages"])
+async def test_stop_sequence_is_a_stop_reason(start: Start, mode: str, stream: bool) -> None:
+    """Where the provider says which one it was, and it is one that was asked for."""
+    async with ModelServer() as model:
+        address = model.url if mode == "anthropic_messages" else f"{model.url}/v1"
+        route = {"base_url": address, "api_mode": mode, "api_key": PROVIDER_KEY}
+        api = await start(settings={"model": {"default": "test-model", **route}})
+
+        async def stop(said: str | None) -> tuple[str, str | None]:
+            model.script = [Reply(text="One, two, ", stop_sequence=said)]
+            body = user("Count.", stop_sequences=["three", "four"])
+            message = accumulated(await streamed(api, body)) if stream else await ask(api, body)
+            return message["stop_reason"], message["stop_sequence"]
+
+        assert await stop("three") == ("stop_sequence", "three")
+        assert await stop("<|end|>") == ("end_turn", None)
+        assert await stop(None) == ("end_turn", None)
 
 
 async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
@@ -394,7 +414,7 @@ async def test_errors_by_status(start: Start) -> None:
     async with api.post(MESSAGES, user("x" * 3000)) as response:
         await refused(response, 413, "request_too_large", "body_too_large")
     async with api.get("/v1/messages/batches", headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await refused(response, 404, "not_found_error", "not_found")
     async with api.post("/v1/nothing", {}, headers=VERSION) as response:
         await refused(response, 404, "not_found_error", "not_found")
     async with api.post(MESSAGES, user(), headers={"Authorization": f"Bearer {keys[0]['key']}"}) as response:
@@ -463,6 +483,43 @@ async def test_models_in_the_form_of_the_protocol(api: Api) -> None:
     async with api.get("/v1/models") as response:
         plain = json.loads(await response.text())
     assert not {"has_more", "first_id"} & set(plain) and "display_name" not in plain["data"][0]
+
+
+async def test_models_by_pages(start: Start) -> None:
+    api = await start(model_routes={name: {"model": "m"} for name in "abcd"})
+
+    async def page(query: str) -> tuple[list[str], bool]:
+        async with api.get(f"/v1/models?{query}", headers=VERSION) as response:
+            listed = json.loads(await response.text())
+        names = [model["id"] for model in listed["data"]]
+        assert (listed["first_id"], listed["last_id"]) == ((names[0], names[-1]) if names else (None, None))
+        return names, listed["has_more"]
+
+    assert await page("limit=2") == (["hermes-agent", "a"], True)
+    assert await page("limit=2&after_id=a") == (["b", "c"], True)
+    assert await page("limit=2&after_id=c") == (["d"], False)
+    assert await page("limit=2&before_id=d") == (["b", "c"], True)
+    assert await page("after_id=d") == ([], False)
+    for query, param in (("after_id=gone", "after_id"), ("limit=0", "limit"), ("limit=many", "limit")):
+        async with api.get(f"/v1/models?{query}", headers=VERSION) as response:
+            error = json.loads(await response.text())["error"]
+        assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/messages/batches"),
+        ("GET", "/v1/messages/batches"),
+        ("GET", "/v1/messages/batches/msgbatch_1/results"),
+        ("POST", "/v1/files"),
+        ("POST", "/v1/complete"),
+    ],
+)
+async def test_what_is_not_offered_is_not_found(api: Api, method: str, path: str) -> None:
+    async with api.client.request(method, api.url + path, json={"requests": []}, headers=VERSION) as response:
+        body = json.loads(await response.text())
+    assert (response.status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
 
 
 # ---- idempotency, disconnects, resuming

@@ -47,6 +47,8 @@ class Reply:
     tool_calls: list[Call] = field(default_factory=list)
     # "stop", "length", "tool_calls" and "content_filter" are put in the protocol's words; anything else goes as it is.
     finish: str | None = None
+    # The sequence at which the answer is said to be stopped.
+    stop_sequence: str | None = None
     # Canonical counts: input (all of it), output (all of it), cached, cache_write, reasoning.
     usage: dict[str, int] | None = None
     signature: str = "c2lnbmF0dXJl"
@@ -293,7 +295,7 @@ def _chat_events(answer: Answer) -> Iterator[Event]:
     }
 
     def chunk(delta: Json, finish: str | None = None, piece: bool = False) -> Event:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, **(_chat_stop(answer) if finish else {})}
         return Event({**base, "choices": [choice], **({"usage": None} if counted else {})}, piece=piece)
 
     yield chunk({"role": "assistant", "content": ""})
@@ -304,6 +306,11 @@ def _chat_events(answer: Answer) -> Iterator[Event]:
         yield Event({**base, "choices": [], "usage": _chat_usage(answer.usage)})
     if not answer.reply.no_done:
         yield Event("[DONE]")
+
+
+def _chat_stop(answer: Answer) -> Json:
+    """As vLLM tells it, which adds this field."""
+    return {} if answer.reply.stop_sequence is None else {"stop_reason": answer.reply.stop_sequence}
 
 
 def _chat_plain(answer: Answer) -> Json:
@@ -318,7 +325,7 @@ def _chat_plain(answer: Answer) -> Json:
         "object": "chat.completion",
         "created": CREATED,
         "model": answer.model,
-        "choices": [{"index": 0, "message": message, "finish_reason": answer.finish({})}],
+        "choices": [{"index": 0, "message": message, "finish_reason": answer.finish({}), **_chat_stop(answer)}],
     }
     if answer.usage is not None:
         made["usage"] = _chat_usage(answer.usage)
@@ -504,7 +511,7 @@ def _anthropic_message(answer: Answer, content: list[Json], stop: str | None, us
         "model": answer.model,
         "content": content,
         "stop_reason": stop,
-        "stop_sequence": None,
+        "stop_sequence": answer.reply.stop_sequence if stop else None,
     }
     return made if usage is None else {**made, "usage": usage}
 
@@ -556,7 +563,7 @@ def _anthropic_events(answer: Answer) -> Iterator[Event]:
         for delta in deltas:
             yield Event({"index": index, "delta": delta}, "content_block_delta", piece=True)
         yield Event({"index": index}, "content_block_stop")
-    ended: Json = {"delta": {"stop_reason": answer.finish(_STOP_REASONS), "stop_sequence": None}}
+    ended: Json = {"delta": {"stop_reason": answer.finish(_STOP_REASONS), "stop_sequence": answer.reply.stop_sequence}}
     yield Event(ended if usage is None else {**ended, "usage": usage}, "message_delta")
     yield Event({}, "message_stop")
 

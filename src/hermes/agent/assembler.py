@@ -148,6 +148,7 @@ class Assembler:
         self._usage: Usage | None = None
         self._model = ""
         self._finish: FinishReason | None = None
+        self._stop_sequence = ""
         self.error: ServerError | None = None
         self.inline = InlineMarkup(before, calls=accept is not None)
         self._accept = accept
@@ -184,7 +185,7 @@ class Assembler:
         elif type(part) is Model:
             self._model = part.name or self._model
         elif type(part) is Finish:
-            self._finish = part.reason
+            self._finish, self._stop_sequence = part.reason, part.stop_sequence
         elif type(part) is Opaque:
             self._keep_opaque(part)
         elif type(part) is ServerError:
@@ -216,6 +217,7 @@ class Assembler:
             model=self._model,
             finish_reason=reason,
             complete=self.finished,
+            stop_sequence=self._stop_sequence if reason == "stop" else "",
         )
 
     def _keep_opaque(self, part: Opaque) -> None:

@@ -42,7 +42,15 @@ async def finish_completed(turn: Turn, answer: StepResult, pending: list[ToolCal
             raise
         log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
         turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
-    return _result(turn, answer.text, answer.row, calls=calls)
+    result = _result(turn, answer.text, answer.row, calls=calls)
+    return {**result, "stop_sequence": sequence} if (sequence := _stop_sequence(turn, answer)) else result
+
+
+def _stop_sequence(turn: Turn, answer: StepResult) -> str:
+    """The sequence at which the answer was stopped, if it is one of those that were asked for."""
+    stops = turn.live.spec.sampling.get("stop") or ()
+    sequence = answer.message.stop_sequence
+    return sequence if sequence in ((stops,) if isinstance(stops, str) else stops) else ""
 
 
 async def _record_completed(turn: Turn, answer: StepResult, calls: list[JsonObject]) -> None:
@@ -59,6 +67,8 @@ async def _record_completed(turn: Turn, answer: StepResult, calls: list[JsonObje
         steps=turn.live.log.step,
         usage=turn.totals.as_dict(),
     )
+    if sequence := _stop_sequence(turn, answer):
+        event.data["stop_sequence"] = sequence
     _announce_row(row, event, "row")
 
     if calls and turn.stored:

@@ -18,7 +18,7 @@ class UsageDetails(TypedDict):
 class Result(TypedDict):
     """Every ending has every key. A dict, because the contract's `run_conversation` returns one.
 
-    `prompt_tokens` is there when only they were asked for.
+    `prompt_tokens` is there when only they were asked for, `stop_sequence` where the answer is known to be stopped at one.
     """
 
     final_response: str
@@ -46,3 +46,4 @@ class Result(TypedDict):
     total_tokens: int
     usage_details: UsageDetails
     prompt_tokens: NotRequired[int]
+    stop_sequence: NotRequired[str]

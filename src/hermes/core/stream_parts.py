@@ -65,9 +65,10 @@ class Model(msgspec.Struct):
 
 
 class Finish(msgspec.Struct):
-    """The answer is whole; nothing of it follows but usage."""
+    """The answer is whole; nothing of it follows but usage. `stop_sequence`: where it was stopped, if the provider says."""
 
     reason: FinishReason
+    stop_sequence: str = ""
 
 
 class ServerError(msgspec.Struct):
@@ -112,3 +113,4 @@ class Assembled(msgspec.Struct):
     model: str = ""
     finish_reason: FinishReason = "unknown"
     complete: bool = False
+    stop_sequence: str = ""

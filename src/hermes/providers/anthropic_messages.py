@@ -358,7 +358,7 @@ def _model(message: JsonObject) -> list[Part]:
 
 def _finish(holder: JsonObject) -> list[Part]:
     reason = base.as_str(holder.get("stop_reason"))
-    return [Finish(_FINISH.get(reason, "unknown"))] if reason else []
+    return [Finish(_FINISH.get(reason, "unknown"), base.as_str(holder.get("stop_sequence")))] if reason else []
 
 
 def _usage(usage: JsonObject, with_input: bool) -> list[Part]:

@@ -301,7 +301,9 @@ def _answer(data: JsonObject, whole: bool) -> list[Part]:
     if usage:
         out.append(usage)
     if finish:
-        out.append(Finish(_FINISH.get(finish.lower(), "unknown")))
+        # As vLLM and SGLang say it; it may be the number of a token too.
+        sequence = base.as_str(choice.get("stop_reason")) or base.as_str(choice.get("matched_stop"))
+        out.append(Finish(_FINISH.get(finish.lower(), "unknown"), sequence))
     elif whole and delta:
         out.append(Finish("tool_calls" if any(type(part) is ToolDelta for part in out) else "stop"))
     return out

@@ -7,17 +7,17 @@ import os
 import time
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from aiohttp import web
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
 from hermes.core.json_types import JsonObject
 from hermes.sandbox.choose import choose_backend, real_path
-from hermes.server.errors import ApiError, Error, answer, error_object
+from hermes.server.errors import ApiError, Error, answer, error_object, invalid
 from hermes.server.headers import VERSION_HEADER
 from hermes.server.keys import SCOPES, caller_of
 from hermes.server.readiness import OK, Readiness, readiness, runtime_state
@@ -127,8 +127,14 @@ class Model(Struct, kw_only=True):
     lifecycle: Literal["active"] | UnsetType = UNSET
 
 
+class ModelQuery(Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=1000, description="how many models; without it all")] | None = None
+    after_id: Annotated[str, Meta(description="begin behind this model")] | None = None
+    before_id: Annotated[str, Meta(description="end before this model")] | None = None
+
+
 class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
-    """All models; the fields of a page are in answers to requests of the Messages protocol."""
+    """Models; the fields of a page are in answers to requests of the Messages protocol."""
 
     data: list[Model]
     first_id: str | UnsetType | None = UNSET
@@ -137,12 +143,25 @@ class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
-async def models(context: ServerContext, request: web.Request) -> ModelList:
-    data = list(models_of(context, request).values())
+async def models(context: ServerContext, request: web.Request, query: ModelQuery) -> ModelList:
+    data, has_more = _page(list(models_of(context, request).values()), query)
     if VERSION_HEADER not in request.headers:
         return ModelList(data=data)
     first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
-    return ModelList(data=data, first_id=first_id, last_id=last_id, has_more=False)
+    return ModelList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
+
+
+def _page(models: list[Model], query: ModelQuery) -> tuple[list[Model], bool]:
+    """The models that are asked for, and whether there are more in the direction of the question."""
+    places = {model.id: place for place, model in enumerate(models)}
+    for name, model_id in (("after_id", query.after_id), ("before_id", query.before_id)):
+        if model_id is not None and model_id not in places:
+            raise invalid(name, f"There is no model {model_id!r}.", "model_not_found")
+    begin = 0 if query.after_id is None else places[query.after_id] + 1
+    end = len(models) if query.before_id is None else places[query.before_id]
+    within, limit = models[begin:end], query.limit or len(models)
+    page = within[-limit:] if query.before_id is not None and query.after_id is None else within[:limit]
+    return page, len(page) < len(within)
 
 
 @route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")

@@ -45,6 +45,7 @@ class Outcome:
     retry_after_s: float | None = None
     raised: BaseException | None = None
     warnings: list[dict[str, str]] = field(default_factory=list)
+    stop_sequence: str | None = None
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -155,6 +156,7 @@ def outcome_of(
         own_limit=own_limit,
         retry_after_s=result.get("retry_after_s"),
         warnings=list(result.get("warnings") or ()),
+        stop_sequence=result.get("stop_sequence"),
     )
 
 

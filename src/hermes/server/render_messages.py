@@ -54,10 +54,18 @@ def message_of(message_id: str, model: str, ended: Outcome, *, thinking: bool) -
         id=message_id,
         model=model,
         content=content,
-        stop_reason=_STOP_REASONS[ended.finish_reason],
+        **_stop(ended),
         usage=usage_of({**ended.usage, **ended.details}),
         hermes=ended.flags() or msgspec.UNSET,
     )
+
+
+def _stop(ended: Outcome) -> JsonObject:
+    """Why the message ends. That it was stopped at a sequence is known of providers which say so."""
+    reason = _STOP_REASONS[ended.finish_reason]
+    if reason == "end_turn" and ended.stop_sequence:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_sequence}
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _tool_use(call: JsonMapping, arguments: JsonObject) -> JsonObject:
@@ -169,7 +177,9 @@ class MessagesRenderer(Progress):
             self._seq = (self._seq // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP
 
     def _completed(self, event: Event, out: list[bytes]) -> None:
-        self._end(Outcome(calls=event.data["pending_calls"], details=event.data["usage"]), out)
+        data = event.data
+        ended = Outcome(calls=data["pending_calls"], details=data["usage"], stop_sequence=data.get("stop_sequence"))
+        self._end(ended, out)
 
     def _failed(self, event: Event, out: list[bytes]) -> None:
         data = event.data
@@ -194,10 +204,9 @@ class MessagesRenderer(Progress):
             return
         for call in ended.calls:
             self._call(call, out)
-        delta = {"stop_reason": _STOP_REASONS[ended.finish_reason], "stop_sequence": None}
         usage = msgspec.to_builtins(usage_of({**ended.usage, **ended.details}))
         flags = {"hermes": flags} if (flags := ended.flags()) is not None else {}
-        self._emit("message_delta", {"delta": delta, "usage": usage, **flags}, out)
+        self._emit("message_delta", {"delta": _stop(ended), "usage": usage, **flags}, out)
         self._emit("message_stop", {}, out)
 
     def _emit(self, kind: str, payload: JsonObject, out: list[bytes]) -> None:

@@ -48,7 +48,7 @@ async def stored_result(store: Any, run_id: str) -> Result:
     code = codes.get(state.status)
     cut = state.status == "failed" and is_partial("failed", None, code)
     notices = [event.data for event in events if event.type == "notice" and event.data["code"] == "option_left_out"]
-    return {
+    result: Result = {
         "final_response": text,
         "last_reasoning": row.reasoning if row is not None else None,
         "messages": await said_until(store.sessions, spec.session_id, run_id, with_it=True),
@@ -79,3 +79,4 @@ async def stored_result(store: Any, run_id: str) -> Result:
             "cost_usd": state.usage.get("cost_usd"),
         },
     }
+    return {**result, "stop_sequence": last["stop_sequence"]} if "stop_sequence" in last else result
