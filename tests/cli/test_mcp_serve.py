@@ -17,12 +17,13 @@ import yaml
 
 from hermes.store.stores import Store
 from support.gateway import Gateway
-from support.model_server import ModelServer, Reply, Request
+from support.model_server import Call, ModelServer, Reply, Request
 
 pytest.importorskip("mcp")
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
+from mcp_types import ElicitResult, ErrorData
 
 SURELY_S = 120.0
 KEY = "sk-server-0123456789abcdef0123456789"
@@ -54,10 +55,13 @@ def _settings(model: ModelServer) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def host(home: Path, *words: str, mode: str = "legacy", **variables: str) -> AsyncIterator[Client]:
+async def host(
+    home: Path, *words: str, mode: str = "legacy", elicit: Any = None, **variables: str
+) -> AsyncIterator[Client]:
     env = {**os.environ, "HERMES_HOME": str(home), **variables}
     started = StdioServerParameters(command=sys.executable, args=["-m", "hermes", "mcp", "serve", *words], env=env)
-    async with Client(stdio_client(started), mode=mode, read_timeout_seconds=SURELY_S) as client:
+    reading = {"read_timeout_seconds": SURELY_S, "elicitation_callback": elicit}
+    async with Client(stdio_client(started), mode=mode, **reading) as client:
         yield client
 
 
@@ -169,3 +173,47 @@ async def test_serve_relays_to_a_server(tmp_path: Path, model: ModelServer, mode
     finally:
         await gateway.end()
         await gateway.client.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "ran", "said"),
+    [
+        (ElicitResult(action="accept", content={"choice": "once", "answer": "blue"}), True, "blue"),
+        (ElicitResult(action="accept", content={"choice": "nonsense"}), False, "gave no answer"),
+        (ElicitResult(action="decline"), False, "gave no answer"),
+        (ErrorData(code=-32603, message="The form fell over."), False, "gave no answer"),
+        (None, False, ""),
+    ],
+    ids=["accepted", "nonsense", "declined", "failed", "without-forms"],
+)
+async def test_questions_are_put_to_the_user_of_the_host(
+    tmp_path: Path, model: ModelServer, answer: Any, ran: bool, said: str
+) -> None:
+    """Approvals and questions come as forms where the host has them; without forms they are denied."""
+    made = tmp_path / "made"
+    settings = {**_settings(model), "terminal": {"backend": "local"}, "approvals": {"mode": "manual"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    model.handler = None
+    model.script = [
+        Reply(tool_calls=[Call("terminal", {"command": f"touch {made}"})]),
+        Reply(tool_calls=[Call("clarify", {"question": "Which colour?", "choices": ["red", "blue"]})]),
+        Reply(text="Done."),
+    ]
+    asked: list[Any] = []
+
+    async def elicit(context: Any, params: Any) -> Any:
+        asked.append(params.model_dump(by_alias=True))
+        return answer
+
+    async with host(tmp_path, elicit=elicit if answer is not None else None) as client:
+        result = await client.call_tool("ask", {"message": "go"})
+    assert result.structured_content["answer"] == "Done."
+    assert made.exists() is ran
+    results = [turn.text for turn in model.requests[-1].turns if turn.role == "tool"]
+    if answer is None:
+        assert asked == []
+        return
+    assert said in results[1]
+    assert f"touch {made}" in asked[0]["message"] and asked[1]["message"] == "Which colour?"
+    assert asked[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
+    assert asked[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]

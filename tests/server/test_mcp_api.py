@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from hermes.core.spec import Control
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, refused, told
+from .clients import HeldModel, Json, eventually, pieces, refused, told
 from .conftest import KEY, Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
 
@@ -431,3 +432,23 @@ async def test_failure_after_text_is_an_error(start: Start, era: str) -> None:
     async with connected(api, era) as client:
         error = await failed(client, "ask", message="hi")
     assert error["hermes"]["answer"].startswith("Hel")
+
+
+async def test_turn_that_is_stopped_from_elsewhere_is_an_error(start: Start, era: str) -> None:
+    """As another worker stops it, where the notification of the client has come."""
+    model = HeldModel(Reply(text=["Half ", "of it."]))
+    await model.start()
+    api = await start(settings=model.settings)
+    async with connected(api, era) as client:
+        asking = asyncio.create_task(failed(client, "ask", message="hi"))
+        await until(lambda: model.requests)
+        model.let()
+        [run] = await api.app.store.runs.list()
+        async with api.get(f"/v1/runs/{run.spec.run_id}/events") as following:
+            async for frame in pieces(following):
+                if "Half" in str(frame.data):
+                    break
+        await api.app.engine.control(run.spec.run_id, Control("interrupt", surface="mcp"))
+        error = await asking
+    assert error["code"] == "turn_cancelled" and error["hermes"]["answer"].startswith("Half")
+    await model.stop()

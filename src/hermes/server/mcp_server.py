@@ -45,7 +45,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 import hermes
-from hermes.core.json_types import JsonObject
+from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.mcp_tools import (
     TOOLS,
@@ -113,7 +113,20 @@ def _call(ctx: Any) -> McpCall:
         steps += 1
         await ctx.session.report_progress(steps, message=text)
 
-    return McpCall(peer.context, peer.request(), report, peer.run_id)
+    async def elicit(text: str, schema: JsonObject) -> JsonMapping | None:
+        try:
+            filled = await ctx.session.elicit_form(text, schema)
+        except MCPError:
+            return None
+        return filled.content if filled.action == "accept" else None
+
+    return McpCall(peer.context, peer.request(), report, peer.run_id, elicit if _has_forms(ctx.session) else None)
+
+
+def _has_forms(session: Any) -> bool:
+    """Whether the client can be asked, and has forms for its user. One that names no kind of them has forms."""
+    offered = session.client_capabilities.elicitation if session.client_capabilities else None
+    return bool(session.can_send_request and offered and (offered.form is not None or offered.url is None))
 
 
 def _error(call: McpCall, error: Exception) -> MCPError:

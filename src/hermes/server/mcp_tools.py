@@ -23,6 +23,7 @@ from hermes.server import discovery, runs
 from hermes.server.errors import ApiError
 from hermes.server.jobs import add_job
 from hermes.server.keys import caller_of
+from hermes.server.mcp_questions import Elicit, Questions
 from hermes.server.models import JobRequest, SessionChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import parse
@@ -53,13 +54,14 @@ _MESSAGES = 50
 
 @dataclass(slots=True)
 class McpCall:
-    """A request of an MCP client. `report` tells the client how far its request is. With a `run_id` the turn of the
-    request has this id."""
+    """A request of an MCP client. `report` tells the client how far its request is, `elicit` asks its user. With a
+    `run_id` the turn of the request has this id."""
 
     context: ServerContext
     request: web.Request
     report: Callable[[str], Awaitable[None]]
     run_id: str | None = None
+    elicit: Elicit | None = None
 
     def check_scope(self, scope: str) -> None:
         if (refusal := self.context.scope_refusal(caller_of(self.request), scope)) is not None:
@@ -130,6 +132,8 @@ async def _ask(call: McpCall, asked: AskArguments) -> Answer:
         turn = await session_turn(context, request, body, asked.session_id, on_detach="cancel")
         if call.run_id is not None:
             turn.spec = turn.spec.replace(run_id=call.run_id)
+        if call.elicit is not None and turn.options.approvals is None:
+            turn.spec = turn.spec.replace(answerable=True)
         try:
             await turn.admit()
             ended = await _followed(call, turn)
@@ -137,7 +141,7 @@ async def _ask(call: McpCall, asked: AskArguments) -> Answer:
             await turn.release()
     finally:
         start.leave()
-    if ended.is_failure:
+    if ended.is_failure or ended.interrupted:  # a part of an answer would pass for the answer
         failure = ended.failure()
         failure.hermes |= {"session_id": turn.session_id, "run_id": turn.spec.run_id, "answer": ended.text}
         raise failure
@@ -155,10 +159,18 @@ async def _followed(call: McpCall, turn: Turn) -> Outcome:
     """Run the turn to its end and report its steps. It is stopped when whoever waits for it leaves."""
     try:
         run = await turn.start(streamed=True)
-        async with _alive(call) as report, contextlib.aclosing(run.events(frozenset(), None)) as batches:
+        credential = caller_of(call.request).credential
+        async with (
+            _alive(call) as report,
+            Questions(call.context, turn.spec.run_id, credential, call.elicit) as questions,
+            contextlib.aclosing(run.events(frozenset(), None)) as batches,
+        ):
             async for batch in batches:
                 for event in batch:
-                    if isinstance(event, Event) and (step := _STEPS.get(event.type)) is not None:
+                    if not isinstance(event, Event):
+                        continue
+                    questions.hear(event)
+                    if (step := _STEPS.get(event.type)) is not None:
                         await report(call.context.redact(step(event.data)))
         return await turn.outcome()
     except BaseException:
