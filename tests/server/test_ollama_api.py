@@ -56,7 +56,7 @@ async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> s
 
 async def test_routes_are_off_by_default(start: Start) -> None:
     api = await start()
-    for method, path in (("GET", "/api/version"), ("GET", "/api/tags"), ("POST", "/api/show"), ("POST", CHAT),
+    for method, path in (("GET", "/api/version"), ("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show"), ("POST", CHAT),
                          ("POST", GENERATE)):  # fmt: skip
         async with api.client.request(method, api.url + path, json=user()) as response:
             await refused(response, 404, "not_found")

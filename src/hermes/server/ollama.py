@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The version of the protocol that this follows: clients ask for a least one.
 _VERSION = "0.12.0"
 _FAMILY = "hermes"
+_FOREVER = "2318-01-01T00:00:00Z"
 _NDJSON = "application/x-ndjson"
 # How the base64 of an image begins, by its kind.
 _IMAGES = {"/9j/": "jpeg", "R0lG": "gif", "UklGR": "webp"}
@@ -66,6 +67,15 @@ class OllamaModel(Struct, kw_only=True):
 
 class OllamaModels(Struct, kw_only=True):
     models: list[OllamaModel]
+
+
+class LoadedModel(OllamaModel, kw_only=True):
+    size_vram: int
+    expires_at: str
+
+
+class LoadedModels(Struct, kw_only=True):
+    models: list[LoadedModel]
 
 
 class ShowRequest(Struct, kw_only=True):
@@ -106,20 +116,26 @@ async def version(context: ServerContext, request: web.Request) -> OllamaVersion
 @route("GET", "/api/tags", "ollama_tags", "List models, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
 async def tags(context: ServerContext, request: web.Request) -> OllamaModels:
     check_on(context, "ollama", request)
+    return OllamaModels(models=[OllamaModel(**entry) for entry in _entries(context, request)])
+
+
+@route(
+    "GET", "/api/ps", "ollama_ps", "List loaded models, as Ollama does", scope="any", errors=OllamaError, faults=(404,)
+)
+async def loaded(context: ServerContext, request: web.Request) -> LoadedModels:
+    """Every model can be asked at any time, so all are loaded and stay so."""
+    check_on(context, "ollama", request)
+    stays: JsonObject = {"size_vram": 0, "expires_at": _FOREVER}
+    return LoadedModels(models=[LoadedModel(**entry, **stays) for entry in _entries(context, request)])
+
+
+def _entries(context: ServerContext, request: web.Request) -> Iterator[JsonObject]:
     modified_at = _time(context.started_at)
-    return OllamaModels(
-        models=[
-            OllamaModel(
-                name=name,
-                model=name,
-                modified_at=modified_at,
-                size=0,
-                digest=hashlib.sha256(name.encode()).hexdigest(),
-                details=_DETAILS,
-            )
-            for name in models_of(context, request)
-        ]
-    )
+    for name in models_of(context, request):
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        yield {
+            "name": name, "model": name, "modified_at": modified_at, "size": 0, "digest": digest, "details": _DETAILS,
+        }  # fmt: skip
 
 
 @route(

@@ -110,6 +110,6 @@ class ApiServer(Section, frozen=True):
     metrics_public: Annotated[bool, Mark("Serve /metrics without a key.")] = False
     docs: Annotated[bool, Mark("Serve /docs and /openapi.json.")] = True
     ui: Annotated[bool, Mark("Serve the web page.")] = True
-    ollama: Annotated[bool, Mark("Serve clients of Ollama: /api/tags, /api/version, /api/show and /api/chat.")] = False
+    ollama: Annotated[bool, Mark("Serve clients of Ollama: /api/tags, /api/chat and others.")] = False
     profiles: Annotated[Sequence[str], Mark("Other profiles that this server serves below /p/NAME.")] = []
     workers: Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX), Mark("Processes of the server.")] = 1
