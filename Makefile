@@ -56,7 +56,7 @@ test: setup
 	@$(BIN)/python -m pytest -m "not long and not cluster" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-clients: setup $(CLIENTS)/.installed
-	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadscope tests/clients $(ARGS)
+	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadscope --no-loadscope-reorder tests/clients $(ARGS)
 
 $(CLIENTS)/.installed: pyproject.toml scripts/setup-clients tests/clients/node/package-lock.json
 	@PYTHON="$(PYTHON)" VENV="$(CLIENTS)" sh scripts/setup-clients

@@ -90,18 +90,26 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hermes]:
 
 
 # Codex knows the first two and has other tools for each; what it does not know is used as any model is.
-@pytest.fixture(params=[None, "gpt-5.5", "hermes-agent"], ids=["default", "gpt-5.5", "hermes-agent"])
+MODELS = {"default": None, "gpt-5.5": "gpt-5.5", "hermes-agent": "hermes-agent"}
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS)
 def model(request: pytest.FixtureRequest) -> str | None:
     name: str | None = request.param
     return name
 
 
 @pytest.fixture(params=[False, True], ids=["http", "websocket"])
-def codex(request: pytest.FixtureRequest, hermes: Hermes, model: str | None, tmp_path: Path) -> Iterator[Codex]:
+def websockets(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def codex(websockets: bool, hermes: Hermes, model: str | None, tmp_path: Path) -> Iterator[Codex]:
     before = _posts(hermes)
-    yield Codex(tmp_path, hermes.url, hermes.key, model=model, websockets=request.param)
+    yield Codex(tmp_path, hermes.url, hermes.key, model=model, websockets=websockets)
     # Where the socket fails, Codex tries HTTP without a word.
-    assert (_posts(hermes) == before) is request.param
+    assert (_posts(hermes) == before) is websockets
 
 
 def _posts(hermes: Hermes) -> float:
@@ -116,6 +124,7 @@ def _posts(hermes: Hermes) -> float:
 # ---- flows
 
 
+@pytest.mark.parametrize("model", ["hermes-agent"], indirect=True)
 def test_turn_and_resume(hermes: Hermes, codex: Codex) -> None:
     before = len(hermes.model.requests)
     first = codex.ask("say hello")
@@ -135,12 +144,17 @@ def test_command_runs_on_client_machine(codex: Codex) -> None:
     assert (codex.project / "out.txt").read_text() == "violets\n"
 
 
+over_socket = pytest.mark.parametrize("websockets", [True], indirect=True, ids=["websocket"])
+
+
+@over_socket
 def test_patch_is_applied_on_client_machine(codex: Codex) -> None:
     answer = codex.ask("write a poem")
     assert (codex.project / "poem.txt").read_text() == "Roses are red.\n", answer
     assert answer.items("file_change"), answer
 
 
+@over_socket
 def test_web_search_runs_on_server(codex: Codex, model: str | None) -> None:
     answer = codex.ask("search the web")
     assert "Roses are red." in answer.text, answer

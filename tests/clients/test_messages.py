@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import anthropic
 import httpx2 as httpx
 import ollama
 import pytest
+from anthropic.types.beta import BetaContentBlockParam
 
 from clients.drivers import MODEL
 from clients.scenes import HELLO, THOUGHT
@@ -53,6 +57,45 @@ def test_pictures_and_documents(sdk: anthropic.Anthropic) -> None:
     assert message.content[0].text == "2 pictures."  # type: ignore[union-attr]
 
 
+def _example(hint: Any) -> Any:
+    """A value of a type of the package: of an object what it must have, of several types the first."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return inside[0]
+    if origin in (typing.Required, typing.NotRequired, typing.Annotated, typing.Union, types.UnionType):
+        return _example(next(one for one in inside if one is not type(None)))
+    if _is_object(hint):
+        fields = typing.get_type_hints(hint, include_extras=True).items()
+        return {name: _example(kind) for name, kind in fields if typing.get_origin(kind) is typing.Required}
+    if origin is not None and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
+        return [_example(inside[0])]
+    simple = {str: "x", int: 1, float: 1.0, bool: False}
+    return simple.get(hint, {})
+
+
+def _is_object(hint: Any) -> bool:
+    return hasattr(hint, "__required_keys__")
+
+
+_BLOCKS = [block for block in typing.get_args(BetaContentBlockParam) if _is_object(block)]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_every_block_of_the_package_is_taken_or_refused_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
+    taken = set()
+    for kind in _BLOCKS:
+        block = _example(kind)
+        history: Any = [{"role": "user", "content": "hi"}, {"role": role, "content": [block]}]
+        try:
+            sdk.messages.count_tokens(model=MODEL, messages=[*history, {"role": "user", "content": "go on"}])
+            taken.add(block["type"])
+        except anthropic.BadRequestError as refused:
+            error: Any = refused.body
+            assert error["error"]["param"].startswith("messages[1].content[0]"), error
+    usual = {"text", "search_result"} if role == "user" else {"text", "thinking", "redacted_thinking", "tool_use"}
+    assert usual <= taken
+
+
 def test_tokens_are_counted(sdk: anthropic.Anthropic) -> None:
     counted = sdk.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "hi"}])
     assert counted.input_tokens > 100  # with the agent's own prompt
@@ -90,6 +133,7 @@ def test_ollama_finds_the_model(hermes: Hermes) -> None:
     headers = {"Authorization": f"Bearer {hermes.key}"}
     client = ollama.Client(host=hermes.url.removesuffix("/v1"), headers=headers, trust_env=False)
     assert [model.model for model in client.list().models] == [MODEL]
+    assert [model.model for model in client.ps().models] == [MODEL]
     shown = client.show(MODEL)
     assert shown.capabilities is not None and "tools" in shown.capabilities
     said = client.generate(model=MODEL, prompt="say hello")

@@ -16,18 +16,34 @@ from clients.scenes import CITY, FOUND, HELLO, LOOKING, PERSON, REFUSAL, TOKENS,
 from clients.server import Hermes
 
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+# A failure before anything was shown has a status of its own, one behind it is a part of the stream.
+failing_both_ways = pytest.mark.parametrize(
+    ("failing", "steps", "stream"),
+    [("be refused", 1, False), ("be refused", 1, True), ("look, then break", 2, True)],
+    ids=["plain", "stream", "late"],
+)
+
+
+def every_entrance(test: Any) -> Any:
+    """A test for further entrances of a client too, which read answers and failures with code of their own."""
+    test.every_entrance = True
+    return test
 
 
 class Turns:
-    """What is asked of every client, through each protocol that it speaks."""
+    """What is asked of every client, through each protocol that it speaks. What a server makes of a request is the business
+    of `tests/server`; here is what a client makes of the answer."""
 
     # Imported by the first test: some libraries take seconds.
     driver: str
     apis: tuple[str, ...] = ("chat", "responses")
+    # Further entrances to one of these protocols.
+    entrances: tuple[str, ...] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "api" in metafunc.fixturenames:
-            metafunc.parametrize("api", self.apis)
+            everywhere = hasattr(metafunc.function, "every_entrance")
+            metafunc.parametrize("api", self.apis + (self.entrances if everywhere else ()))
 
     def begin(self, hermes: Hermes, api: str, key: str) -> Talk:
         module, name = self.driver.split(".")
@@ -40,6 +56,7 @@ class Turns:
         yield talk
         talk.close()
 
+    @every_entrance
     @both_ways
     def test_text_is_complete(self, talk: Talk, stream: bool) -> None:
         told = talk.ask("say hello slowly", How(stream=stream))
@@ -47,8 +64,9 @@ class Turns:
         assert not (stream and talk.shows_pieces) or told.pieces > 1
 
     @both_ways
-    @pytest.mark.parametrize("tools", [False, True], ids=["alone", "beside-its-own"])
-    @pytest.mark.parametrize("using", ["use your list", "misuse your list"])
+    @pytest.mark.parametrize(
+        ("using", "tools"), [("use your list", False), ("misuse your list", True)], ids=["alone", "beside-its-own"]
+    )
     def test_server_tool_is_not_taken_for_client_tool(
         self, hermes: Hermes, talk: Talk, stream: bool, tools: bool, using: str
     ) -> None:
@@ -64,11 +82,7 @@ class Turns:
         talk.ask("say hello", How(system="Speak like a sailor."))
         assert "Speak like a sailor." in hermes.model.requests[-1].turns[0].text
 
-    @both_ways
-    def test_client_function_is_called_by_client(self, talk: Talk, stream: bool) -> None:
-        told = talk.ask("use my weather", How(stream=stream, tools=True))
-        assert (told.text, told.calls) == (f"It is {WEATHER}.", [("weather", CITY)])
-
+    @every_entrance
     @both_ways
     def test_client_function_is_called_twice_in_one_step(self, talk: Talk, stream: bool) -> None:
         told = talk.ask("use my weather twice", How(stream=stream, tools=True))
@@ -103,15 +117,14 @@ class Turns:
             talk.ask("say hello")
         assert refused.value.status == 401
 
-    @both_ways
-    def test_invalid_field_is_reported(self, talk: Talk, stream: bool) -> None:
+    def test_invalid_field_is_reported(self, talk: Talk) -> None:
         name, value = talk.bad_option
         with pytest.raises(Refused, match=name.removeprefix("max_")) as refused:
-            talk.ask("say hello", How(stream=stream, options={name: value}))
+            talk.ask("say hello", How(stream=True, options={name: value}))
         assert refused.value.status == 400
 
-    @both_ways
-    @pytest.mark.parametrize(("failing", "steps"), [("be refused", 1), ("break", 1), ("look, then break", 2)])
+    @every_entrance
+    @failing_both_ways
     def test_model_failure_is_reported_and_not_retried(
         self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
     ) -> None:
@@ -145,7 +158,8 @@ class TestOpenAINode(Turns):
 
 class TestAnthropic(Turns):
     driver = "anthropic_sdk.AnthropicTalk"
-    apis = ("messages", "async", "runner")
+    apis = ("messages", "runner")
+    entrances = ("async",)
 
 
 class TestAnthropicNode(Turns):
@@ -155,7 +169,8 @@ class TestAnthropicNode(Turns):
 
 class TestOllama(Turns):
     driver = "ollama_sdk.OllamaTalk"
-    apis = ("chat", "async")
+    apis = ("chat",)
+    entrances = ("async",)
 
     @both_ways
     def test_client_and_server_tools_in_one_step(self, talk: Talk, stream: bool) -> None:

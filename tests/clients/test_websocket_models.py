@@ -11,7 +11,7 @@ import pytest
 from clients.drivers import How, Refused, Talk
 from clients.scenes import REFUSAL, SCENES
 from clients.server import Hermes
-from clients.test_turns import Turns, both_ways
+from clients.test_turns import Turns, both_ways, failing_both_ways
 from support.model_server import Call, Reply, Request
 
 
@@ -31,14 +31,12 @@ class SocketTurns(Turns):
             talk.ask("say hello")
         assert refused.value.status == (401 if self.tells_reasons else None)
 
-    @both_ways
-    def test_invalid_field_is_reported(self, talk: Talk, stream: bool) -> None:
+    def test_invalid_field_is_reported(self, talk: Talk) -> None:
         name, value = talk.bad_option
         with pytest.raises(Refused, match=self.says(name)):
-            talk.ask("say hello", How(stream=stream, options={name: value}))
+            talk.ask("say hello", How(stream=True, options={name: value}))
 
-    @both_ways
-    @pytest.mark.parametrize(("failing", "steps"), [("be refused", 1), ("break", 1), ("look, then break", 2)])
+    @failing_both_ways
     def test_model_failure_is_reported_and_not_retried(
         self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
     ) -> None:
