@@ -19,8 +19,9 @@ from hermes.server.status import local_url
 from support.model_server import Call, Reply
 from tools.test_mcp import SERVERS, website
 
-from .acp_client import WAIT_S, Editor, editing, stderr_of
+from .acp_client import WAIT_S, Editor, editing, started, stderr_of
 from .conftest import Place
+from .test_acp_lines import INITIALIZE, Lines
 
 __all__ = ["website"]
 pytest.importorskip("mcp")
@@ -177,3 +178,23 @@ async def test_turn_with_servers_runs_here_beside_server_of_this_home(place: Pla
         await prompt(editor, await new_session(editor, place, program()))
         assert editor.text() == "Four."
     assert '"total": 4' in place.asked(1)[-1][1]
+
+
+async def test_servers_as_zed_sends_them(place: Place) -> None:
+    """A program has no type, a variable is an object with name and value, and an address has a type."""
+    place.script(Reply(tool_calls=[Call("mcp_context7_add", {"a": 3, "b": 4})]), Reply(text="Seven."))
+    args = [str(SERVERS / "plain.py"), "stdio"]
+    servers = [
+        {"name": "Context7", "command": sys.executable, "args": args, "env": [{"name": "MODE", "value": "quiet"}]},
+        {"type": "http", "name": "gone", "url": "http://127.0.0.1:9/mcp", "headers": []},
+    ]
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": servers})
+        asked = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": "Add."}]}
+        assert (await lines.ask(2, "session/prompt", asked))["result"]["stopReason"] == "end_turn"
+        calls = [one for one in lines.updates if one["sessionUpdate"] == "tool_call"]
+        assert [one["title"].split(":")[0] for one in calls] == ["mcp_context7_add"]
+    assert '"total": 7' in place.asked(1)[-1][1]

@@ -161,7 +161,7 @@ def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Calla
 
     def run(method: str, *words: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--method", method, *words],
+            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--connect-timeout", "120000", "--method", method, *words],
             env=_environment(home),
             capture_output=True,
             check=False,

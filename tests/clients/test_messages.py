@@ -85,9 +85,11 @@ def test_every_block_of_the_package_is_taken_or_refused_by_name(sdk: anthropic.A
     taken = set()
     for kind in _BLOCKS:
         block = _example(kind)
-        history: Any = [{"role": "user", "content": "hi"}, {"role": role, "content": [block]}]
+        result = [{"type": "tool_result", "tool_use_id": block["id"]}] if block["type"] == "tool_use" else "go on"
+        said: Any = [("user", "hi"), (role, [block]), ("user", result)]
+        messages: Any = [{"role": speaker, "content": content} for speaker, content in said]
         try:
-            sdk.messages.count_tokens(model=MODEL, messages=[*history, {"role": "user", "content": "go on"}])
+            sdk.messages.count_tokens(model=MODEL, messages=messages)
             taken.add(block["type"])
         except anthropic.BadRequestError as refused:
             error: Any = refused.body
