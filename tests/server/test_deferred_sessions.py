@@ -10,6 +10,7 @@ import pytest
 
 from hermes.store.base import StoreError
 from hermes.store.sqlite.connections import Connection
+from support.gateway import SURELY_S
 from support.model_server import Call, Reply, Request
 
 from .clients import Json, told, user
@@ -35,6 +36,8 @@ def lease_names(api: Api) -> list[str]:
 
 async def test_plain_turn_is_one_transaction_without_lease(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
+    # However long the model takes here: a turn that takes longer is put on record before its end.
+    monkeypatch.setattr("hermes.runs.writer.START_HELD_S_MAX", SURELY_S)
     await ask(api, "first")
     statements: list[str] = []
     execute = Connection.execute

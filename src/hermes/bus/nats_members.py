@@ -29,8 +29,6 @@ class _Sign(msgspec.Struct, array_like=True):
     counts: dict[str, int]
     new: bool = False
     leaves: bool = False
-    # What was taken of rates since the last sign.
-    spent: dict[str, float] = {}
 
 
 class _Member(msgspec.Struct):
@@ -48,10 +46,7 @@ class Members:
         self._holder = this_process()
         self._members: dict[str, _Member] = {}
         self._counts: Counter[str] = Counter()
-        self._spent: Counter[str] = Counter()
         self.on_gone: list[Callable[[str], None]] = []
-        # Called with what another replica has taken of a rate.
-        self.on_spent: Callable[[str, float], None] = lambda rate, amount: None
         self._decoder = msgspec.msgpack.Decoder(_Sign)
         self._beating: asyncio.Task[None] | None = None
         self._subscription: Any = None
@@ -91,14 +86,6 @@ class Members:
         self._counts[owner] = count
         if not count:
             del self._counts[owner]
-        self._tell_soon()
-
-    def spend(self, rate: str, amount: float) -> None:
-        """Tell the others what was taken of a rate that all have in common."""
-        self._spent[rate] += amount  # type: ignore[assignment]
-        self._tell_soon()
-
-    def _tell_soon(self) -> None:
         if self._changed is None and self._beating is not None:
             loop = asyncio.get_running_loop()
             self._changed = loop.call_at(max(loop.time(), self._told_at + REPLICA_COUNTS_S), self._tell_counts)
@@ -121,8 +108,7 @@ class Members:
         client = self._connection.client
         if client is None or not client.is_connected:
             return
-        spent, self._spent = dict[str, float](self._spent), Counter()
-        sign = _Sign(self._holder, {} if leaves else dict(self._counts), new, leaves, spent)
+        sign = _Sign(self._holder, {} if leaves else dict(self._counts), new, leaves)
         with contextlib.suppress(Exception):
             await client.publish(self._subject, msgspec.msgpack.encode(sign))
 
@@ -159,8 +145,6 @@ class Members:
         except msgspec.DecodeError as error:
             log.warning("a sign of life cannot be read: %s", error)
             return
-        for rate, amount in sign.spent.items():
-            self.on_spent(rate, amount)
         name = name_of(sign.holder)
         member = self._members.get(name)
         if sign.leaves:

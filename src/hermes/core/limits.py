@@ -44,6 +44,10 @@ PAGE_EVENTS_MAX = 512
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
 LEASE_POLL_S = 0.25
+# How long a request waits for the store to count it among those of its owner at all replicas, and for how long a replica
+# counts for itself after it has waited in vain.
+OWNER_LIMITS_S_MAX = 10.0
+OWNER_LIMITS_AWAY_S = 10.0
 # How often leases are looked at that could not be renewed, where other hosts can take them over.
 LEASE_CHECK_S = 1.0
 CLOSE_S_MAX = 5.0

@@ -52,6 +52,10 @@ class Refused(Exception):
         return cls("session_db_unavailable", f"The store is out of reach: {error}")
 
 
+def no_place(owner: str, owner_max: int) -> Refused:
+    return Refused("rate_limit_exceeded", f"{owner_max} turns of {owner!r} are running already.")
+
+
 @dataclass(slots=True)
 class Admission:
     """What a run has gained before it starts: a permit and its session's lease."""
@@ -153,20 +157,39 @@ class Admissions:
         new one, and none is waited for; with `defer` a new one, which is made and leased when the run is put on record,
         and has its id from then on. With `after_run`, only the end of that run is waited for.
         """
-        self.take_permit(spec, charged=charged)
+        self.take_permit(spec)
         try:
+            if not charged:
+                await self._engine.limits.charge(spec)
+            await self.take_place(spec)
             wait_s = self._engine.limits.session_wait_s if wait_s == -1.0 else wait_s
             return await self.admit_with_permit(spec, wait_s, bind, defer=defer, after_run=after_run)
         except BaseException:
-            self.permits.change(spec.owner, -1)
+            await self.return_permit(spec)
             raise
 
-    def take_permit(self, spec: RunSpec, *, charged: bool, stored: StoredCounts = _NO_COUNTS) -> None:
+    def take_permit(self, spec: RunSpec, stored: StoredCounts = _NO_COUNTS) -> None:
         """`stored`: what the store knows of runs without an end, where some of them have no permit yet."""
         self.check_open(spec, stored)
-        if not charged:
-            self._engine.limits.charge(spec)
         self.permits.change(spec.owner, 1)
+
+    async def take_place(self, spec: RunSpec) -> None:
+        """A place among those that the owner has at all replicas, which the store counts."""
+        shared, owner_max = self._engine.shared_limits, self._engine.limits.owner_max(spec.owner)
+        if shared is None or not owner_max or spec.parent is not None:
+            return
+        try:
+            granted = await shared.take_place(spec.owner, spec.run_id)
+        except StoreError as error:
+            log.warning("the turns of other replicas are not counted exactly: %s", error)
+            granted = self.permits.of(spec.owner) <= owner_max
+        if not granted:
+            raise no_place(spec.owner, owner_max)
+
+    async def return_permit(self, spec: RunSpec) -> None:
+        self.permits.change(spec.owner, -1)
+        if self._engine.shared_limits is not None:
+            await self._engine.shared_limits.give_back(spec.run_id)
 
     def check_open(self, spec: RunSpec | None = None, stored: StoredCounts = _NO_COUNTS) -> None:
         """Raise `Refused` where no runs are admitted any more or, given a spec, too many are at work."""
@@ -180,8 +203,10 @@ class Admissions:
         all_runs, all_queued = (sum(counts) for counts in zip((0, 0), *stored.values(), strict=True))
         if runs_max and max(self.permits.everywhere + all_queued, all_runs) >= runs_max:
             raise Refused("rate_limit_exceeded", f"{runs_max} turns are running already.")
+        if self._engine.shared_limits is not None:  # then the store says so, to `take_place` or when a run is submitted
+            return
         if owner_max and max(self.permits.of(spec.owner) + queued, runs) >= owner_max:
-            raise Refused("rate_limit_exceeded", f"{owner_max} turns of {spec.owner!r} are running already.")
+            raise no_place(spec.owner, owner_max)
 
     async def admit_with_permit(
         self,
@@ -265,5 +290,5 @@ class Admissions:
 
     async def give_back(self, admission: Admission) -> None:
         self._engine.mark_created(admission.run_id)
-        self.permits.change(admission.spec.owner, -1)
+        await self.return_permit(admission.spec)
         await self.leases.release(admission.lease)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,25 +24,32 @@ from hermes.runs.log import RunLog
 from hermes.runs.recovery import Recovery
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.replica_leases import ReplicaLeases
+from hermes.runs.shared_limits import SharedLimits
 from hermes.runs.work_queue import RunQueue, WorkQueue
 from hermes.store.base import Row, RunRecord, StoreError
+from hermes.store.owner_limits import OwnerBounds
 from hermes.store.stores import AsyncStore
 
 __all__ = ["STORE_UNAVAILABLE_NOTICE", "Admission", "EngineLimits", "LiveRun", "Refused", "Result", "RunEngine"]
+
+
+async def _uncharged(spec: RunSpec) -> None:
+    """Nobody has rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """How much at once, how long to wait, and what an owner may do.
 
-    `ceiling` puts a run under the present ceilings of its owner; `charge` counts it against its owner's rates, or
-    raises `Refused`.
+    `rates` are the requests and the tokens of an owner in a minute; `ceiling` puts a run under the present ceilings of its
+    owner; `charge` counts it against its owner's rates, or raises `Refused`.
     """
 
     runs_max: int = 0
     owner_max: Callable[[str], int] = lambda owner: 0
+    rates: Callable[[str], tuple[int, int]] = lambda owner: (0, 0)
     ceiling: Callable[[RunSpec], RunSpec] = lambda spec: spec
-    charge: Callable[[RunSpec], None] = lambda spec: None
+    charge: Callable[[RunSpec], Awaitable[None]] = _uncharged
     turn_queue: int = 16
     session_wait_s: float | None = 30.0
     submitted_wait_s: float | None = 600.0
@@ -77,6 +84,7 @@ class RunEngine:
         self._peer_server: AnyPeerServer | None = None
         # Where this process is one of several replicas, which may be on other hosts.
         self.replica_leases: ReplicaLeases | None = None
+        self.shared_limits: SharedLimits | None = None
         self.work_queue: WorkQueue | None = None
         self.lifecycle = Lifecycle(self, execute, secrets)
         self.admissions = Admissions(self)
@@ -263,7 +271,9 @@ class RunEngine:
 
     async def become_replica(self, queue: RunQueue, inflight_max: int) -> None:
         """From now on other hosts can take over what this process has, and it what they have left or submitted."""
-        self.replica_leases = ReplicaLeases(self.store.leases)
+        self.shared_limits = SharedLimits(self.store.owner_limits)
+        self.shared_limits.bounds = lambda owner: OwnerBounds(self.limits.owner_max(owner), *self.limits.rates(owner))
+        self.replica_leases = ReplicaLeases(self.store.leases, self.shared_limits.renew)
         self.work_queue = WorkQueue(self, queue, inflight_max)
         self.admissions.leases.on_expired = self.lifecycle.session_expired
         await self.replica_leases.renew()

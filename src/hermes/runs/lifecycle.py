@@ -118,7 +118,16 @@ class Lifecycle:
             return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
         stored = await self._engine.unfinished_counts() if queue is not None else {}
-        self._engine.admissions.take_permit(spec, charged=charged, stored=stored)
+        admissions = self._engine.admissions
+        admissions.take_permit(spec, stored)
+        try:
+            if not charged:
+                await self._engine.limits.charge(spec)
+            if queue is None:  # one that travels is counted when it is put on record
+                await admissions.take_place(spec)
+        except BaseException:
+            await admissions.return_permit(spec)
+            raise
         await asyncio.shield(self._spawn(self._queue(spec, queue)))
         return spec.run_id
 
@@ -136,7 +145,7 @@ class Lifecycle:
             else:
                 await self.emit_queued(live)
         except BaseException as error:
-            self._engine.admissions.permits.change(spec.owner, -1)
+            await self._engine.admissions.return_permit(spec)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
             # Another replica may have put a run of this number on record, which may have come here since.
@@ -210,7 +219,7 @@ class Lifecycle:
             if admission is not None:
                 await admission.release()
             else:
-                self._engine.admissions.permits.change(live.spec.owner, -1)
+                await self._engine.admissions.return_permit(live.spec)
             if isinstance(error, LeaseLost):
                 await self.forget(live)
                 return
@@ -266,7 +275,7 @@ class Lifecycle:
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
         )
         live = LiveRun(spec, store, writer, RunControls(), secrets)
-        writer.on_event = self._notify
+        self._listen(live)
         if spec.deadline_seconds is not None:
             used_s = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
             left_s = max(0.0, spec.deadline_seconds - used_s)
@@ -275,6 +284,11 @@ class Lifecycle:
             live.deadline_timer = asyncio.get_running_loop().call_later(left_s, stop.request, "deadline")
         self._engine.by_id[spec.run_id] = live
         return live
+
+    def _listen(self, live: LiveRun) -> None:
+        live.log.on_event = self._notify
+        if self._engine.shared_limits is not None and live.spec.parent is None:
+            live.log.count_end = partial(self._engine.shared_limits.settle, live.spec.run_id, live.spec.owner)
 
     def _notify(self, event: Event) -> None:
         for hear in self.listeners:
@@ -364,7 +378,7 @@ class Lifecycle:
         live.store = self._engine.store_for(live.spec)
         await self._engine.create(live.spec)
         live.log = self._engine.log.open(live.spec.run_id, live.store.runs, secrets=live.secrets, persist=False)
-        live.log.on_event = self._notify
+        self._listen(live)
         live.notices.append(STORE_UNAVAILABLE_NOTICE)
         return await self._execute(live)
 

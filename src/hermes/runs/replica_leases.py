@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from hermes.core.limits import LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
@@ -21,8 +23,8 @@ def process_lease(holder: str) -> str:
 class ReplicaLeases:
     """Held by `keep` until it is cancelled; `release` gives back what it has."""
 
-    def __init__(self, leases: AsyncLeases) -> None:
-        self._leases = leases
+    def __init__(self, leases: AsyncLeases, renew_more: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._leases, self._renew_more = leases, renew_more
         # The token of each lease, and until when it is surely held, by the loop's clock.
         self._held: dict[str, tuple[int, float]] = {}
 
@@ -43,6 +45,9 @@ class ReplicaLeases:
                 await self._renew(name)
             except StoreError as error:
                 log.warning("the lease %s could not be renewed: %s", name, error)
+        if self._renew_more is not None:
+            with contextlib.suppress(StoreError):
+                await self._renew_more()
 
     async def _renew(self, name: str) -> None:
         asked_at = asyncio.get_running_loop().time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -57,6 +57,8 @@ class RunWriter:
         self.owner_max = 0
         self.claims: tuple[str, float] | None = None
         self.on_created: Callable[[ClaimedSession | None], None] | None = None
+        # Awaited with the tokens of a run that has ended, before anybody is told of its end.
+        self.count_end: Callable[[int], Awaitable[None]] | None = None
         # Whether the start of the run may wait for its end, to be put on record with it.
         self.start_may_wait = False
         self.store, self.last_seq = store, last_seq
@@ -506,6 +508,8 @@ class RunWriter:
             self.creates = self.claims = None
             if self.on_created is not None:
                 self.on_created(claimed)
+        if self.count_end is not None and joined.events and joined.events[-1].final:
+            await self.count_end(joined.events[-1].data.get("usage", {}).get("total_tokens") or 0)
         for row in joined.rows:
             for event, _ in row.announced_in if row.role == "assistant" else ():
                 event.message_row = row

@@ -28,7 +28,7 @@ from hermes.server.body_memory import Budget
 from hermes.server.errors import ApiError
 from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording
-from hermes.server.keys import CALLER, SIGNED_IN, Key, Keyring, WrongKeys, caller_of
+from hermes.server.keys import CALLER, SIGNED_IN, Key, Keyring, RateExceeded, WrongKeys, caller_of
 from hermes.server.readiness import Probes
 from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
 from hermes.server.response_record import level, level_revived
@@ -41,6 +41,7 @@ from hermes.server.stored_result import said_until
 from hermes.settings.config import Settings
 from hermes.store import sessions
 from hermes.store.base import StoreError
+from hermes.store.owner_limits import Use
 from hermes.store.repository import Repository
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import Async
@@ -74,6 +75,11 @@ def given_key(request: web.Request) -> bytes:
     shown += [request.headers[name] for name in ("api-key", "x-api-key") if name in request.headers]
     tokens = [token.strip().encode("utf-8", "surrogateescape") for token in shown]
     return tokens[0] if tokens and all(hmac.compare_digest(tokens[0], other) for other in tokens) else b""
+
+
+def _begins_turn(request: web.Request) -> bool:
+    route = route_at(request)
+    return route is not None and route.begins_turns
 
 
 class ServerContext:
@@ -180,8 +186,8 @@ class ServerContext:
         self.app.engine.permits.shared = self.keyring.counts(numbers, place)
 
     def share_among_replicas(self) -> None:
-        if (replica := self.app.replica) is not None:
-            replica.members.on_spent = self.keyring.share_among_replicas(replica.members.spend)
+        if (shared := self.app.engine.shared_limits) is not None:
+            shared.rates = self.keyring
 
     def drain(self) -> None:
         """The server is about to stop: what only waits for new work is told so."""
@@ -191,6 +197,7 @@ class ServerContext:
         app.engine.limit(
             runs_max=self.options.max_concurrent_runs,
             owner_max=self.keyring.concurrent,
+            rates=self.keyring.rates,
             ceiling=self.keyring.ceiling,
             charge=self._charge,
             session_wait_s=self.options.session_wait_seconds,
@@ -312,7 +319,9 @@ class ServerContext:
         route = route_at(request)
         if route is not None and (refusal := self.scope_refusal(key, route.scope)) is not None:
             return refusal
-        return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)
+        if route is not None and route.scope is None:  # it is open to all
+            return None
+        return self._rate_refusal(key, self.keyring.charge(key.owner, begins_turn=_begins_turn(request)))
 
     def scope_refusal(self, key: Key, scope: str | None) -> ApiError | None:
         """Why a key does not suffice for what needs this scope."""
@@ -323,17 +332,47 @@ class ServerContext:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
         return ApiError(403, message, "insufficient_scope", headers=challenge)
 
-    def rate_refusal(self, key: Key, *, begins_turns: bool, counted: bool = False) -> ApiError | None:
-        """Count a request of a key, unless it is `counted`; one that has used up what it may do in a minute waits."""
-        exceeded = self.keyring.charge(key.owner, begins_turn=begins_turns, counted=counted)
+    def _rate_refusal(self, key: Key, exceeded: RateExceeded | None) -> ApiError | None:
         if exceeded is None:
             return None
         wait = {"Retry-After": str(exceeded.retry_after_s), **self.keyring.headers(key.owner)}
         return ApiError(429, exceeded.message, "rate_limit_exceeded", headers=wait)
 
-    def _charge(self, spec: RunSpec) -> None:
+    async def rate_refusal(self, key: Key, *, counted: bool = False) -> ApiError | None:
+        """Count a request that begins a turn, unless it is `counted`; a key that has used up what it may do in a minute
+        waits."""
+        return self._rate_refusal(key, await self._charge_owner(key.owner, counted=counted))
+
+    async def shared_refusal(self, request: web.Request) -> ApiError | None:
+        """Count a request, which `check_auth` has let in, among those of its key at all replicas."""
+        key = caller_of(request)
+        if not self.keyring.limited or not any(self.keyring.rates(key.owner)):
+            return None
+        exceeded = await self._charge_everywhere(key.owner, begins_turn=_begins_turn(request), counted=False)
+        return self._rate_refusal(key, exceeded)
+
+    async def _charge_owner(self, owner: str, *, counted: bool = False) -> RateExceeded | None:
+        """Count the beginning of a turn, here and among all replicas."""
+        exceeded = self.keyring.charge(owner, begins_turn=True, counted=counted)
+        return exceeded or await self._charge_everywhere(owner, begins_turn=True, counted=counted)
+
+    async def _charge_everywhere(self, owner: str, *, begins_turn: bool, counted: bool) -> RateExceeded | None:
+        shared = self.app.engine.shared_limits if self.is_attached else None
+        if shared is None or not any(self.keyring.rates(owner)):
+            return None
+        try:
+            outcome = await shared.use(owner, Use(requests=0 if counted else 1, needs_tokens=begins_turn))
+        except StoreError as error:
+            log.warning("the requests of other replicas are not counted exactly: %s", error)
+            return None
+        if outcome.granted:
+            return None
+        exceeded = self.keyring.exceeded(owner, begins_turn=begins_turn, counted=counted)
+        return exceeded or RateExceeded("This key has used up what it may do in a minute.", 1)
+
+    async def _charge(self, spec: RunSpec) -> None:
         """Count a turn that no request has asked for: a job's, or a subagent's."""
-        if (exceeded := self.keyring.charge(spec.owner, begins_turn=True)) is not None:
+        if (exceeded := await self._charge_owner(spec.owner)) is not None:
             raise Refused("rate_limit_exceeded", exceeded.message)
 
     def rate_headers(self, request: web.Request) -> dict[str, str]:
@@ -342,10 +381,8 @@ class ServerContext:
 
     def _charge_tokens(self, live: LiveRun, event: Event) -> None:
         """Count the tokens of a turn that has ended; those of a subagent are among its parent's."""
-        if not event.final or live.spec.parent is not None:
-            return
-        if (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
-            bucket.spend(live.log.state.usage.get("total_tokens") or 0)
+        if event.final and live.spec.parent is None and live.log.count_end is None:
+            self.keyring.spend(live.spec.owner, live.log.state.usage.get("total_tokens") or 0)
 
     def session_key(self, request: web.Request, user: str | None = None) -> tuple[str | None, ApiError | None]:
         """The scope of long-term memory that a request names, or why it may not. Where none is named, the user may be

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import math
@@ -122,31 +121,26 @@ Level = Callable[[], AbstractContextManager[list[float]]]
 class Bucket:
     """A token bucket with a burst of one minute. It may go below zero; the caller then waits."""
 
-    __slots__ = ("_clock", "_level", "limit", "tell")
+    __slots__ = ("_clock", "_level", "limit")
 
     def __init__(self, per_minute: int, clock: Callable[[], float], level: Level | None = None) -> None:
         self.limit, self._clock = per_minute, clock
         own = [float(per_minute), clock()]
         self._level = level or (lambda: nullcontext(own))
 
-        # Tells other replicas what is taken.
-        self.tell: Callable[[float], None] | None = None
-
     @property
     def left(self) -> float:
         return self._changed(0.0)
 
-    def spend(self, amount: float, *, remote: bool = False) -> None:
-        """`told`: by another replica."""
+    def spend(self, amount: float) -> None:
         self._changed(amount)
-        if self.tell is not None and not remote:
-            self.tell(amount)
 
     def take(self, amount: float) -> bool:
-        taken = self._changed(amount, at_least=amount) >= 0
-        if taken and self.tell is not None:
-            self.tell(amount)
-        return taken
+        return self._changed(amount, at_least=amount) >= 0
+
+    def correct(self, left: float) -> None:
+        with self._level() as level:
+            level[:] = left, self._clock()
 
     def _changed(self, amount: float, at_least: float = -math.inf) -> float:
         """What is left when so much is taken; below zero where less is there than that, which then stays."""
@@ -226,18 +220,19 @@ class Keyring:
 
         self._fill(level)
 
-    def share_among_replicas(self, spend: Callable[[str, float], None]) -> Callable[[str, float], None]:
-        """Have the rates in common with other replicas, as far as what is taken is told in time. What they take is given
-        to the function that this returns."""
-        buckets = {f"{owner} {name}": bucket for (owner, name), bucket in self._buckets.items()}
-        for rate, bucket in buckets.items():
-            bucket.tell = functools.partial(spend, rate)
+    def correct(self, owner: str, left: Mapping[str, float]) -> None:
+        """What all replicas together have left of an owner's rates. Until the next time it can only be less."""
+        for name, level in left.items():
+            if (bucket := self.bucket(owner, name)) is not None:
+                bucket.correct(level)
 
-        def spent(rate: str, amount: float) -> None:
-            if (bucket := buckets.get(rate)) is not None:
-                bucket.spend(amount, remote=True)
+    def spend(self, owner: str, tokens: int) -> None:
+        if (bucket := self.bucket(owner, "tokens")) is not None:
+            bucket.spend(tokens)
 
-        return spent
+    def rates(self, owner: str) -> tuple[int, int]:
+        key = self.by_owner.get(owner)
+        return (key.requests_per_minute, key.tokens_per_minute) if key else (0, 0)
 
     def counts(self, numbers: SharedNumbers, place: str) -> SharedTurns:
         """The turns of all workers of this place: of each key that has a bound, and together."""
@@ -264,14 +259,21 @@ class Keyring:
     def charge(self, owner: str, *, begins_turn: bool, counted: bool = False) -> RateExceeded | None:
         """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up. `counted`: the
         request was counted before it was known to begin a turn."""
-        requests, tokens = (self.bucket(owner, name) for name in ("requests", "tokens"))
-        requests = None if counted else requests
-        for name, bucket, wanted in (("requests", requests, 1.0), ("tokens", tokens if begins_turn else None, 0.0)):
+        requests = None if counted else self.bucket(owner, "requests")
+        if (exceeded := self.exceeded(owner, begins_turn=begins_turn, counted=counted)) is not None:
+            return exceeded
+        if requests is not None and not requests.take(1):  # another worker was quicker
+            return self.charge(owner, begins_turn=begins_turn)
+        return None
+
+    def exceeded(self, owner: str, *, begins_turn: bool, counted: bool) -> RateExceeded | None:
+        """What `charge` would refuse; it takes nothing."""
+        wanted_rates = (("requests", 1.0, not counted), ("tokens", 0.0, begins_turn))
+        for name, wanted in ((name, wanted) for name, wanted, asked in wanted_rates if asked):
+            bucket = self.bucket(owner, name)
             if bucket is not None and bucket.left < max(wanted, 1e-9):
                 message = f"This key may use {bucket.limit} {name} per minute, and has."
                 return RateExceeded(message, math.ceil(bucket.wait_s(wanted) or 1))
-        if requests is not None and not requests.take(1):  # another worker was quicker
-            return self.charge(owner, begins_turn=begins_turn)
         return None
 
     def ceiling(self, spec: RunSpec) -> RunSpec:

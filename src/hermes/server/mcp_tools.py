@@ -122,7 +122,7 @@ class Answer(Struct, kw_only=True):
 
 async def _ask(call: McpCall, asked: AskArguments) -> Answer:
     context, request = call.context, call.request
-    refusal = context.rate_refusal(caller_of(request), begins_turns=True, counted=True)
+    refusal = await context.rate_refusal(caller_of(request), counted=True)
     if refusal is not None:
         raise refusal
     given = {name: getattr(asked, name) for name in ("message", "model", "instructions")}

@@ -15,7 +15,7 @@ from hermes.runs.traces import TRACEPARENT
 from hermes.server.errors import ApiError, code_in
 from hermes.server.gate import check_gate
 from hermes.server.headers import common_headers
-from hermes.server.keys import SIGNED_IN
+from hermes.server.keys import CALLER, SIGNED_IN
 from hermes.server.routes import error_answer, route_at
 from hermes.server.sign_in import find_sign_in
 from hermes.server.start_gate import START, Start
@@ -39,6 +39,8 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         if refusal is None and "Cookie" in request.headers:
             refusal = await find_sign_in(context, request)
         refusal = refusal or check_gate(context, request, headers)
+        if refusal is None and CALLER in request:
+            refusal = await context.shared_refusal(request)
         response: web.StreamResponse | None = None
         if refusal is None:
             REQUEST_ID.set(headers["X-Request-Id"])

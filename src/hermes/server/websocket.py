@@ -127,13 +127,13 @@ class _Connection:
     async def _read(self) -> None:
         async for message in self._socket:
             try:
-                self._accept(message)
+                await self._accept(message)
             except ApiError as error:
                 await self._tell(error)
 
-    def _accept(self, message: WSMessage) -> None:
+    async def _accept(self, message: WSMessage) -> None:
         """Queue the request in a frame. Every frame counts as a request, before anything is read of it."""
-        if (refusal := self._context.rate_refusal(caller_of(self._request), begins_turns=True)) is not None:
+        if (refusal := await self._context.rate_refusal(caller_of(self._request))) is not None:
             raise refusal
         if message.type is not WSMsgType.TEXT:
             raise ApiError(400, "Messages are JSON objects in text frames.", "invalid_body")

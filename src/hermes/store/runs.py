@@ -15,12 +15,13 @@ from hermes.core.limits import RUN_INPUT_SHOWN_CHARS, SQL_ROWS_MAX, SWEEP_BATCH_
 from hermes.core.processes import host_of, this_process
 from hermes.core.spec import Control, RunSpec
 from hermes.store import rows as messages
-from hermes.store.base import EventsExpired, LeaseLost, NoPlace, Partial, Row, RunRecord, Tail
+from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.dialect import CLOCK, FOR_SHARE, FOR_UPDATE, FOR_UPDATE_SKIP_LOCKED, either, index_hint, not_indexed
 from hermes.store.engine import Record, Tx
 from hermes.store.history_match import FreeSession, find_free_session
 from hermes.store.leases import acquire_free, current_token, release
+from hermes.store.owner_limits import check_places
 from hermes.store.prompts import put
 from hermes.store.replay import closed_stream, joined, part_of, replay
 from hermes.store.repository import Repository, blocks, reads, reads_slowly, writes
@@ -174,7 +175,7 @@ class Runs(Repository):
             state, session_id = RunState(), creates.session_id
             _check_token(run_id, token, current_token(tx, f"session:{session_id}"))
             if owner_max := options.get("owner_max"):
-                _check_places(tx, creates.owner, owner_max)
+                check_places(tx, creates.owner, owner_max)
         else:
             if rows and sum(event.type == "usage" for event in events) == 1:
                 prefetch_usage(tx, rows[0].session_id)
@@ -618,17 +619,6 @@ def _create(
         *_columns(state or RunState(), updated_at or now),
     )
     tx.execute(_CREATE, values)
-
-
-def _check_places(tx: Tx, owner: str, owner_max: int) -> None:
-    """Raise NoPlace where an owner has so many runs without an end. Of two transactions that ask at once the second is run
-    again, since both write the same row: then it counts what the first has added."""
-    tx.execute(
-        "INSERT INTO state_meta VALUES (?, '') ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (f"places:{owner}",),
-    )
-    if tx.value("SELECT count(*) FROM runs WHERE owner = ? AND ended_at IS NULL", (owner,)) >= owner_max:
-        raise NoPlace(f"{owner_max} turns of {owner!r} are running already.")
 
 
 def _leased_run(tx: Tx, run_id: str, token: int | None) -> Record:

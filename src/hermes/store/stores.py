@@ -19,6 +19,7 @@ from hermes.store.history_match import Bound, find_session
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
 from hermes.store.leases import Leases, acquire, acquire_free
+from hermes.store.owner_limits import OwnerLimits
 from hermes.store.repository import AsyncPart, async_class
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
@@ -54,11 +55,15 @@ if TYPE_CHECKING:
 
     class AsyncResponses(AsyncPart, ResponseStore): ...
 
+    class AsyncOwnerLimits(AsyncPart, OwnerLimits): ...
+
 else:
     AsyncSessions, AsyncRuns, AsyncLeases, AsyncIdempotency, AsyncJobs = map(
         async_class, (SessionDB, Runs, Leases, Idempotency, Jobs)
     )
-    AsyncSignIns, AsyncUsageDays, AsyncResponses = map(async_class, (SignIns, UsageDays, ResponseStore))
+    AsyncSignIns, AsyncUsageDays, AsyncResponses, AsyncOwnerLimits = map(
+        async_class, (SignIns, UsageDays, ResponseStore, OwnerLimits)
+    )
 
 
 class Store:
@@ -74,7 +79,7 @@ class Store:
         self.sessions = SessionDB.on(engine)
         self.runs, self.leases = Runs(engine), Leases(engine)
         self.idempotency, self.jobs = Idempotency(engine), Jobs(engine)
-        self.sign_ins, self.usage_days = SignIns(engine), UsageDays(engine)
+        self.sign_ins, self.usage_days, self.owner_limits = SignIns(engine), UsageDays(engine), OwnerLimits(engine)
         self._closed = False
 
     @functools.cached_property
@@ -123,6 +128,7 @@ class AsyncStore:
         )
         self.idempotency, self.jobs = AsyncIdempotency(store.idempotency), AsyncJobs(store.jobs)
         self.sign_ins, self.usage_days = AsyncSignIns(store.sign_ins), AsyncUsageDays(store.usage_days)
+        self.owner_limits = AsyncOwnerLimits(store.owner_limits)
 
     @functools.cached_property
     def responses(self) -> AsyncResponses:
