@@ -55,7 +55,7 @@ from hermes.settings import files as config_files
 from hermes.settings import splice as config_splice
 from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
-from hermes.tools import images, mcp_names, pages, patching, rg_fallback
+from hermes.tools import diffs, images, mcp_names, pages, patching, rg_fallback
 from hermes.tools.framework import arguments
 from hermes.tools.framework.registry import ToolError, render
 from hermes.tools.framework.result_limits import ResultLimiter
@@ -842,9 +842,9 @@ texts("a replacement that fits nowhere", "tools.patching", lambda said: patching
 texts("a patch", "tools.patching", patching.parse_patch, ["*** Update File: a\n@@\n-a\n+b\n", "*** Add File: a\n+a\n", "@@\n", "-a\n", "+a\n", "*** "],
       "*** Begin Patch\n*** Update File: a\n@@\n", large=100_000)  # fmt: skip
 case("a difference", "tools.patching", lambda n: ([f"{at}\n" for at in range(n)], [f"{at + at % 3}\n" for at in range(n)]),
-     lambda both: patching.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
+     lambda both: diffs.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
 case("a difference of equal lines", "tools.patching", lambda n: (["a\n"] * n, ["a\n", "b\n"] * (n // 2)),
-     lambda both: patching.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
+     lambda both: diffs.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
 case("hunks of a patch", "tools.patching", lambda n: ("".join(f"line {at}\n" for at in range(n)), "*** Update File: a\n" + "".join(
     f"@@\n-line {at}\n+other {at}\n" for at in range(0, n, 10)
 )), lambda both: patching.apply_hunks(both[0], patching.parse_patch(both[1])[0].hunks), large=100_000)  # fmt: skip

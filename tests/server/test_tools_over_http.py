@@ -263,6 +263,7 @@ async def test_write_file(talk: Talk) -> None:
     assert (made["bytes"], made["created"]) == (7, True) and made["diagnostics"]
     assert stale["code"] == "stale_file" and stale["hint"]
     assert (written["created"], written["added"], written["removed"]) == (False, 1, 1)
+    assert written["diff"].splitlines()[2:] == ["@@ -1,1 +1,1 @@", "-old", "+new"]
     assert (talk.workspace / "old.txt").read_text() == "new\n"
 
 

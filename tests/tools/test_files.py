@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agent.conftest import MakeHouse
 from agent.house import House
-from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
+from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX, WRITTEN_DIFF_CHARS_MAX
 from hermes.guards.secrets import Secrets
 from hermes.sandbox.shell import Shell
 from hermes.tools import file_access, files, patching, searching
@@ -365,6 +365,21 @@ async def test_write_only_file_is_replaced_unseen(filing: Filing) -> None:
     assert (await filing.call(WRITE, path=".env", content="B=1\n"))["code"] == "stale_file"
     answer = await filing.call(WRITE, path=".env", content="B=1\n", overwrite=True)
     assert (answer["created"], answer["added"], answer["removed"]) == (False, 1, None) and path.read_text() == "B=1\n"
+    assert "diff" not in answer
+
+
+async def test_write_file_over_a_file_answers_with_a_diff_without_secrets(filing: Filing) -> None:
+    filing.put("f", f"key: {KNOWN}\nsame\n")
+    answer = await filing.call(WRITE, path="f", content="key: none\nsame\n", overwrite=True)
+    assert answer["diff"].splitlines()[2:] == ["@@ -1,2 +1,2 @@", "-key: «redacted:known»", "+key: none", " same"]
+    assert "diff" not in await filing.call(WRITE, path="f", content="key: none\nsame\n"), "nothing was changed"
+    long = "".join(f"line {number}\n" for number in range(3000))
+    answer = await filing.call(WRITE, path="f", content=long)
+    assert len(answer["diff"]) <= WRITTEN_DIFF_CHARS_MAX and answer["diff"].endswith(
+        "[the rest of the diff is left out]"
+    )
+    filing.put("g", b"\0binary")
+    assert "diff" not in await filing.call(WRITE, path="g", content="text\n", overwrite=True)
 
 
 async def test_write_file_size_limit(filing: Filing) -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hermes.core.limits import DIFF_CHARS_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.paths import Paths
 from hermes.tools import file_access, files
+from hermes.tools.diffs import unified_diff
 from hermes.tools.framework.registry import ToolError
-from hermes.tools.patching import TOOL, apply_hunks, nearest, parse_patch, replace_text, unified_diff
+from hermes.tools.patching import TOOL, apply_hunks, nearest, parse_patch, replace_text
 
 from .filing import KNOWN, Filing, Json
 

@@ -15,6 +15,7 @@ from hermes.core.text import spaced_json
 from hermes.guards.paths import PathRefused, Paths
 from hermes.tools import file_access as access
 from hermes.tools.diagnostics import diagnostics
+from hermes.tools.diffs import lines_of, shorten, text_of, unified_diff
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 from hermes.tools.vision import data_url
 
@@ -146,6 +147,8 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
             data = access.BOM + data
         answer: Answer = {"path": access.display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
         answer |= _count_lines(b"" if before is None else old and old[0], data)
+        if old is not None and b"\0" not in old[0] and old[0] != data:
+            answer["diff"] = _diff(ctx, answer["path"], old[0], data)
         answer["diagnostics"] = diagnostics(real, data)
         change = access.Change(real, before, data)
         return access.prepare_changes([change], (paths, change, answer))
@@ -159,6 +162,11 @@ def _count_lines(old: bytes | None, new: bytes) -> Answer:
         return {"added": len(new.splitlines()), "removed": None}
     lines = [Counter(data.splitlines()) for data in (old, new)]
     return {"added": (lines[1] - lines[0]).total(), "removed": (lines[0] - lines[1]).total()}
+
+
+def _diff(ctx: ToolContext, path: str, old: bytes, new: bytes) -> str:
+    text, *_ = unified_diff(lines_of(text_of(old)), lines_of(text_of(new)), (path, path))
+    return shorten(ctx, text, limits.WRITTEN_DIFF_CHARS_MAX)
 
 
 def _write(ctx: ToolContext, args: WriteFile) -> Answer:

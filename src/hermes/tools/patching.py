@@ -8,7 +8,7 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.tools import file_access as access
 from hermes.tools.diagnostics import diagnostics
+from hermes.tools.diffs import lines_of, printable, shorten, text_of, unified_diff
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 
 # The ways to compare two lines, from the strictest on.
@@ -26,7 +27,7 @@ LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("trailing_space", str.rstrip),
     ("indentation", str.strip),
 )
-_NEAREST, _NEAREST_LINES, _CONTEXT, _COMPARED_CHARS = 3, 6, 3, 200
+_NEAREST, _NEAREST_LINES, _COMPARED_CHARS = 3, 6, 200
 _COMPARED_AT_ONCE = 200
 _GRAMMAR = (
     "*** Begin Patch\n*** Update File: path\n@@ a line above, if the place is not unique\n context\n-old\n+new\n"
@@ -84,7 +85,7 @@ def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
             numbers = [text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]]
             raise ambiguous_match(numbers, len(starts))
         return text.replace(old, new), "exact"
-    lines, sought, instead = _lines(text), _lines(old), _lines(new)
+    lines, sought, instead = lines_of(text), lines_of(old), lines_of(new)
     for by, form in LEVELS[1:] if old.strip() else ():
         if places := find_blocks(lines, sought, form):
             if len(places) > 1 and not every:
@@ -100,10 +101,6 @@ def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
             pieces.append(lines[:free])
             return _join_lines([line for piece in reversed(pieces) for line in piece], text), by
     raise no_match("old_string does not occur in the file", lines, sought)
-
-
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _join_lines(lines: list[str], before: str) -> str:
@@ -204,7 +201,7 @@ def _syntax_error(number: int, line: str) -> ToolError:
 
 def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
     """The text after all hunks, and the weakest level at which one was matched."""
-    places = _LineIndex(_lines(text))
+    places = _LineIndex(lines_of(text))
     lines, out = places.lines, list[str]()
     at, level = 0, 0
     for hunk in (hunk for hunk in hunks if hunk.rows):
@@ -280,45 +277,7 @@ def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tup
     raise no_match("The lines of a hunk do not occur in the file", lines, old)
 
 
-# ---- what has changed
-
-
-def unified_diff(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
-    first = max(0, head - _CONTEXT)
-    a, b = old[first : len(old) - max(0, tail - _CONTEXT)], new[first : len(new) - max(0, tail - _CONTEXT)]
-    out, added, removed = [f"--- {names[0]}", f"+++ {names[1]}"], 0, 0
-    for group in _groups(a, b, head - first, min(tail, _CONTEXT)):
-        (_, a1, _, b1, _), (_, _, a2, _, b2) = group[0], group[-1]
-        out.append(f"@@ -{first + a1 + 1},{a2 - a1} +{first + b1 + 1},{b2 - b1} @@")
-        for kind, i1, i2, j1, j2 in group:
-            if kind == "equal":
-                out += (f" {line}" for line in a[i1:i2])
-                continue
-            added, removed = added + j2 - j1, removed + i2 - i1
-            out += [f"-{line}" for line in a[i1:i2]] + [f"+{line}" for line in b[j1:j2]]
-    return "\n".join(out), added, removed
-
-
-def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[tuple[str, int, int, int, int]]]:
-    if max(len(a), len(b)) <= limits.COMPARED_LINES_MAX:
-        return difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT)
-    x, y = len(a) - trail, len(b) - trail  # comparing so many lines would take too long
-    return [[("equal", 0, lead, 0, lead), ("replace", lead, x, lead, y), ("equal", x, len(a), y, len(b))]]
-
-
 # ---- the tool
-
-
-def _text(data: bytes) -> str:
-    """A file's text, from which `_bytes` restores every byte."""
-    plain = data.removeprefix(access.BOM)
-    return (plain.replace(b"\r\n", b"\n") if access.is_crlf(data) else plain).decode("utf-8", "surrogateescape")
 
 
 def _bytes(text: str, before: bytes) -> bytes:
@@ -379,14 +338,14 @@ def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], 
                 if paths.digest(real[new]) is not None:
                     raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
             old, like = (b"", None) if section.kind == "Add" else _load(paths, path, real[path])
-        before, after, by = _text(old), None, "exact"
+        before, after, by = text_of(old), None, "exact"
         try:
             if args.mode == "replace":
                 after, by = replace_text(before, args.old_string or "", args.new_string or "", args.replace_all)
             elif section.kind != "Delete":
                 after, by = apply_hunks(before, section.hunks)
         except ToolError as refusal:
-            refusal.answer["error"] = f"{path}: {_printable(refusal.answer['error'])}"
+            refusal.answer["error"] = f"{path}: {printable(refusal.answer['error'])}"
             for place in refusal.answer.get("nearest", ()):
                 place["text"] = access.LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
             raise
@@ -397,29 +356,14 @@ def _plan(ctx: ToolContext, paths: Paths, args: Patch, sections: list[Section], 
         content = None if section.move else data
         changes.append(access.Change(real[path], digest, content, None if like is None else old, like))
         names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
-        text, added, removed = unified_diff(_lines(before), _lines(after or ""), names)
+        text, added, removed = unified_diff(lines_of(before), lines_of(after or ""), names)
         diffs.append(text)
         shown_path = access.display_path(ctx, paths, real[target])
         answer["files"].append({"path": shown_path, "added": added, "removed": removed})
         answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
         faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
-    answer["diff"] = _shorten_diff(ctx, "\n".join(diffs))
+    answer["diff"] = shorten(ctx, "\n".join(diffs))
     return access.prepare_changes(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _shorten_diff(ctx: ToolContext, diff: str) -> str:
-    """The diff without secrets, cut between lines, which no secret spans."""
-    excerpt = diff[: 2 * limits.DIFF_CHARS_MAX]
-    if len(excerpt) < len(diff):
-        excerpt = excerpt[: excerpt.rfind("\n") + 1]
-    excerpt = access.LineRedactor(ctx).text(_printable(excerpt))
-    if len(excerpt) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
-        return excerpt
-    return excerpt[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
 
 
 def _run(ctx: ToolContext, args: Patch) -> Answer:
