@@ -21,12 +21,26 @@ def test_usage_by_day_model_and_session(place: Place) -> None:
         assert (document["by"], document["days"]) == (by, 30)
         assert len(document["data"]) == (2 if by == "session" else 1)
         total[by] = document["total"]["input_tokens"], document["total"]["output_tokens"], document["total"]["calls"]
+        turns = [row["turns"] for row in document["data"]]
+        assert turns == ([1, 1] if by == "session" else [2]) and document["total"]["turns"] == 2
     assert total["day"] == total["model"] == total["session"]
     assert total["day"][2] == 2 and min(total["day"]) > 0
     lines = place.run("usage").stdout.splitlines()
     assert lines[0].split() == ["day", "turns", "calls", "input", "cached", "output", "cost"]
     assert lines[-1].startswith("total")
     assert "custom/m" in place.run("usage", "--by", "model").stdout
+
+
+def test_usage_counts_requests_for_titles(place: Place) -> None:
+    assert place.run("config", "unset", "auxiliary.title_generation.enabled").returncode == 0
+    place.script(
+        Reply(text="One.", usage={"input": 100, "output": 10}),
+        Reply(text="A title", usage={"input": 20, "output": 3}, continues=False),
+    )
+    assert place.run("-z", "first").returncode == 0
+    for by in ("day", "model", "session"):
+        [row] = json.loads(place.run("usage", "--by", by, "--json").stdout)["data"]
+        assert (row["turns"], row["calls"], row["input_tokens"], row["output_tokens"]) == (1, 2, 120, 13)
 
 
 def test_usage_of_nothing(place: Place) -> None:

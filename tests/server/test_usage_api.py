@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hermes.services.usage import BOUNDS_S, DAY_S, report
+from hermes.services.usage import BOUNDS_S, report
 from hermes.store.base import StoreError
-from hermes.store.usage_days import UsageKey
+from hermes.store.usage_days import DAY_S, UsageKey
 from support.model_server import Call, Reply
 
 from .clients import Json, refused, told, user

@@ -399,5 +399,5 @@ async def _name_session(turn: Turn, answer: str) -> None:
     title = question
     if answer and names_session(turn) and (generated := await Auxiliary(turn).title(question, answer)) is not None:
         title, usage = generated
-        await sessions.add_usage(session_id, usage, usage["model"], usage["provider"], usage["task"])
+        await sessions.add_late_usage(session_id, usage)
     await sessions.set_auto_title_if_empty(session_id, plain_title(title))

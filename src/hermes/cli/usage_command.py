@@ -32,18 +32,19 @@ def _days(text: str) -> int:
 def _usage(args: Args, home: Home) -> None:
     from hermes.cli.session_maintenance import opened
     from hermes.services import usage
-    from hermes.store.usage_days import Group, UsageDays
+    from hermes.store.usage_days import DAY_S, Group, UsageDays
 
     with opened(home) as db:
         if args.by == "session":
-            first = time.time() - args.days * usage.DAY_S
+            first = time.time() - args.days * DAY_S
             sessions = [
                 one for one in db.list_sessions(limit=args.limit, archived="all") if one["last_active"] >= first
             ]
-            rows = [_of_session(one) for one in sessions]
+            turns = db.count_turns([one["id"] for one in sessions])
+            rows = [_of_session(one, turns[one["id"]], db.get_usage(one["id"])) for one in sessions]
             total = usage.total_of(rows)
         else:
-            today = int(time.time() // usage.DAY_S)
+            today = int(time.time() // DAY_S)
             groups: list[Group] = ["provider", "model"] if args.by == "model" else ["day"]
             sums = UsageDays(db.engine).sums(today - args.days + 1, groups)
             rows = [{**usage.labels(groups, key), **usage.report(numbers)} for key, numbers in sums.items()]
@@ -55,17 +56,19 @@ def _usage(args: Args, home: Home) -> None:
     print_table(args, home, document, shown, flexible=0, empty=f"Nothing was used in the last {args.days} days.")
 
 
-def _of_session(session: JsonMapping) -> JsonObject:
-    names = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-    numbers = {name: session[name] or 0 for name in names}
+def _of_session(session: JsonMapping, turns: int, calls: list[JsonObject]) -> JsonObject:
+    """A session with all that was asked of models for it: turns, and tasks beside them such as its title."""
+    from hermes.store.usage_days import TOKENS
+
+    costs = [call["actual_cost_usd"] for call in calls if call["actual_cost_usd"] is not None]
     return {
         "session_id": session["id"],
         "title": session["title"] or session["preview"],
         "model": session["model"],
         "last_active": iso(session["last_active"]),
-        "calls": session["api_call_count"] or 0,
-        **numbers,
-        "cost_usd": session["actual_cost_usd"],
+        "turns": turns,
+        **{name: sum(call[name] for call in calls) for name in ("calls", *TOKENS)},
+        "cost_usd": sum(costs) if costs else None,
     }
 
 

@@ -12,8 +12,8 @@ from hermes.core.limits import USAGE_KEPT_DAYS, USAGE_ROWS_MAX
 from hermes.server.errors import invalid
 from hermes.server.keys import caller_of
 from hermes.server.routes import route
-from hermes.services.usage import DAY_S, date_of, labels, report, total_of
-from hermes.store.usage_days import Group
+from hermes.services.usage import date_of, labels, report, total_of
+from hermes.store.usage_days import DAY_S, Group
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext

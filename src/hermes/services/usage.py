@@ -18,13 +18,11 @@ from hermes.core.limits import USAGE_WRITTEN_S
 from hermes.runs.engine import LiveRun
 from hermes.store.base import StoreError
 from hermes.store.stores import AsyncUsageDays
-from hermes.store.usage_days import Group, UsageKey
+from hermes.store.usage_days import DAY_S, TOKENS, Group, UsageKey
 
 log = logging.getLogger(__name__)
-DAY_S = 86_400
 # Sessions of runs that nobody has asked for: a model that is loaded, or tried.
 WARM_UP, TRIAL = "warm_up", "trial"
-_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _SECONDS = ("turn_seconds", "tool_seconds")
 _COUNTS = ("turns", "failed", "cancelled", "calls", "retries", "tool_calls", "tool_errors")
 # Bounds in seconds between which the times to the first token are counted; a last group has all that took longer.
@@ -52,7 +50,7 @@ class UsageCounter:
             return
         kind, data, state = event.type, event.data, live.log.state
         if kind == "usage":
-            tokens = {name: data.get(name) or 0 for name in _TOKENS}
+            tokens = {name: data.get(name) or 0 for name in TOKENS}
             cost = {} if data.get("cost_usd") is None else {"cost_usd": data["cost_usd"]}
             self._count(live, {"calls": 1, **tokens, **cost}, data["provider"], data["model"])
         elif kind == "tool.finished":
@@ -133,7 +131,7 @@ def report(sums: Mapping[str, float]) -> JsonObject:
     count = sum(groups)
     cost = sums.get("cost_usd")
     return {
-        **{name: int(sums.get(name, 0)) for name in (*_COUNTS, *_TOKENS)},
+        **{name: int(sums.get(name, 0)) for name in (*_COUNTS, *TOKENS)},
         "cost_usd": None if cost is None else round(cost, 6),
         **{name: round(sums.get(name, 0), 3) for name in _SECONDS},
         "first_token_mean": round(sums.get(_FIRST, 0) / count, 3) if count else None,

@@ -49,6 +49,7 @@ from hermes.store.sqlite.schema import STATE
 from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
 from hermes.store.upkeep import Upkeep
+from hermes.store.usage_days import DAY_S, TOKENS, UsageKey, add_amounts
 
 _CHANGED = (
     *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
@@ -380,6 +381,23 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     def add_usage(self, tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str = "") -> None:
         """Count one call of a model; of auxiliary tasks only under their own name."""
         count_usage(tx, session_id, usage, model, provider, task)
+
+    @writes
+    def add_late_usage(self, tx: Tx, session_id: str, usage: JsonMapping) -> None:
+        """Count a call that belongs to no run, so that nobody else counts it: of its session, and of the day."""
+        model, provider, task = usage["model"], usage["provider"], usage["task"]
+        owner = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
+        if owner is None:
+            return
+        count_usage(tx, session_id, usage, model, provider, task)
+        amounts = {name: amount for name in (*TOKENS, "cost_usd") if (amount := usage.get(name))}
+        add_amounts(tx, {UsageKey(int(time.time() // DAY_S), owner, provider, model): {"calls": 1, **amounts}})
+
+    @reads
+    def count_turns(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, int]:
+        """How many turns each of these sessions has had; what was copied or imported is none."""
+        sql = "SELECT count(DISTINCT run_id) FROM messages WHERE session_id = ? AND role = 'user' AND NOT synthetic"
+        return {session_id: tx.value(sql, (session_id,), 0) for session_id in session_ids}
 
     @reads
     def get_usage(self, tx: Tx, session_id: str) -> list[JsonObject]:

@@ -10,6 +10,8 @@ from hermes.store.engine import Tx
 from hermes.store.repository import Repository, reads_slowly, writes
 
 Group = Literal["day", "owner", "provider", "model"]
+DAY_S = 86_400
+TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 
 
 class UsageKey(NamedTuple):
@@ -27,13 +29,17 @@ _ADD = (
 )
 
 
+def add_amounts(tx: Tx, amounts: Mapping[UsageKey, Mapping[str, float]]) -> None:
+    # In one order, so that replicas do not wait for each other in a circle.
+    for key in sorted(amounts):
+        for name in sorted(amounts[key]):
+            tx.execute(_ADD, (key.day, *map(clean, key[1:]), name, amounts[key][name]))
+
+
 class UsageDays(Repository):
     @writes
     def add(self, tx: Tx, amounts: Mapping[UsageKey, Mapping[str, float]]) -> None:
-        # In one order, so that replicas do not wait for each other in a circle.
-        for key in sorted(amounts):
-            for name in sorted(amounts[key]):
-                tx.execute(_ADD, (key.day, *map(clean, key[1:]), name, amounts[key][name]))
+        add_amounts(tx, amounts)
 
     @reads_slowly
     def sums(
