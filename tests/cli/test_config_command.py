@@ -456,3 +456,36 @@ def test_profile_delete_with_yes(home: Home, capsys: pytest.CaptureFixture[str])
     assert run(home, "profile", "delete", "work", "-y", json=True) == 0
     assert document(capsys) == {"name": "work", "deleted": True}
     assert homes.list_profiles(home) == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "key", "named"),
+    [
+        ("model: {default: m, base_url: 'localhost:8000'}", "model.base_url", "localhost:8000"),
+        ("model: {default: m, base_url: 'ftp://user:passw@h/v1'}", "model.base_url", "***"),
+        ("providers: {mine: {base_url: 'htp://h/v1'}}", "providers.mine.base_url", "htp://h/v1"),
+        ("model: {default: m, provider: opnai}", "model.provider", "Did you mean openai?"),
+        ("auxiliary: {vision: {provider: nobody}}", "auxiliary.vision.provider", "nobody"),
+        ("fallback_providers: [openai/gpt, opnrouter/x]", "fallback_providers", "Did you mean openrouter?"),
+        ("timezone: Europe/Berln", "timezone", "Did you mean Europe/Berlin?"),
+    ],
+)
+def test_check_names_values_that_lead_nowhere(
+    yaml: str, key: str, named: str, home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(home, yaml)
+    assert run(home, "config", "check", json=True) == 1
+    [problem] = document(capsys)["problems"]
+    assert (problem["severity"], problem["key"]) == ("warn", key) and named in problem["message"]
+    assert "passw" not in problem["message"]
+
+
+def test_check_takes_what_leads_somewhere(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        home,
+        "model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'http://[::1]:8000/v1'}}\n"
+        "fallback_providers: [openai/gpt, mine]\ntimezone: Europe/Berlin\nauxiliary: {vision: {provider: anthropic}}\n",
+    )
+    assert run(home, "config", "check") == 0
+    assert run(home, "config", "set", "model.base_url", "nonsense") == 0
+    assert "model.base_url is no address" in capsys.readouterr().err

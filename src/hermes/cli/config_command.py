@@ -117,6 +117,8 @@ def _described(row: JsonObject) -> list[str]:
     help="check and write one setting; secrets go to .env",
 )
 def _set(args: Args, home: Home) -> int:
+    from hermes.services.settings import doubtful_values
+
     value = sys.stdin.readline().rstrip("\r\n") if args.value == "-" else args.value
     written = config.set_value(home, args.key, value)
     settings = config.load(home)
@@ -127,6 +129,7 @@ def _set(args: Args, home: Home) -> int:
     stronger = ("environment",) if written.variable else ("environment", ".env")
     if origin.source in stronger:
         note(f"{written.key} is still taken from {origin.where}, which comes first.")
+    note(*(problem.message for problem in doubtful_values(settings) if problem.key == written.key))
     return 0
 
 
@@ -152,10 +155,13 @@ def _env_path(args: Args, home: Home) -> None:
     tell(args, {"path": str(home.env_file)}, str(home.env_file))
 
 
-@command("config check", help="unknown names, wrong types, unused spellings")
+@command("config check", help="unknown names, wrong types, addresses and names that lead nowhere")
 def _check(args: Args, home: Home) -> int:
+    from hermes.services.settings import doubtful_values
+
     try:
-        problems = config.load(home).problems
+        settings = config.load(home)
+        problems = (*settings.problems, *doubtful_values(settings))
     except ConfigError as error:
         problems = (config.Problem("error", "", None, error.message, where=error.where, hint=error.hint),)
     document = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}

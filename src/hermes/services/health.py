@@ -24,6 +24,7 @@ from hermes.core.json_types import JsonMapping
 from hermes.core.spec import RouteChoice
 from hermes.runs.schedule import BadSchedule, zone_named
 from hermes.services import models, runs, sessions
+from hermes.services.settings import doubtful_values
 from hermes.store.stores import place_of
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _removed(path: Path) -> bool:
 
 
 def _configuration(subject: Subject) -> Finding:
-    problems = subject.settings.problems
+    problems = [*subject.settings.problems, *doubtful_values(subject.settings)]
     if not problems:
         return Finding("ok", "The settings are in order.")
     state: State = "fail" if subject.settings.errors else "warn"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from hermes.core.errors import ConfigError, ServiceError
 from hermes.core.json_types import JsonObject
+from hermes.providers.routes import CUSTOM
+from hermes.runs.schedule import BadSchedule, zone_named
 from hermes.settings import config
-from hermes.settings.check import has_reference, masked
-from hermes.settings.keys import find
+from hermes.settings.check import Problem, has_reference, masked
+from hermes.settings.keys import closest, did_you_mean, find
+from hermes.settings.known_providers import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings, Value
@@ -35,6 +39,56 @@ EDITABLE = frozenset(
         "cron.max_parallel_jobs",
     }
 )
+
+
+def doubtful_values(settings: Settings) -> list[Problem]:
+    """Values that fit their type and lead nowhere: addresses that are none, unknown providers and time zones."""
+    rows = [*settings.items()]
+    addressed = {name.rpartition(".")[0] for name, _, value in rows if name.endswith(".base_url") and value.value}
+    found: list[Problem] = []
+    for name, key, value in rows:
+        section, _, field = name.rpartition(".")
+        near = message = ""
+        if field == "base_url" and value.value and not _is_address(str(value.value)):
+            message = f"{name} is no address such as http://127.0.0.1:8000/v1: {masked(key, value.value)!r}."
+        elif field == "provider" and section not in addressed:
+            near, message = _unknown_provider(settings, name, value.value)
+        elif name == "fallback_providers":
+            providers = [entry.partition("/")[0] for entry in value.value if isinstance(entry, str)]
+            near, message = max((_unknown_provider(settings, name, one) for one in providers), default=("", ""))
+        elif name == "timezone" and value.value:
+            near, message = _unknown_zone(name, value.value)
+        if message:
+            hint = f"hermes config describe {key.name}"
+            found.append(Problem("warn", name, None, message, near, where=value.where or "", hint=hint))
+    return found
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in text
+    except ValueError:
+        return False
+
+
+def _unknown_provider(settings: Settings, name: str, provider: Any) -> tuple[str, str]:
+    known = {*KNOWN_PROVIDERS, *settings.providers, "auto", CUSTOM}
+    if not provider or provider in known:
+        return "", ""
+    near = closest(str(provider), known)
+    return near, f"{name} names no provider that is known or has an address: {provider!r}.{did_you_mean(near)}"
+
+
+def _unknown_zone(name: str, zone: str) -> tuple[str, str]:
+    try:
+        zone_named(zone)
+    except BadSchedule:
+        from zoneinfo import available_timezones
+
+        near = closest(zone, available_timezones())
+        return near, f"{name} is no time zone: {zone!r}.{did_you_mean(near)}"
+    return "", ""
 
 
 def rows(settings: Settings) -> list[JsonObject]:
