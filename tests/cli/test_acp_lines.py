@@ -153,6 +153,9 @@ async def test_wrong_messages_are_errors_and_the_connection_goes_on(place: Place
         (b"5", -32600),
         (b'{"jsonrpc":"2.0","id":{},"method":"initialize"}', -32600),
         (b'{"jsonrpc":"2.0","id":1,"method":{}}', -32600),
+        (b"{}", -32600),
+        (b'{"jsonrpc":"2.0","id":1}', -32600),
+        (b'{"jsonrpc":"2.0","result":{}}', -32600),
     ]
     prompts: list[tuple[Any, str]] = [
         ([], "prompt is empty"),

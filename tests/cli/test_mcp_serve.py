@@ -135,9 +135,10 @@ async def test_serve_stops_turns_when_it_ends(tmp_path: Path, model: ModelServer
         env={**os.environ, "HERMES_HOME": str(tmp_path)},
     )
     assert process.stdin is not None and process.stdout is not None
-    # Lines that are too long, or no messages, are passed over.
+    # Lines that are too long, or no messages, are refused.
     process.stdin.write(b"x" * 100_000 + b"\nnonsense\n" + INITIALIZE)
-    assert json.loads(await asyncio.wait_for(process.stdout.readline(), SURELY_S))["id"] == 1
+    for expected in (None, None, 1):
+        assert json.loads(await asyncio.wait_for(process.stdout.readline(), SURELY_S))["id"] == expected
     process.stdin.write(_line("notifications/initialized"))
     process.stdin.write(_line("tools/call", 2, name="ask", arguments={"message": "wait"}))
 
@@ -217,3 +218,30 @@ async def test_questions_are_put_to_the_user_of_the_host(
     assert f"touch {made}" in asked[0]["message"] and asked[1]["message"] == "Which colour?"
     assert asked[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
     assert asked[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
+
+
+@pytest.mark.parametrize("words", [(), ("--server", "http://127.0.0.1:1")])
+async def test_lines_that_are_no_message_are_answered(
+    tmp_path: Path, model: ModelServer, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(_settings(model)))
+    env = {**os.environ, "HERMES_HOME": str(tmp_path)}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "hermes", "mcp", "serve", *words, env=env, stdin=pipe, stdout=pipe
+    )
+    assert process.stdin is not None and process.stdout is not None
+    ping = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
+    lines = [b"this is no JSON", b"[" * 100_000, b"[]", b"5", b"{}", b'{"jsonrpc":"2.0","id":1}', b"", b"\xff\xfe"]
+    codes = [-32700, -32700, -32600, -32600, -32600, -32600, -32700]
+    try:
+        process.stdin.write(b"".join(line + b"\n" for line in (*lines, json.dumps(ping).encode())))
+        async with asyncio.timeout(SURELY_S):
+            answers = [json.loads(await process.stdout.readline()) for _ in (*codes, ping)]
+        refusals = [answer for answer in answers if answer["id"] is None]
+        assert [answer["error"]["code"] for answer in refusals] == codes
+        assert [answer["id"] for answer in answers if answer["id"] is not None] == [7], "the next message is read"
+    finally:
+        process.stdin.close()
+        async with asyncio.timeout(SURELY_S):
+            await process.wait()

@@ -77,8 +77,6 @@ class _Relay:
     async def run(self, read: Any) -> None:
         async with asyncio.TaskGroup() as group, self._write:
             async for item in read:
-                if not isinstance(item, SessionMessage):
-                    continue  # a line that is no message has no id to answer to
                 message: JsonObject = item.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
                 if message.get("method") == _CANCELLED:
                     # The server stops what it does for a request whose connection is closed.

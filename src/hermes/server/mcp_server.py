@@ -21,11 +21,16 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
     CallToolResult,
+    ErrorData,
     GetPromptResult,
+    JSONRPCError,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -40,12 +45,15 @@ from mcp_types import (
     TextResourceContents,
     Tool,
     ToolAnnotations,
+    jsonrpc_message_adapter,
 )
 from multidict import CIMultiDict, CIMultiDictProxy
+from pydantic import ValidationError
 from yarl import URL
 
 import hermes
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.line_reader import read_line
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.mcp_tools import (
     TOOLS,
@@ -248,34 +256,49 @@ async def serve_stdio(context: ServerContext) -> None:
 
 @asynccontextmanager
 async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
-    """What the SDK reads messages from and writes them to. Reading can be cancelled, which the SDK's own cannot."""
-    mode = os.fstat(0).st_mode
-    if stat.S_ISREG(mode):
-        async with stdio_server() as streams:
-            yield streams
-        return
-    reader, loop = asyncio.StreamReader(limit=line_bytes_max), asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    """What the SDK reads messages from and writes them to. Reading can be cancelled, which the SDK's own cannot, and a
+    line that is no message is answered."""
+    reader, transport = asyncio.StreamReader(limit=line_bytes_max), None
+    if stat.S_ISREG(os.fstat(0).st_mode):  # there is nothing to wait for
+        reader.feed_data(await asyncio.to_thread(sys.stdin.buffer.read))
+        reader.feed_eof()
+    else:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    write: Any = None
 
     async def lines() -> AsyncIterator[str]:
-        while True:
-            try:
-                line = await reader.readline()
-            except ValueError:
-                log.warning("a message of more than %d bytes is passed over", line_bytes_max)
-                continue
-            if not line:
-                return
-            yield line.decode(errors="replace")
+        too_long = INVALID_REQUEST, f"A message has at most {line_bytes_max} bytes"
+        while (line := await read_line(reader)) != b"":
+            refusal = too_long if line is None else _line_refusal(line)
+            if refusal is not None:
+                code, message = refusal
+                error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=message))
+                await write.send(SessionMessage(error))
+            elif line is not None and line.strip():
+                yield line.decode(errors="replace")
 
     try:
         given: Any = lines()
-        async with stdio_server(stdin=given) as streams:
-            yield streams
+        async with stdio_server(stdin=given) as (read, write):
+            yield read, write
     finally:
-        with suppress(OSError):  # it may be closed
-            os.set_blocking(0, True)  # a terminal is shared with others
-        transport.close()
+        if transport is not None:
+            with suppress(OSError):  # it may be closed
+                os.set_blocking(0, True)  # a terminal is shared with others
+            transport.close()
+
+
+def _line_refusal(line: bytes) -> tuple[int, str] | None:
+    """Why a line is no message of JSON-RPC; blank lines are passed over."""
+    try:
+        if line.strip():
+            jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+    except ValidationError as error:
+        if any(fault["type"] == "json_invalid" for fault in error.errors(include_input=False, include_url=False)):
+            return PARSE_ERROR, "The line is no JSON"
+        return INVALID_REQUEST, "The line is no message of JSON-RPC 2.0"
+    return None
 
 
 def _detached_request() -> web.Request:

@@ -14,6 +14,7 @@ from typing import Any
 from hermes.cli.output import UsageError
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import ACP_CLOSE_S_MAX, ACP_LINE_BYTES_MAX
+from hermes.core.line_reader import read_line
 
 PARSE_ERROR, INVALID_REQUEST = -32700, -32600
 
@@ -55,29 +56,12 @@ class Wire:
         return cls(reader, asyncio.StreamWriter(transport, protocol, None, loop))
 
     async def receive(self) -> JsonObject | None:
-        while True:
-            try:
-                line = await self._reader.readuntil(b"\n")
-            except asyncio.IncompleteReadError as end:
-                line = end.partial
-                if not line:
-                    return None
-            except asyncio.LimitOverrunError:
-                await self._skip_line()
+        while (line := await read_line(self._reader)) != b"":
+            if line is None:
                 self._refuse(INVALID_REQUEST, f"A message has at most {ACP_LINE_BYTES_MAX} bytes")
-                continue
-            if line.strip() and (message := self._message(line)) is not None:
+            elif line.strip() and (message := self._message(line)) is not None:
                 return message
-
-    async def _skip_line(self) -> None:
-        while True:
-            try:
-                await self._reader.readuntil(b"\n")
-                return
-            except asyncio.IncompleteReadError:
-                return
-            except asyncio.LimitOverrunError as overrun:
-                await self._reader.readexactly(overrun.consumed)
+        return None
 
     def _message(self, line: bytes) -> JsonObject | None:
         try:
@@ -85,10 +69,9 @@ class Wire:
         except (ValueError, RecursionError):
             self._refuse(PARSE_ERROR, "Parse error: the line is no JSON")
             return None
-        fits = isinstance(message, dict) and isinstance(message.get("method", ""), str)
-        if fits and isinstance(message.get("id"), str | int | None):
+        if _is_message(message):
             return message  # type: ignore[no-any-return]
-        self._refuse(INVALID_REQUEST, "Invalid request: a message is one JSON object with method and id")
+        self._refuse(INVALID_REQUEST, "Invalid request: a message is one JSON object with method, or id and result")
         return None
 
     def _refuse(self, code: int, message: str) -> None:
@@ -114,6 +97,15 @@ class Wire:
         with suppress(OSError, TimeoutError):
             await asyncio.wait_for(self._writer.drain(), ACP_CLOSE_S_MAX)
         self._writer.close()
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it is a request, a notification, or an answer to one of ours."""
+    if not isinstance(message, dict) or not isinstance(message.get("id"), str | int | None):
+        return False
+    if "method" in message:
+        return isinstance(message["method"], str)
+    return "id" in message and ("result" in message or "error" in message)
 
 
 def _pipe(fd: int, mode: str) -> Any:
