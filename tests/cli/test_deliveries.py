@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import threading
@@ -76,6 +77,29 @@ def test_result_is_written_to_a_file(place: Place) -> None:
     [other] = [file for file in target.parent.iterdir() if file != target]
     assert other.name.startswith("Daily-news-") and other.read_text() == "Again.\n"
     assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered", "delivered"]
+
+
+def test_file_that_exists_is_added_to(place: Place) -> None:
+    place.script(Reply(text="Hello."), Reply(text="Again."))
+    target = place.folder / "notes.md"
+    target.write_text("Mine.\n")
+    job_id = create(place, f"file:{target}")
+    for _ in range(2):
+        assert place.run("cron", "run", job_id).returncode == 0
+    assert target.read_text() == "Mine.\n\n---\n\nHello.\n\n---\n\nAgain.\n"
+
+
+def test_failed_delivery_shows_in_list_and_status(place: Place) -> None:
+    place.script(Reply(text="Hello."))
+    os.mkfifo(place.folder / "pipe")
+    job_id = create(place, f"file:{place.folder}/pipe")
+    assert "not delivered" not in place.run("cron", "list").stdout
+    assert place.run("cron", "run", job_id).returncode == 0
+    listed = place.run("cron", "list")
+    assert "completed, not delivered" in listed.stdout
+    assert "Daily news is not delivered: " in listed.stderr and f"hermes cron runs {job_id}" in listed.stderr
+    status = place.run("cron", "status", "--json")
+    assert json.loads(status.stdout)["undelivered"] == 1 and "Daily news is not delivered" in status.stderr
 
 
 def test_result_is_posted_and_the_address_is_not_shown(place: Place) -> None:

@@ -66,6 +66,16 @@ def _next_time(job: JsonObject) -> str:
     return f"in {span(left)} ({local(job['next_run_at'])})" if left > 0 else f"due since {span(-left)}"
 
 
+def _last(job: JsonObject) -> str:
+    return f"{job['last_status'] or '-'}{', not delivered' if service.delivery_fault(job) else ''}"
+
+
+def _note_undelivered(jobs: list[JsonObject]) -> None:
+    for job in jobs:
+        if fault := service.delivery_fault(job):
+            note(f"{one_line(job['name'])} is not delivered: {one_line(fault)} Try: hermes cron runs {job['id']}")
+
+
 def _note_unserved(home: Home) -> None:
     if not is_served(home):
         note("No server is up to run jobs. Try: hermes gateway run")
@@ -79,15 +89,14 @@ def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
         jobs = Jobs(db.engine).list()
     shown = jobs if args.all else [job for job in jobs if job["enabled"]]
-    rows = [
-        (job["id"], job["name"], job["schedule_display"], _next_time(job), job["last_status"] or "-") for job in shown
-    ]
+    rows = [(job["id"], job["name"], job["schedule_display"], _next_time(job), _last(job)) for job in shown]
     document = {"jobs": [with_iso(service.public_fields(job)) for job in shown]}
     print_table(args, home, document, rows, flexible=1)
     if not jobs:
         note('There are no jobs. Try: hermes cron create "every 1d" "Say what is new."')
     if hidden := len(jobs) - len(shown):
         note(f"Not shown: {hidden} paused or finished. Try: hermes cron list --all")
+    _note_undelivered(shown)
     if any(job["enabled"] for job in shown):
         _note_unserved(home)
 
@@ -131,10 +140,12 @@ def _status(args: Args, home: Home) -> None:
         "active": len(active),
         "due": sum(job["next_run_at"] <= now for job in active),
         "running": sum(job["last_status"] == "running" for job in jobs),
+        "undelivered": sum(service.delivery_fault(job) is not None for job in jobs),
     }
     lines = [f"{name.replace('_', ' ')}: {value}" for name, value in document.items()]
     lines.append(f"next: {local(upcoming) if upcoming else 'never'}")
     print_redacted(args, home, {**document, "next_run_at": iso(upcoming)}, lines)
+    _note_undelivered(jobs)
     if not enabled:
         note("Jobs are turned off. Try: hermes config set cron.enabled true")
     else:

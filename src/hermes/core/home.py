@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -145,6 +146,19 @@ def write_private(path: Path, data: bytes | str, *, executable: bool = False) ->
         draft.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def append_private(path: Path, text: str, between: str, bytes_max: int) -> None:
+    """Add a text to a regular file, with `between` behind what is there. Raises OSError, also past the limit."""
+    make_private_folder(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(private_opener(path, flags), "ab") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "It is no regular file.")
+        if status.st_size > bytes_max:
+            raise OSError(errno.EFBIG, f"The file has more than {bytes_max:,} bytes; move it away.")
+        file.write(f"{between if status.st_size else ''}{text}".encode())
 
 
 def sync_folder(path: Path) -> None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hermes.core.errors import ServiceError
-from hermes.core.home import write_private
+from hermes.core.home import append_private
 from hermes.core.json_types import JsonMapping
-from hermes.core.limits import DELIVERY_ERROR_CHARS_MAX
+from hermes.core.limits import DELIVERED_FILE_BYTES_MAX, DELIVERY_ERROR_CHARS_MAX
 from hermes.guards.path_lists import below
 from hermes.guards.url_text import parse
 from hermes.guards.urls import FetchFailed, UrlGuard, UrlRefused
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 TARGETS = "session, file:PATH, webhook:URL, notify, or email:ADDRESS"
+# Between the results in a file.
+_BETWEEN = "\n---\n\n"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}\Z")
 
 
@@ -108,14 +110,14 @@ class Deliverer:
             raise NotDelivered(self._secrets().redact(reason)[:DELIVERY_ERROR_CHARS_MAX]) from None
 
     def _write(self, path: Path, is_folder: bool, report: Report) -> None:
-        """Replace the file; in a folder each result is a file of its own."""
+        """Add to the file; in a folder each result is a file of its own."""
         if is_folder or path.is_dir():
             stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(report.finished_at))
             path = path / f"{re.sub(r'[^A-Za-z0-9]+', '-', report.job_name).strip('-')[:60] or 'job'}-{stamp}.md"
         checked_target(f"file:{path}", self._home)
         if path.is_symlink():
             raise NotDelivered("The file is a symbolic link.")
-        write_private(path, report.text + "\n")
+        append_private(path, report.text + "\n", _BETWEEN, DELIVERED_FILE_BYTES_MAX)
 
     async def _post(self, settings: Settings, url: str, report: Report) -> None:
         if match := _VARIABLE.match(url):

@@ -100,6 +100,12 @@ def public_fields(job: JsonMapping) -> Job:
     return {**shown, "deliver": shown_target(shown["deliver"])}
 
 
+def delivery_fault(job: JsonMapping) -> str | None:
+    """Why the latest result is not where it was to go; None where it is, or was not tried yet."""
+    latest = next(iter(job.get("deliveries") or ()), None)
+    return latest["error"] if latest is not None and latest["status"] != "delivered" else None
+
+
 def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
     if not text.strip() or len(text) > most:
         message = f"`{name}` has {len(text)} characters; 1 to {most} are possible."

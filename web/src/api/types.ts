@@ -175,6 +175,7 @@ export interface Job {
   last_run_id: string | null;
   session_id: string | null;
   last_session_id: string | null;
+  deliveries: { status: string; error: string | null }[];
 }
 
 export interface Check {

@@ -17,6 +17,12 @@ const moment = (value: number | string | null): string => {
   return formatMoment(typeof value === "number" ? value : Date.parse(value) / 1000);
 };
 
+/** Why the latest result is not where it was to go. */
+const deliveryFault = (job: Job): string | null => {
+  const latest = job.deliveries[0];
+  return latest && latest.status !== "delivered" ? latest.error : null;
+};
+
 export default function Jobs() {
   const jobs = useLoad<List<Job>>("api/jobs?include_disabled=true", 10);
   const making = useSignal(false);
@@ -57,6 +63,9 @@ export default function Jobs() {
                       {job.prompt}
                     </div>
                     {job.last_error && <div class="field-fault">{job.last_error}</div>}
+                    {deliveryFault(job) && (
+                      <div class="field-fault">{t("jobs.not_delivered", { reason: deliveryFault(job) ?? "" })}</div>
+                    )}
                   </td>
                   <td>{job.schedule_display}</td>
                   <td>
