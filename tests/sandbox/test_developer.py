@@ -10,7 +10,7 @@ import pytest
 from hermes.core.home import Home
 from hermes.sandbox import bubblewrap, choose
 from hermes.sandbox.bubblewrap import Bubblewrap
-from hermes.sandbox.developer import hidden_settings, provide_identity, read_identity, toolchains
+from hermes.sandbox.developer import hidden_settings, provide_identity, read_identity, toolchains, variables
 from hermes.sandbox.mounts import Place, plan_mounts
 
 GITCONFIG = """
@@ -31,7 +31,11 @@ SECRETS = (
     ".cargo/credentials.toml", ".cargo/config.toml", ".npmrc", ".netrc", ".ssh/id_ed25519", ".config/gh/hosts.yml",
     ".config/pip/pip.conf", ".pyenv/versions/3.12.0/pip.conf", ".nvm/versions/node/v22.0.0/etc/npmrc",
     ".gitconfig", ".git-credentials", ".local/bin/deploy", ".local/share/uv/credentials/x", ".cargo/git/db/x/config",
+    "go/pkg/mod/cache/vcs/0a/config", ".cache/pip/http-v2/x", ".npm/_cacache/index-v5/x", ".cache/uv/simple-v15/x",
 )  # fmt: skip
+
+
+PACKAGES = (".cargo/registry/src/i/serde/lib.rs", "go/pkg/mod/cache/download/x/@v/list", ".cache/uv/archive-v0/x/a.py")
 
 
 @pytest.fixture
@@ -48,6 +52,9 @@ def user(tmp_path: Path) -> Path:
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text("#!/bin/sh\necho works\n")
         program.chmod(0o755)
+    for name in PACKAGES:
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text("a package\n")
     return home
 
 
@@ -94,7 +101,6 @@ def test_toolchains_inside_writable_folders_are_left_alone(user: Path) -> None:
 
 
 def test_links_to_the_home_or_above_are_not_shown(user: Path, tmp_path: Path) -> None:
-    (user / "go").mkdir()
     for target in ("/", str(user), str(tmp_path)):
         (user / "go/bin").unlink(missing_ok=True)
         (user / "go/bin").symlink_to(target)
@@ -112,7 +118,7 @@ async def test_sandbox_shows_tools_and_no_credentials(user: Path, tmp_path: Path
     sandbox = Bubblewrap(place_of(user, tmp_path))
     script = f"""
 {user}/.cargo/bin/cargo; {user}/.pyenv/versions/3.12.0/bin/tool; {user}/.nvm/versions/node/v22.0.0/bin/node
-cat {" ".join(str(user / name) for name in SECRETS)}
+cat {" ".join(str(user / name) for name in (*SECRETS, *PACKAGES))}
 grep -rs SECRET {user} /root/.pyenv/versions/*/pip.conf
 touch {user}/.cargo/bin/new {user}/.pyenv/versions/x; rm -f {user}/.cargo/bin/cargo
 git config --get user.email; git config --get-regexp '(http|credential|url)'
@@ -124,10 +130,17 @@ git config --get user.email; git config --get-regexp '(http|credential|url)'
             output = b"".join([chunk async for chunk in process.chunks()]).decode()
     finally:
         await sandbox.stop()
-    assert output.count("works") == 3
+    assert (output.count("works"), output.count("a package")) == (3, len(PACKAGES))
     assert "SECRET" not in output
     assert "ada@example.org" in output
     assert (user / ".cargo/bin/cargo").exists() and not (user / ".cargo/bin/new").exists()
+
+
+def test_go_takes_packages_from_the_shown_cache(user: Path) -> None:
+    shown = toolchains(user, [])
+    cache = f"file://{os.path.realpath(user)}/go/pkg/mod/cache/download,"
+    assert variables(user, shown)["GOPROXY"].startswith(cache)
+    assert "GOPROXY" not in variables(user, toolchains(user, [str(user / "go")]))
 
 
 def test_prompt_names_only_commands_that_the_sandbox_shows(

@@ -1,4 +1,5 @@
-"""What of the developer's home a sandbox shows: toolchains read-only, and the identity for git. No credentials.
+"""What of the developer's home a sandbox shows: toolchains and caches of packages read-only, and the identity for git.
+No credentials.
 
 Folders are named one by one: nothing of the home is shown because it lies beside something else.
 """
@@ -31,6 +32,12 @@ TOOLCHAINS = (
     ".local/share/uv/python",
     "go/bin",
 )
+# Packages as they were published. Not those of pip and npm: they do not work with a cache that cannot be written to, and
+# keep the answers of private indexes there. Not `.cargo/git`: its repositories may name addresses with passwords.
+CACHES = (".cargo/registry/cache", ".cargo/registry/index", ".cargo/registry/src", ".cache/uv/archive-v0", "go/pkg/mod")
+_GO_PACKAGES = "go/pkg/mod/cache/download"
+# Repositories that Go has cloned, whose settings may hold an address with a password.
+_NOT_IN_CACHES = ("go/pkg/mod/cache/vcs",)
 # Within these: settings of package managers for a whole installation, which may name an index with its password.
 _WITHIN = ("pip.conf", "etc/pip.conf", "etc/npmrc", "lib/node_modules/npm/npmrc", ".netrc", ".npmrc", ".pypirc")
 _INSTALLATIONS = (".pyenv/versions/*", ".nvm/versions/*/*", ".local/share/uv/python/*", ".rustup/toolchains/*")
@@ -43,11 +50,11 @@ _VALUE_CHARS_MAX = 200
 
 
 def toolchains(user_home: Path, writable: Sequence[str]) -> list[Path]:
-    """The toolchains that exist, by their real paths. None inside folders that commands write to: there they are as
+    """The toolchains and caches that exist, by their real paths. None inside folders that commands write to: there they are as
     they are, and what looks like one may be made by a command."""
     home = os.path.realpath(user_home)
     found: list[Path] = []
-    for name in TOOLCHAINS:
+    for name in (*TOOLCHAINS, *CACHES):
         path = os.path.join(home, name)
         real = resolve_root(path, writable) if os.path.exists(path) else None
         # A link may lead to another disk, and never to a folder that holds the home or more.
@@ -69,6 +76,10 @@ def _belongs_to_user(path: str) -> bool:
 def hidden_settings(user_home: Path) -> Iterator[str]:
     """Files within toolchains that commands do not see, by their real paths."""
     home = os.path.realpath(user_home)
+    for name in _NOT_IN_CACHES:
+        if os.path.lexists(path := os.path.join(home, name)):
+            yield path
+            yield os.path.realpath(path)
     for pattern in _INSTALLATIONS:
         for folder in glob.iglob(os.path.join(glob.escape(home), pattern)):
             for name in _WITHIN:
@@ -80,11 +91,15 @@ def hidden_settings(user_home: Path) -> Iterator[str]:
 
 def variables(user_home: Path, shown: Sequence[Path]) -> dict[str, str]:
     home = os.path.realpath(user_home)
-    return {
+    found = {
         name: f"{home}/{folder}"
         for name, folder in _VARIABLES.items()
         if any(below(str(path), f"{home}/{folder}") for path in shown)
     }
+    if any(below(f"{home}/{_GO_PACKAGES}", str(path)) for path in shown):
+        # Go takes packages from there as from a server, and keeps its own cache in the sandbox's HOME.
+        found["GOPROXY"] = f"file://{home}/{_GO_PACKAGES},https://proxy.golang.org,direct"
+    return found
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

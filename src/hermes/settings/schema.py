@@ -219,7 +219,10 @@ class Terminal(Section, frozen=True):
     workspaces: Annotated[Sequence[str], Mark("Folders in which turns over the API and jobs may work.")] = []
     sandbox_ro: Annotated[Sequence[str], Mark("Further folders and files that the sandbox shows read-only.")] = []
     toolchains: Annotated[
-        bool, Mark("Show the user's toolchains (pyenv, cargo, rustup, nvm, uv, go) read-only in the sandbox.")
+        bool,
+        Mark(
+            "Show the user's toolchains and caches of packages (pyenv, cargo, rustup, nvm, uv, go) read-only in the sandbox."
+        ),
     ] = True
     sandbox_rw: Annotated[Sequence[str], Mark("Further folders that commands in the sandbox may change.")] = []
     allow_local: Annotated[bool, Mark("Run commands without a sandbox where auto finds none.")] = False
