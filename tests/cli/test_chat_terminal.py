@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from support.model_server import Call, Reply
 from .conftest import HERMES, Place
 from .terminal import Terminal
 
-CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+CTRL_C, CTRL_D, CTRL_V, ALT_ENTER = "\x03", "\x04", "\x16", "\x1b\r"
 
 
 def leave(terminal: Terminal) -> str:
@@ -135,6 +136,17 @@ def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None
     terminal.send("once")
     terminal.until("So be it.")
     assert not (each_way.folder / "build").exists()
+
+
+def test_chat_approval_keys_are_all_shown_in_a_narrow_terminal(place: Place) -> None:
+    (place.folder / "build").mkdir()
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
+    terminal = place.terminal(columns=50)
+    terminal.send("clean up")
+    screen = " ".join(terminal.until("allow?").split())
+    assert "[o]nce [s]ession [a]lways [d]eny [n]o, instead… [e]xplain · Enter denies" in screen
+    terminal.type("d")
+    terminal.until("So be it.")
 
 
 @pytest.mark.parametrize("word", ["stop", "abort", "oh no"])
@@ -384,6 +396,53 @@ def test_chat_image_command_and_pasted_path(each_way: Place) -> None:
     assert [[part["type"] for part in message["content"]] for message in messages] == [["text", "image_url"]] * 2
 
 
+def test_chat_pastes_image_of_the_clipboard(place: Place) -> None:
+    picture = "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+    programs = place.folder / "bin"
+    programs.mkdir()
+    (programs / "wl-paste").write_text(
+        f"#!{sys.executable}\nimport sys; sys.stdout.buffer.write(bytes.fromhex('{picture}'))\n"
+    )
+    (programs / "wl-paste").chmod(0o755)
+    place.env |= {"PATH": f"{programs}:{place.env['PATH']}", "WAYLAND_DISPLAY": "wayland-0"}
+    place.script(Reply(text="One.", continues=False))
+    terminal = place.terminal()
+    terminal.type("what is ")
+    terminal.type(CTRL_V)
+    terminal.until("With the next message: an image of the clipboard (33 bytes)")
+    terminal.send("it?")
+    terminal.until("One.")
+    [message] = [m for m in place.model.requests[-1].body["messages"] if m["role"] == "user"]
+    assert [part["type"] for part in message["content"]] == ["text", "image_url"]
+    assert message["content"][0]["text"] == "what is it?"
+    (programs / "wl-paste").write_text("#!/bin/sh\necho text\n")
+    terminal.type("\x1b[200~\x1b[201~")  # as terminals paste what is no text
+    terminal.until("The clipboard holds no image.")
+    (programs / "wl-paste").unlink()
+    terminal.send("/paste")
+    terminal.until(lambda screen: "reads images of the clipboard" in screen or screen.count("holds no image") == 2)
+
+
+def test_chat_in_steer_mode_keeps_files_for_the_next_turn(place: Place) -> None:
+    place.configure("display: {busy_input_mode: steer}\napprovals: {mode: off}\n")
+    (place.folder / "notes.txt").write_text("buy milk")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
+        Reply(text="First.", continues=False),
+        Reply(text="Second.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("one")
+    terminal.until("until [ -e go ]")
+    terminal.send("look at @notes.txt")
+    terminal.until("Next: look at @notes.txt")
+    (place.folder / "go").touch()
+    terminal.until("Second.")
+    assert any(
+        "buy milk" in str(m["content"]) for m in place.model.requests[-1].body["messages"] if m["role"] == "user"
+    )
+
+
 def test_chat_attaches_files_and_images(each_way: Place) -> None:
     (each_way.folder / "notes.txt").write_text("buy milk")
     picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
@@ -471,6 +530,26 @@ def test_hangup_interrupts_turn(each_way: Place) -> None:
     assert terminal.process.wait(timeout=20) == 130
     assert each_way.said() == [("user", "hello"), ("assistant", "Begun")]
     assert each_way.sessions()[0]["end_reason"] == "cli_close"
+
+
+def test_chat_that_was_killed_is_gone_on_with(place: Place) -> None:
+    place.script(Reply(text=["The beginning of", " the end"], stall_at=450), Reply(text="All of it.", continues=False))
+    terminal = place.terminal()
+    terminal.send("hello")
+    running(terminal, "The beginning of")
+    with contextlib.closing(Store(place.home / "state.db")) as store:
+        [run] = store.runs.list()
+        while not store.runs.partials(run.spec.run_id):  # text is stored a moment after it is shown
+            time.sleep(0.05)
+    terminal.process.kill()
+    terminal.process.wait()
+    terminal = place.terminal("--continue")
+    screen = terminal.until("The last turn was cut off.")
+    assert "› hello" in screen and "The beginning of" in screen
+    terminal.send("/retry")
+    terminal.until("All of it.")
+    assert place.asked() == [("user", "hello")]
+    assert "was cut off" not in leave(terminal).rpartition("All of it.")[2]
 
 
 def test_chat_waits_for_busy_session(place: Place) -> None:

@@ -89,6 +89,22 @@ def test_model_set_drops_key_of_other_address(home: Home, hermes: Hermes, server
     assert settings.model.base_url == f"{server.url}/v1" and settings.model.api_key is None
 
 
+def test_model_of_another_provider_leaves_address_and_key_behind(
+    home: Home, hermes: Hermes, server: ModelServer
+) -> None:
+    with serving(Reply(text="Hello.")) as old:
+        write_private(
+            home.config_file,
+            f"model: {{default: m, base_url: '{old.url}/v1', api_key: '{SECRET}'}}\n"
+            f"providers: {{mine: {{base_url: '{server.url}/v1'}}}}\n",
+        )
+        assert hermes("model", "n", "--provider", "mine").code == 0
+        assert old.requests == [] and SECRET not in str(server.requests[0].headers)
+    settings = config.load(home)
+    assert (settings.model.provider, settings.model.default, settings.model.base_url) == ("mine", "n", None)
+    assert settings.model.api_key is None
+
+
 def test_model_set_for_one_session(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
     with closing(SessionDB(home.state_db)) as db:

@@ -213,3 +213,14 @@ def test_oneshot_piped_answer_is_plain_and_tools_are_on_stderr(place: Place) -> 
         terminal.close()
     assert (place.folder / "out").read_text() == "It is **so**.\n"
     assert "✓ read_file" in str(terminal) and "so" not in str(terminal)
+
+
+def test_denied_call_says_how_it_can_be_allowed(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    rm = Call("terminal", {"command": "rm -rf build"})
+    each_way.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
+    done = each_way.run("-z", "clean up")
+    assert (done.returncode, done.stdout) == (6, "I may not.\n")
+    assert "Try: hermes chat, or --yolo to allow everything" in done.stderr and (each_way.folder / "build").exists()
+    each_way.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
+    assert "--yolo" not in each_way.run("-z", "clean up", "--quiet").stderr

@@ -905,3 +905,19 @@ def test_sessions_export_broken_pipe_is_quiet(home: Home) -> None:
         program.stdout.readline()
         program.stdout.close()
         assert (program.stderr.read(), program.wait(60)) == ("", 0)
+
+
+def test_import_of_a_database_says_what_to_do(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+    assert run(Home(tmp_path / "other"), "import", str(home.state_db)) == 2
+    errors = capsys.readouterr().err
+    assert (
+        "This is a database, not an export." in errors and "sessions export" in errors and len(errors.splitlines()) < 4
+    )
+
+
+def test_import_tells_the_first_faults_only(home: Home, capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text("nonsense\n" * 30)
+    assert run(home, "import", str(file)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and "20 more faults" in lines[-1]

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hermes.cli.slash import COMMANDS
+from hermes.core.home import write_private
 from support.model_server import Call, Reply
 
 from .conftest import Place
@@ -293,7 +294,7 @@ def test_slash_model_picker_searches(each_way: Place) -> None:
     terminal.until("vendor/large")
     terminal.send("nothing like it")
     terminal.until("None of 3 names holds: nothing like it")
-    terminal.until("› nothing like it")
+    terminal.until("model: nothing like it")
     terminal.type(CTRL_C)
     terminal.send("/model")
     terminal.until(lambda screen: screen.rstrip().count("model:") >= 1 and "vendor/large" in screen)
@@ -301,6 +302,80 @@ def test_slash_model_picker_searches(each_way: Place) -> None:
     terminal.until(lambda screen: "vendor/large" not in screen.rpartition("window")[2])
     ask(terminal, "second", "Two.")
     assert each_way.model.requests[-1].model == "vendor/small"
+
+
+def test_slash_model_asks_about_names_that_are_not_listed(each_way: Place) -> None:
+    each_way.model.models = [{"id": name} for name in ("tiny", "large-one")]
+    answers(each_way, "One.", "Two.")
+    terminal = each_way.terminal(rows=60)
+    terminal.send("/model larg")
+    terminal.until("The provider lists no model 'larg'.")
+    terminal.until(lambda screen: "model: larg" in screen and "large-one" in screen)
+    terminal.send("e")
+    terminal.until("Model: custom/large-one")
+    ask(terminal, "first", "One.")
+    assert each_way.model.requests[-1].model == "large-one"
+    terminal.send("/model secret-preview")
+    terminal.until("model: secret-preview")
+    terminal.send("")
+    terminal.until("Model: custom/secret-preview")
+    ask(terminal, "second", "Two.")
+    assert each_way.model.requests[-1].model == "secret-preview"
+
+
+def test_slash_model_without_terminal_refuses_unlisted_names(place: Place) -> None:
+    place.model.models = [{"id": "large-one"}]
+    done = place.run("chat", stdin="/model large-onn\n/model large-onn --force\n/model large-one\n")
+    assert "The provider lists no model 'large-onn'. Did you mean large-one?" in done.stdout + done.stderr
+    assert "Model: custom/large-onn" in done.stdout + done.stderr
+    assert "Model: custom/large-one," in done.stdout + done.stderr
+
+
+def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(place: Place) -> None:
+    text = f"providers: {{mine: {{base_url: '{place.model.url}/v1'}}}}\n"
+    place.configure(text)
+    write_private(
+        place.home / "config.yaml",
+        (place.home / "config.yaml").read_text().replace("model: {default: m,", "model: {default: m, api_key: sk-old,"),
+    )
+    done = place.run("chat", stdin="/model n --provider mine --global\n")
+    assert "model.default is written" in done.stdout + done.stderr
+    model = yaml.safe_load((place.home / "config.yaml").read_text())["model"]
+    assert model == {"default": "n", "provider": "mine"}
+
+
+def test_slash_save_replaces_a_file_only_by_force(place: Place) -> None:
+    answers(place, "One.")
+    (place.folder / "old.md").write_text("old")
+    done = place.run("chat", stdin="first\n/save old.md\n")
+    assert "There is such a file already" in done.stdout + done.stderr
+    assert (place.folder / "old.md").read_text() == "old"
+    place.run("chat", "--continue", stdin="/save old.md --force\n")
+    assert "One." in (place.folder / "old.md").read_text()
+
+
+def test_leaving_asks_about_messages_that_wait(place: Place) -> None:
+    place.configure("approvals: {mode: off}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
+        Reply(text="First.", continues=False),
+        Reply(text="Second.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("one")
+    terminal.until("until [ -e go ]")
+    terminal.send("two")
+    terminal.until("1 waiting")
+    terminal.send("/quit --delete")
+    terminal.until("1 message waiting, not sent yet.")
+    terminal.send("three")
+    terminal.until("2 waiting")
+    terminal.type(CTRL_D)
+    terminal.until("2 messages waiting, not sent yet.")
+    assert terminal.process.poll() is None
+    terminal.send("/exit")
+    assert terminal.wait() == 0
+    assert len(place.sessions()) == 1 and len(place.model.requests) == 1
 
 
 def test_slash_clear_exit_and_delete(place: Place) -> None:

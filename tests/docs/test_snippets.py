@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -227,12 +228,15 @@ def test_curl_example_of_every_operation(machine: Machine) -> None:
         sys.path.pop(0)
     examples = re.findall(r"^```sh\n(curl.*?)^```", http(), re.M | re.S)
     assert len(examples) > 80
-    failures = []
-    with machine.server():
-        for example in examples:
-            command = machine.here(example).replace("curl ", "curl -s -m 20 -o /dev/null -w %{http_code} ", 1)
-            done = machine.run(["bash", "-c", command])
-            is_live = done.returncode == 28 and done.stdout == "200"  # a stream that stays open
-            if not is_live and not (done.returncode == 0 and 200 <= int(done.stdout or 0) < 500):
-                failures.append((example, done.returncode, done.stdout, done.stderr))
-    assert failures == []
+
+    def call(example: str) -> tuple[str, int, str, str] | None:
+        """What went wrong, if anything did."""
+        command = machine.here(example).replace("curl ", "curl -s -m 20 -o /dev/null -w %{http_code} ", 1)
+        done = machine.run(["bash", "-c", command])
+        is_live = done.returncode == 28 and done.stdout == "200"  # a stream that stays open
+        if is_live or (done.returncode == 0 and 200 <= int(done.stdout or 0) < 500):
+            return None
+        return example, done.returncode, done.stdout, done.stderr
+
+    with machine.server(), ThreadPoolExecutor(8) as pool:
+        assert [failure for failure in pool.map(call, examples) if failure] == []

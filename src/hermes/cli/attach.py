@@ -34,10 +34,13 @@ _PICTURES = {
 }
 
 
-def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named: bool = True) -> Content:
-    """The content of a message: its words, pictures, what was piped in, and with `named` the files of `@path`."""
+def message(text: str, images: Sequence[str | bytes] = (), piped: bytes = b"", *, named: bool = True) -> Content:
+    """The content of a message: its words, pictures (paths or data), what was piped in, and with `named` the files of
+    `@path`."""
     paths = [*dict.fromkeys(path for name in _names(text) if (path := _found(name)))] if named else []
-    parts = [_picture(Path(path).expanduser()) for path in images]
+    parts = [
+        part("image", image) if isinstance(image, bytes) else _picture(Path(image).expanduser()) for image in images
+    ]
     parts += [part(path.name, _read(path)) for path in paths]
     if piped:
         # The instruction stands before and after the text: small models follow what they read last.

@@ -22,7 +22,7 @@ from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Open, Screen
 from hermes.cli.slash_sessions import history
 from hermes.core.errors import HermesError
-from hermes.core.formatting import counted, one_line
+from hermes.core.formatting import counted, one_line, size
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.result import Result
@@ -56,9 +56,9 @@ class Chat:
         self._asked: set[asyncio.Task[None]] = set()
         self.printing = asyncio.Lock()
         self._leave_at = 0.0
-        self._lost = self.hung_up = False
+        self._lost = self.hung_up = self._warned = False
         self.failed = 0
-        self.images: list[str] = talk.args.image or []
+        self.images: list[str | bytes] = [*(talk.args.image or ())]
         self.route = ""
 
     # --- what is typed ----------------------------------------------------------------------------------------------
@@ -74,6 +74,7 @@ class Chat:
     async def take(self, text: str) -> None:
         """A command, or something for the agent."""
         self._leave_at = 0.0
+        self._warned &= text.startswith("/")
         await self.greeted.wait()
         picking, self.picking = self.picking, None
         try:
@@ -93,18 +94,21 @@ class Chat:
             error = HermesError(f"This is a defect of Hermes: {type(error).__name__}.", hint="hermes logs errors")
         self.screen.problem(error.message + (f"\n  Try: {error.hint}" if error.hint else ""))
 
-    def pick(self, picking: Picking) -> None:
+    def pick(self, picking: Picking, text: str = "") -> None:
+        """Let one of many names be chosen; the list shows what holds the text."""
         self.picking = picking
+        self.typed(text)
         self.open_menu()
 
     async def take_pick(self, picking: Picking, text: str) -> None:
-        """Take the first name that matches; a line that names none is left for its writer."""
-        found = text if text in picking.names else next(iter(matching(picking.names, text)), "")
-        if found:
-            await picking.take(found)
+        """Take the first name that matches. What matches none is asked about once more."""
+        name = text if text in (*picking.names, picking.unlisted) else next(iter(matching(picking.names, text)), "")
+        if name:
+            await picking.take(name)
         else:
-            self.screen.note(f"None of {len(picking.names)} names holds: {one_line(text)}", "yellow")
-            self.typed(text)
+            note = f"None of {len(picking.names)} names holds: {one_line(text)}. Enter takes it all the same."
+            self.screen.note(note, "yellow")
+            self.pick(picking._replace(unlisted=text), text)
 
     async def send(self, text: str) -> None:
         """Words for the agent, now or as the mode for a busy agent says."""
@@ -120,6 +124,16 @@ class Chat:
             self.queue(content, text)
             if self.mode == "interrupt":
                 await self.stop()
+
+    def paste_image(self) -> None:
+        self._soon(self.take("/paste"))
+
+    def add_image(self, image: str | bytes) -> None:
+        self.images.append(image)
+        names = [
+            one if isinstance(one, str) else f"an image of the clipboard ({size(len(one))})" for one in self.images
+        ]
+        self.screen.note(f"With the next message: {', '.join(names)}")
 
     async def steer(self, text: str) -> None:
         """Words for the turn under way; where there is none, for the next."""
@@ -247,8 +261,16 @@ class Chat:
             self._leave_at = time.monotonic()
             self.screen.note("Ctrl-C once more, or Ctrl-D, leaves.")
 
-    def leave(self) -> None:
-        self.leaving.set()
+    def leave(self, *, deletes: bool = False) -> None:
+        """Leave; the first time that messages wait, only say so. Whoever is gone is not asked."""
+        if self.waiting and not (self.hung_up or self._warned):
+            self._warned = True
+            count = counted(len(self.waiting), "message")
+            advice = "Leave once more to drop it all, or press Ctrl-C to stop the turn and edit them."
+            self.screen.note(f"{count} waiting, not sent yet. {advice}", "yellow")
+        else:
+            self.deletes = deletes
+            self.leaving.set()
 
     def leave_when_done(self) -> None:
         if self._working is not None:
@@ -294,7 +316,10 @@ class Chat:
         else:
             self.screen.note(f"Hermes · {' · '.join(facts)}")
         if session:
+            is_cut_off = await talk.end_lost_turn()
             await history(self, "1")
+            if is_cut_off:
+                self.screen.note("The last turn was cut off. What it had said is kept; /retry asks again.", "yellow")
 
     def facts(self) -> list[str]:
         assert isinstance(self.screen, Screen)

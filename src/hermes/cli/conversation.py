@@ -21,7 +21,7 @@ from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import words
 from hermes.core.home import Home, is_served, tighten
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import BUSY_SHOWN_AFTER_S
+from hermes.core.limits import BUSY_SHOWN_AFTER_S, CLOSE_S_MAX
 from hermes.core.result import Result
 from hermes.core.spec import Content, RouteChoice, RunSpec
 from hermes.guards.injection import fenced
@@ -101,6 +101,8 @@ class Conversation:
         # The messages of a conversation that is not stored.
         self.history: list[JsonObject] = []
         self.refused = False
+        # Whether a call was denied because nobody could be asked.
+        self.unapproved = False
 
     @property
     def settings(self) -> config.Settings:
@@ -174,8 +176,11 @@ class Conversation:
             async for event in self.local.log(self.run_id) if log and not self.remote else agent.events(self.run_id):
                 if log or event["event"] != "run.queued":
                     late.cancel()
-                if event.get("event", event.get("type")) in ("tool.completed", "tool.finished"):
+                kind = event.get("event", event.get("type"))
+                if kind in ("tool.completed", "tool.finished"):
                     self.refused = event["status"] == "blocked"
+                elif kind in ("approval.responded", "approval.resolved"):
+                    self.unapproved |= (event["choice"], event["by"]) == ("deny", "rule")
                 show(event)
                 self.watch(event)
             self.result = await (agent if self.remote else self.local).result(self.run_id)
@@ -278,6 +283,21 @@ class Conversation:
             where = f"with the name '{name}'" if name else "of this folder"
             raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
         await self.adopt(max(candidates, key=lambda one: float(one["last_active"])))
+
+    async def end_lost_turn(self) -> bool:
+        """Put an end to a turn whose process was killed; what it had said is kept. False: there is none."""
+        if not self.saved or self.remote:
+            return False
+        store = self.app.store
+        holder = await store.leases.holder(f"session:{self.session_id}")
+        lost = [record.spec.run_id for record in await store.runs.unfinished(self.session_id) if holder is None]
+        with suppress(TimeoutError):  # the next turn does it, too
+            async with asyncio.timeout(CLOSE_S_MAX):
+                for run_id in lost:
+                    await self.app.engine.recovery.resume(run_id)
+                    async for _ in self.local.log(run_id):  # to its end
+                        pass
+        return bool(lost)
 
     async def adopt(self, session: JsonObject) -> None:
         """Go on with a stored session. Raises NotFound where it is of another owner."""

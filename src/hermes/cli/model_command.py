@@ -182,11 +182,13 @@ def trial_summary(trial: JsonObject) -> str:
 
 
 def _set(args: Args, home: Home) -> int:
-    from hermes.cli.session_maintenance import find, opened
-    from hermes.services.model_setup import OF_ADDRESS
+    from dataclasses import replace
 
-    settings, provider = _settings(args, home, ONCE), getattr(args, "provider", None)
-    trial = tried(home, settings, _choice(args, args.name))
+    from hermes.cli.session_maintenance import find, opened
+    from hermes.services.model_setup import changes_of
+
+    settings, choice = _settings(args, home, ONCE), _choice(args, args.name)
+    trial = tried(home, settings, choice)
     if not _is_confirmed(args, trial):
         return EXIT_NO_MODEL
     if args.session:
@@ -194,10 +196,9 @@ def _set(args: Args, home: Home) -> int:
             [session] = find(db, home, args.session)
             db.update_session(session["id"], model=args.name)
         return _print_change(args, home, trial, f"{args.name} is used in {session['id']} from now on.")
-    moved = args.base_url is not None or provider not in (None, settings.model.provider)
-    changes: JsonObject = {**(OF_ADDRESS if moved else {}), "model.default": args.name}
-    changes |= {"model.provider": provider} if provider else {}
-    write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))
+    if choice.base_url is None and choice.provider is None:
+        choice = replace(choice, provider=settings.model.provider)
+    write(home, changes_of(settings, choice))
     return _print_change(args, home, trial, f"{args.name} is used from now on.")
 
 

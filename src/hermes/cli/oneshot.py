@@ -61,6 +61,8 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
         print(result["final_response"])
     if result["error"] and not _is_streamed(args):
         note(result["error"])
+    if talk.unapproved and not args.quiet:
+        note("a call needed approval, and nobody is asked here. Try: hermes chat, or --yolo to allow everything")
     return code
 
 

@@ -18,11 +18,13 @@ def matching(names: Iterable[str], text: str) -> list[str]:
 
 
 class Picking(NamedTuple):
-    """A choice among many names that is open at the line of a chat, with what is shown beside each name."""
+    """A choice among many names that is open at the line of a chat, with what is shown beside each name. `unlisted` is
+    what was typed and is none of them: typed again, it is meant."""
 
     mark: str
     names: Mapping[str, str]
     take: Callable[[str], Awaitable[None]]
+    unlisted: str = ""
 
 
 def can_pick() -> bool:

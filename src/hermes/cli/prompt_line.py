@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import wrap
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -42,6 +43,7 @@ class Callbacks:
     enter: Callable[[str], None]
     typed: Callable[[], None]
     pasted: Callable[[str], str]
+    paste_image: Callable[[], None]
     wants_keys: Callable[[], bool]
     key: Callable[[str], bool]
     interrupt: Callable[[], None]
@@ -156,8 +158,10 @@ class PromptLine:
                 self.refresh()
 
     def _message(self) -> ANSI:
-        room = self._session.app.output.get_size().rows - _LINES_KEPT
-        hint = f"\x1b[2m  {hint}\x1b[0m\n" if (hint := self._callbacks.hint()) else ""
+        # What stands above the prompt is cut at the edge of the screen, so it is wrapped here.
+        hints = wrap(self._callbacks.hint(), max(20, self.columns - 3))
+        room = self._session.app.output.get_size().rows - _LINES_KEPT - len(hints)
+        hint = "".join(f"\x1b[2m  {line}\x1b[0m\n" for line in hints)
         return ANSI(f"{self._callbacks.live(room)}{hint}\x1b[1;36m{self._callbacks.mark()}\x1b[0m ")
 
     def _completes(self) -> bool:
@@ -192,7 +196,14 @@ class PromptLine:
         @keys.add(Keys.BracketedPaste, filter=typing)
         def _(event: KeyPressEvent) -> None:
             text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-            event.current_buffer.insert_text(self._callbacks.pasted(text))
+            if text:
+                event.current_buffer.insert_text(self._callbacks.pasted(text))
+            else:  # so terminals paste what is no text
+                self._callbacks.paste_image()
+
+        @keys.add("c-v", filter=typing)
+        def _(event: KeyPressEvent) -> None:
+            self._callbacks.paste_image()
 
         @keys.add("c-j", filter=typing)
         @keys.add("escape", "enter", filter=typing)

@@ -32,6 +32,10 @@ _PAGE = 500
 _BATCH_SESSIONS, _BATCH_MESSAGES, _BATCH_BYTES = 500, 20_000, 20 * 1024 * 1024
 # How much of a file tells its format.
 _HEAD_BYTES = 4096
+_DATABASE = b"SQLite format 3\0"
+_OF_DATABASE = "HERMES_HOME=<folder with it, named state.db> hermes sessions export -o all.jsonl, then import that file"
+# How many faults of a file are told one by one.
+_FAULTS_SHOWN = 10
 Batch = list[tuple[int, Any, str]]
 # A session with its number, what is wrong with it, and its size.
 Entry = tuple[int, Any, str, int]
@@ -134,6 +138,8 @@ def import_(args: argparse.Namespace, home: Home) -> int:
     report: JsonObject = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
     with _input(args.file) as file:
         head, file = _begun(file)
+        if head.startswith(_DATABASE):
+            raise UsageError("This is a database, not an export.", where=args.file, hint=_OF_DATABASE)
         foreign = is_foreign(head)
         entries = _foreign_entries(file, args.file) if foreign else _line_entries(file)
         # A file that cannot be read leaves no new database behind.
@@ -142,8 +148,10 @@ def import_(args: argparse.Namespace, home: Home) -> int:
             for batch in _batches(itertools.chain([first] if first else (), entries)):
                 _take_in(db, batch, report, each_alone=foreign)
     place = "conversation" if foreign else "line"
-    for error in report["errors"]:
+    for error in report["errors"][:_FAULTS_SHOWN]:
         note(f"{place} {error['line']}: {error['message']}")
+    if len(report["errors"]) > _FAULTS_SHOWN:
+        note(f"… and {len(report['errors']) - _FAULTS_SHOWN} more faults; --json lists them all.")
     lines = [f"{counted(report['imported'], 'session')} imported, {report['skipped']} skipped: already there."]
     if report["detached"]:
         lines.append(f"{counted(report['detached'], 'session')} without the parent, which is not here.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes.cli import attach, slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
+from hermes.cli import attach, clipboard, slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
 from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
 from hermes.cli.screen import Screen
@@ -53,6 +53,7 @@ _KEYS = (
     ("Enter", "send; while the agent works, what the line below says"),
     ("Alt-Enter, Ctrl-J, or \\ at the end", "another line"),
     ("@path, @picture.png", "attach a file or an image; Tab completes the path"),
+    ("Ctrl-V", "attach the image of the clipboard (text: the paste key of the terminal)"),
     ("Ctrl-R", "search what was typed before; ↑ ↓ go through it"),
     ("Ctrl-C", "stop the turn, or clear the line; twice at an empty line: leave"),
     ("Ctrl-D", "leave"),
@@ -66,8 +67,12 @@ async def _image(chat: Chat, rest: str) -> None:
     name = rest.strip().removeprefix("@").strip("\"'")
     if not name:
         raise UsageError("/image needs a path.", hint="/image picture.png, or @picture.png in a message")
-    chat.images.append(str(attach.check_image(name)))
-    chat.screen.note(f"With the next message: {', '.join(chat.images)}")
+    chat.add_image(str(attach.check_image(name)))
+
+
+@slash("paste", "", "send the image of the clipboard with the next message")
+async def _paste(chat: Chat, rest: str) -> None:
+    chat.add_image(await clipboard.read_image())
 
 
 @slash("help", "", "this list")
@@ -95,8 +100,7 @@ async def _exit(chat: Chat, rest: str) -> None:
 async def _quit(chat: Chat, rest: str) -> None:
     if rest not in ("", "--delete"):
         raise UsageError(f"/quit does not know '{rest}'.", hint="/quit, or /delete")
-    chat.deletes = bool(rest)
-    chat.leave()
+    chat.leave(deletes=bool(rest))
 
 
 @slash("delete", "[yes]", "delete this session and leave", "stored")
@@ -106,5 +110,4 @@ async def _delete(chat: Chat, rest: str) -> None:
         title = session.get("title") or chat.talk.session_id
         count = counted(int(session.get("message_count") or 0), "message")
         raise UsageError(f"This deletes the session {title} with {count}.", hint="/delete yes")
-    chat.deletes = True
-    chat.leave()
+    chat.leave(deletes=True)

@@ -103,11 +103,13 @@ async def messages_of(chat: Chat) -> list[JsonObject]:
     return messages
 
 
-@slash("save", "PATH", "write the conversation to a file", "stored")
+@slash("save", "PATH [--force]", "write the conversation to a file; --force replaces one", "stored")
 async def _save(chat: Chat, rest: str) -> None:
-    if not rest:
+    path = rest.removesuffix("--force").strip()
+    if not path:
         raise UsageError("/save needs a path.", hint="/save conversation.md")
-    await run_command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(rest))
+    force = ["--force"] if path != rest else []
+    await run_command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(path), *force)
 
 
 @slash("undo", "[turns]", "take turns back", "idle")

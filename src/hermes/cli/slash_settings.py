@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.agent.model_lists import list_models
+from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
 from hermes.cli.picker import Picking
 from hermes.cli.screen import Screen
 from hermes.cli.slash_table import GLOBAL, run_command, slash, split_args, write_setting
 from hermes.core.errors import HermesError, ServiceError
 from hermes.core.spec import RouteChoice
-from hermes.services import models
+from hermes.services import model_setup, models
 from hermes.settings.schema_types import EFFORTS
 
 if TYPE_CHECKING:
@@ -21,39 +22,64 @@ if TYPE_CHECKING:
     from hermes.services.models import Route
 
 
+_FORCE = "--force"
+
+
 @slash("model", f"[name] [--provider id] [{GLOBAL}]", "choose another model; search in the list, or name it")
 async def _model(chat: Chat, rest: str) -> None:
-    """Look at the model, or change it. Without a name, at a terminal, those that its provider lists can be searched."""
-    await _set_model(chat, rest)
-    if not rest and isinstance(chat.screen, Screen) and (names := await _model_names(chat)):
-        chat.pick(Picking("model:", names, lambda name: _set_model(chat, shlex.quote(name))))
+    """Look at the model, or change it. At a terminal those that the provider lists can be searched, and a name that it
+    does not list is asked about."""
+    args, for_good = split_args(rest)
+    provider = args.pop(args.index("--provider") + 1) if "--provider" in args[:-1] else None
+    name = next((arg for arg in args if arg not in ("--provider", _FORCE)), None)
+    forced = _FORCE in args
+
+    async def use(chosen: str | None) -> None:
+        await _set_model(chat, chosen, provider, for_good=for_good)
+
+    names = {} if forced or (provider and not name) else await _model_names(chat, name, provider)
+    if not name or not names or name in names:
+        await use(name)
+    elif not isinstance(chat.screen, Screen):
+        near_names = near(name, names)
+        raise UsageError(f"The provider lists no model '{name}'.{near_names}", hint=f"/model {name} {_FORCE}")
+    else:
+        chat.screen.note(f"The provider lists no model '{name}'.", "yellow")
+        chat.pick(Picking("model:", names, use, unlisted=name), name)
+        return
+    if names and not name and isinstance(chat.screen, Screen):
+        chat.pick(Picking("model:", names, use))
 
 
-async def _model_names(chat: Chat) -> dict[str, str]:
+async def _model_names(chat: Chat, name: str | None, provider: str | None) -> dict[str, str]:
     talk = chat.talk
     with suppress(ServiceError, HermesError):
         if talk.remote and talk.server is not None:
             return {one["id"]: "" for one in (await talk.server.call("GET", "/v1/models"))["data"]}
-        listed = await list_models(talk.app.services.http, await talk.route())
+        route = (
+            models.primary(talk.settings, RouteChoice(model=name, provider=provider))
+            if provider
+            else await talk.route()
+        )
+        listed = await list_models(talk.app.services.http, route)
         windows = {name: f"{window:,} tokens" for name, window in listed["windows"].items()}
         return {name: windows.get(name, "") for name in listed["models"]}
     return {}
 
 
-async def _set_model(chat: Chat, rest: str) -> None:
+async def _set_model(chat: Chat, name: str | None, provider: str | None, *, for_good: bool) -> None:
     talk = chat.talk
-    args, for_good = split_args(rest)
-    provider = args.pop(args.index("--provider") + 1) if "--provider" in args[:-1] else None
-    args = [arg for arg in args if arg != "--provider"]
-    if args or provider:
-        choice = RouteChoice(model=args[0] if args else talk.model, provider=provider or talk.provider)
+    if name or provider:
+        choice = RouteChoice(model=name or talk.model, provider=provider or talk.provider)
         if not talk.remote:
             models.primary(talk.settings, choice)
         talk.model, talk.provider = choice.model, choice.provider
-        if talk.saved and args and await talk.session():
-            await talk.sessions.update_session(talk.session_id, model=args[0])
-        write_setting(chat, for_good and bool(args), "model.default", choice.model)
-        write_setting(chat, for_good and bool(provider), "model.provider", provider)
+        if talk.saved and name and await talk.session():
+            await talk.sessions.update_session(talk.session_id, model=name)
+        if for_good:
+            configured = replace(choice, provider=choice.provider or talk.settings.model.provider)
+            model_setup.write(talk.home, model_setup.changes_of(talk.settings, configured))
+            chat.screen.note(f"model.default is written to {talk.home.config_file}.")
     chat.route = await talk.model_name()
     window = "" if talk.remote else f", window {window_of(await talk.route()):,} tokens"
     chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")

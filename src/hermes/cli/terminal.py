@@ -38,6 +38,7 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
         enter=question.enter,
         typed=question.typed,
         pasted=attach.pasted,
+        paste_image=chat.paste_image,
         wants_keys=question.wants_keys,
         key=question.key,
         interrupt=lambda: chat.interrupt(line.buffer.text),
