@@ -167,7 +167,7 @@ class Conversation:
         """A turn; its events are shown, or with `log` those of its log itself, and its result is given back."""
         self._begun, self.refused = asyncio.Event(), False
         show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
-        late = asyncio.get_running_loop().call_later(BUSY_SHOWN_AFTER_S, show_busy)
+        late = asyncio.ensure_future(self._show_when_busy(show_busy))
         event: JsonObject = {}
         try:
             spec, agent = await self._assigned(self.spec(content, **more))
@@ -197,6 +197,15 @@ class Conversation:
             self.result["pending_steer"] = event.get("pending_steer")
         self.history = self.result["messages"]
         return self.result
+
+    async def _show_when_busy(self, show: Callable[[], None]) -> None:
+        """Say that another turn of the session is waited for; one that begins slowly is no such turn."""
+        await asyncio.sleep(BUSY_SHOWN_AFTER_S)
+        with suppress(HermesError):
+            others = [] if self.remote or not self.saved else await self.app.store.runs.unfinished(self.session_id)
+            begun = [one.spec.run_id for one in others if one.state.started_at is not None]
+            if self.remote or any(run_id != self.run_id for run_id in begun):
+                show()
 
     async def _assigned(self, spec: RunSpec) -> tuple[RunSpec, LocalAgent | ServerAgent]:
         """A turn and who runs it. What a server does not take by its API is done here, where the store is the same."""
