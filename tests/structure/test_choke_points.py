@@ -52,7 +52,10 @@ MAY_OPEN = {
     "core/installation.py": (1, "how the program was installed"),
     "guards/paths.py": (10, "the path guard itself"),
     "settings/files.py": (1, "settings and .env"),
-    "core/home.py": (7, "the home folder: private files, locks"),
+    "core/home.py": (
+        8,
+        "the home folder: private files, locks; and files that the operator has results of jobs added to",
+    ),
     "settings/profiles.py": (4, "copies of a profile"),
     "sandbox/probe_cache.py": (2, _OWN),
     "logs.py": (1, _OWN),
