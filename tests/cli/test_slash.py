@@ -311,7 +311,7 @@ def test_slash_model_asks_about_names_that_are_not_listed(each_way: Place) -> No
     terminal.send("/model larg")
     terminal.until("The provider lists no model 'larg'.")
     terminal.until(lambda screen: "model: larg" in screen and "large-one" in screen)
-    terminal.send("e")
+    terminal.send("")
     terminal.until("Model: custom/large-one")
     ask(terminal, "first", "One.")
     assert each_way.model.requests[-1].model == "large-one"

@@ -102,9 +102,9 @@ class Chat:
 
     async def take_pick(self, picking: Picking, text: str) -> None:
         """Take the first name that matches. What matches none is asked about once more."""
-        name = text if text in (*picking.names, picking.unlisted) else next(iter(matching(picking.names, text)), "")
-        if name:
-            await picking.take(name)
+        name = text if text in picking.names else next(iter(matching(picking.names, text)), "")
+        if name or text == picking.unlisted:
+            await picking.take(name or text)
         else:
             note = f"None of {len(picking.names)} names holds: {one_line(text)}. Enter takes it all the same."
             self.screen.note(note, "yellow")

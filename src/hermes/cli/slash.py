@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from hermes.cli import attach, clipboard, slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
@@ -9,7 +11,7 @@ from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
 from hermes.cli.screen import Screen
 from hermes.cli.slash_table import COMMANDS, require, slash
-from hermes.core.formatting import columns, counted, one_line, width
+from hermes.core.formatting import counted, one_line, width
 from hermes.core.spec import Content
 from hermes.services.skills import find_skills, skill_text
 
@@ -49,6 +51,7 @@ def _skills(chat: Chat) -> dict[str, str]:
     return {skill.name: skill.description for skill in skills if skill.name not in COMMANDS}
 
 
+_ABOUT_CHARS_MIN = 20
 _KEYS = (
     ("Enter", "send; while the agent works, what the line below says"),
     ("Alt-Enter, Ctrl-J, or \\ at the end", "another line"),
@@ -80,8 +83,16 @@ async def _help(chat: Chat, rest: str) -> None:
     rows = [[f"/{name} {command.arguments}".rstrip(), command.about] for name, command in COMMANDS.items()]
     rows += [[f"/{name}", about] for name, about in _skills(chat).items()]
     keys = [list(row) for row in _KEYS] if isinstance(chat.screen, Screen) else []
-    lines = columns(rows, 1, width())
-    chat.screen.plain("\n".join([*lines, *(["", *columns(keys, 1, None)] if keys else [])]))
+    chat.screen.plain("\n".join([*_wrapped(rows), *(["", *_wrapped(keys)] if keys else [])]))
+
+
+def _wrapped(rows: list[list[str]]) -> Iterator[str]:
+    """Names, and beside each what it does in as many lines as that takes."""
+    names = max(len(name) for name, _ in rows) + 2
+    for name, about in rows:
+        first, *rest = wrap(about, max(_ABOUT_CHARS_MIN, (width() or 1_000) - names)) or [""]
+        yield f"{name:{names}}{first}".rstrip()
+        yield from (" " * names + line for line in rest)
 
 
 @slash("clear", "", "clear the screen; the conversation stays")

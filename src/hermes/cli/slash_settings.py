@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hermes.agent.model_lists import list_models
 from hermes.cli.conversation import near
 from hermes.cli.output import UsageError
-from hermes.cli.picker import Picking
+from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Screen
 from hermes.cli.slash_table import GLOBAL, run_command, slash, split_args, write_setting
 from hermes.core.errors import HermesError, ServiceError
@@ -40,13 +40,15 @@ async def _model(chat: Chat, rest: str) -> None:
     names = {} if forced or (provider and not name) else await _model_names(chat, name, provider)
     if not name or not names or name in names:
         await use(name)
-    elif not isinstance(chat.screen, Screen):
-        near_names = near(name, names)
-        raise UsageError(f"The provider lists no model '{name}'.{near_names}", hint=f"/model {name} {_FORCE}")
-    else:
-        chat.screen.note(f"The provider lists no model '{name}'.", "yellow")
+    elif isinstance(chat.screen, Screen):
+        way = f"/model {name} {_FORCE}" if matching(names, name) else "Enter"
+        chat.screen.note(
+            f"The provider lists no model '{name}'.{near(name, names)} {way} takes it all the same.", "yellow"
+        )
         chat.pick(Picking("model:", names, use, unlisted=name), name)
         return
+    else:
+        raise UsageError(f"The provider lists no model '{name}'.{near(name, names)}", hint=f"/model {name} {_FORCE}")
     if names and not name and isinstance(chat.screen, Screen):
         chat.pick(Picking("model:", names, use))
 
