@@ -47,9 +47,9 @@ async def new_session(editor: Editor, place: Place, *servers: Named) -> str:
     return str((await editor.agent.new_session(cwd=str(place.folder), mcp_servers=list(servers))).session_id)
 
 
-async def prompt(editor: Editor, session_id: str) -> None:
+async def prompt(editor: Editor, session_id: str, text: str = "go") -> None:
     async with asyncio.timeout(WAIT_S):
-        await editor.agent.prompt(session_id=session_id, prompt=[text_block("go")])
+        await editor.agent.prompt(session_id=session_id, prompt=[text_block(text)])
 
 
 def offered(place: Place) -> set[str]:
@@ -135,6 +135,28 @@ async def test_loaded_session_has_the_servers_that_are_named_then(place: Place) 
         await editor.agent.load_session(cwd=str(place.folder), session_id=session_id, mcp_servers=[program("second")])
         await prompt(editor, session_id)
         assert "mcp_second_add" in offered(place) and "mcp_first_add" not in offered(place)
+
+
+async def test_server_is_switched_off_by_a_command(place: Place) -> None:
+    place.script(Reply(text="Hello."), Reply(text="Again."))
+    async with editing(place) as editor:
+        session_id = await new_session(editor, place, program())
+        for command, is_offered in (("disable", False), ("enable", True)):
+            await prompt(editor, session_id, f"/mcp {command} tools")
+            await prompt(editor, session_id)
+            assert ("mcp_tools_add" in offered(place)) is is_offered
+
+
+async def test_subagent_uses_servers_of_its_session(place: Place) -> None:
+    place.script(
+        Reply(tool_calls=[Call("delegate_task", {"goal": "Add one and two."})]),
+        Reply(tool_calls=[Call("mcp_tools_add", {"a": 1, "b": 2})]),
+        Reply(text="It is three."),
+        Reply(text="Done."),
+    )
+    async with editing(place) as editor:
+        await prompt(editor, await new_session(editor, place, program()))
+    assert '"total": 3' in place.asked(2)[-1][1]
 
 
 async def test_values_of_the_editor_are_never_shown(place: Place) -> None:

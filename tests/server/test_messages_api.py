@@ -414,7 +414,7 @@ async def test_errors_by_status(start: Start) -> None:
     async with api.post(MESSAGES, user("x" * 3000)) as response:
         await refused(response, 413, "request_too_large", "body_too_large")
     async with api.get("/v1/messages/batches", headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "not_found")
+        await refused(response, 404, "not_found_error", "message_not_found")
     async with api.post("/v1/nothing", {}, headers=VERSION) as response:
         await refused(response, 404, "not_found_error", "not_found")
     async with api.post(MESSAGES, user(), headers={"Authorization": f"Bearer {keys[0]['key']}"}) as response:

@@ -56,8 +56,8 @@ async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> s
 
 async def test_routes_are_off_by_default(start: Start) -> None:
     api = await start()
-    for method, path in (("GET", "/api/version"), ("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show"), ("POST", CHAT),
-                         ("POST", GENERATE)):  # fmt: skip
+    found = [("GET", f"/api/{name}") for name in ("version", "tags", "ps")]
+    for method, path in (*found, ("POST", "/api/show"), ("POST", CHAT), ("POST", GENERATE)):
         async with api.client.request(method, api.url + path, json=user()) as response:
             await refused(response, 404, "not_found")
     async with api.get("/v1/capabilities") as response:
@@ -73,6 +73,9 @@ async def test_models_are_found(api: Api) -> None:
     async with api.get("/api/tags") as response:
         [model] = (await response.json())["models"]
     assert (model["name"], model["model"]) == ("hermes-agent", "hermes-agent")
+    async with api.get("/api/ps") as response:
+        [loaded] = (await response.json())["models"]
+    assert loaded.items() >= model.items() and loaded["expires_at"] > model["modified_at"]
     for fields in ({"model": "hermes-agent:latest"}, {"name": "hermes-agent"}):
         async with api.post("/api/show", fields) as response:
             shown = await response.json()

@@ -18,7 +18,7 @@ from .conftest import Api, Start
 
 # The statuses of the server's own fault that a request may bring about by itself, and their codes.
 DOCUMENTED = {
-    502: {"structured_output_failed", "agent_incomplete", "provider_rejected_request"},
+    502: {"structured_output_failed", "agent_incomplete", "provider_rejected_request", "provider_unavailable"},
     503: {"jobs_unavailable", "not_ready"},
 }
 # A page is no JSON, and the socket is tried elsewhere.

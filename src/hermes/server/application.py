@@ -50,7 +50,7 @@ def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Applicati
     )
     app[CONTEXT] = context
     for route in ROUTES:
-        path = route.path.replace("{model_id}", "{model_id:.+}").replace("{message_id}", "{message_id:msg_[^/]*}")
+        path = route.path.replace("{model_id}", "{model_id:.+}")
         handler = partial(route.endpoint(), context)
         # A GET route answers HEAD as well.
         app.router.add_route(route.method, path, handler)

@@ -104,7 +104,8 @@ def head_fault(request: web.Request) -> ApiError | None:
 def _router_refusal(
     context: ServerContext, request: web.Request, error: web.HTTPNotFound | web.HTTPMethodNotAllowed
 ) -> ApiError:
-    if isinstance(error, web.HTTPMethodNotAllowed):
+    # Batches of messages are not offered; their address is no id of a message.
+    if isinstance(error, web.HTTPMethodNotAllowed) and not request.path.endswith("/v1/messages/batches"):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.method} is not possible at {request.path}; {allowed} is."
         return ApiError(405, message, "method_not_allowed", headers={"Allow": allowed})
