@@ -73,7 +73,7 @@ $(HEAVY)/.installed: pyproject.toml scripts/setup-clients-heavy
 # The page in a real browser.
 test-web: setup $(VENV)/.web-tests
 	@sh scripts/node npm run --prefix web --silent check
-	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/web $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal tests/web $(ARGS)
 
 $(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests scripts/setup-group | setup
 	@VENV="$(VENV)" sh scripts/setup-web-tests

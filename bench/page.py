@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from playwright.async_api import CDPSession, Page, async_playwright  # noqa: E402
+from playwright.async_api import CDPSession, Page  # noqa: E402
 
-from support.browser import Site, executable  # noqa: E402
-from support.model_server import ModelServer, Reply  # noqa: E402
+from support.browser import Site, say, serving_site  # noqa: E402
+from support.model_server import Reply  # noqa: E402
 
 MESSAGES, TOKENS, GAP_S = 5000, 2000, 0.01
 PARAGRAPH = (
@@ -49,11 +49,6 @@ async def watched(page: Page) -> CDPSession:
     session = await page.context.new_cdp_session(page)
     await session.send("Performance.enable", {"timeDomain": "threadTicks"})
     return session
-
-
-async def say(page: Page, text: str) -> None:
-    await page.locator(".composer textarea").fill(text)
-    await page.locator(".composer textarea").press("Enter")
 
 
 async def first_load(site: Site) -> dict[str, Any]:
@@ -144,9 +139,9 @@ async def streaming(site: Site, minutes: float) -> dict[str, Any]:
         "answer of 2,000 tokens took, s": round(passed, 1),
         "streaming: share of a core, %": round(100 * (after["TaskDuration"] - before["TaskDuration"]) / passed, 1),
     }
-    sizes = [await heap(session)]
-    end = time.monotonic() + minutes * 60
-    while time.monotonic() < end:
+    began = time.monotonic()
+    sizes = [(0.0, await heap(session))]
+    while time.monotonic() - began < minutes * 60:
         site.model.script = [Reply(text=tokens(TOKENS), gap_s=GAP_S / 2, continues=False)]
         turns = await page.locator("[data-key^='e:']").last.get_attribute("data-key")
         await say(page, "On")
@@ -157,28 +152,24 @@ async def streaming(site: Site, minutes: float) -> dict[str, Any]:
             timeout=120_000,
         )
         await asyncio.sleep(0.5)
-        sizes.append(await heap(session))
-    # What is said is kept; beyond that nothing may grow.
-    result["heap after each answer, MB"] = [round(size, 1) for size in sizes]
+        sizes.append((time.monotonic() - began, await heap(session)))
+    # What is said is kept; beyond that nothing may grow. The first minute fills caches that have a limit.
+    result["heap after each answer, MB"] = [round(size, 1) for _, size in sizes]
+    late = [(at, size) for at, size in sizes if at > 60] or sizes
+    if len(late) > 1:
+        growth = statistics.linear_regression(*zip(*late, strict=True)).slope * 3600
+        result["heap, growth in an hour at this pace, MB"] = round(growth, 1)
     return result
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=2.0, help="how long answers are streamed to see whether memory grows"
+        "--minutes", type=float, default=4.0, help="how long answers are streamed to see whether memory grows"
     )
     asked = parser.parse_args()
-    async with async_playwright() as playwright, ModelServer() as model:
-        browser = await playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
-        with tempfile.TemporaryDirectory() as folder:
-            site = Site(browser, model, Path(folder))
-            await site.serve()
-            try:
-                found = await first_load(site) | await long_conversation(site) | await streaming(site, asked.minutes)
-            finally:
-                await site.close()
-        await browser.close()
+    async with serving_site() as site:
+        found = await first_load(site) | await long_conversation(site) | await streaming(site, asked.minutes)
     print(json.dumps(found, indent=2))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from playwright.async_api import Page, async_playwright  # noqa: E402
+from playwright.async_api import Page  # noqa: E402
 
-from support.browser import Site, executable  # noqa: E402
-from support.model_server import Call, ModelServer, Reply  # noqa: E402
+from support.browser import Site, say, serving_site  # noqa: E402
+from support.model_server import Call, Reply  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
@@ -51,11 +50,6 @@ EARLIER = [
     "Letter to the school",
     "Sort the photos of Crete",
 ]
-
-
-async def say(page: Page, text: str) -> None:
-    await page.locator(".composer textarea").fill(text)
-    await page.locator(".composer textarea").press("Enter")
 
 
 async def fill(site: Site) -> None:
@@ -128,35 +122,27 @@ async def approval(site: Site) -> None:
 
 async def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
-    async with async_playwright() as playwright, ModelServer() as model:
-        browser = await playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
-        with tempfile.TemporaryDirectory() as folder:
-            site = Site(browser, model, Path(folder))
-            await site.serve()
-            try:
-                await fill(site)
-                await shoot(await site.open(**WIDE), "welcome-light")
-                address = await conversation(site)
-                for scheme in ("light", "dark"):
-                    await shoot(await site.open(address, color_scheme=scheme, **WIDE), f"conversation-{scheme}")
-                    await shoot(await site.open(address, color_scheme=scheme, **PHONE), f"phone-{scheme}")
-                await approval(site)
-                page = await site.open(address, **WIDE)
-                await page.locator(".messages").evaluate("node => { node.scrollTop = 0 }")
-                for card in await page.locator(".tool-head").all():
-                    await card.click()
-                await page.locator(".head").get_by_role("button", name="Details").click()
-                await shoot(page, "tools-light")
-                run = (await site.gateway.get("/v1/runs?limit=5"))["data"][-1]["run_id"]
-                await shoot(await site.open(f"#/runs/{run}", color_scheme="dark", **WIDE), "timeline-dark")
-                await shoot(await site.open("#/usage", **WIDE), "usage-light")
-                await shoot(await site.open("#/settings", **WIDE), "settings-light")
-                phone = await site.open(**PHONE)
-                await phone.get_by_role("button", name="Conversations and pages").click()
-                await shoot(phone, "phone-list-light")
-            finally:
-                await site.close()
-        await browser.close()
+    async with serving_site() as site:
+        await fill(site)
+        await shoot(await site.open(**WIDE), "welcome-light")
+        address = await conversation(site)
+        for scheme in ("light", "dark"):
+            await shoot(await site.open(address, color_scheme=scheme, **WIDE), f"conversation-{scheme}")
+            await shoot(await site.open(address, color_scheme=scheme, **PHONE), f"phone-{scheme}")
+        await approval(site)
+        page = await site.open(address, **WIDE)
+        await page.locator(".messages").evaluate("node => { node.scrollTop = 0 }")
+        for card in await page.locator(".tool-head").all():
+            await card.click()
+        await page.locator(".head").get_by_role("button", name="Details").click()
+        await shoot(page, "tools-light")
+        run = (await site.gateway.get("/v1/runs?limit=5"))["data"][-1]["run_id"]
+        await shoot(await site.open(f"#/runs/{run}", color_scheme="dark", **WIDE), "timeline-dark")
+        await shoot(await site.open("#/usage", **WIDE), "usage-light")
+        await shoot(await site.open("#/settings", **WIDE), "settings-light")
+        phone = await site.open(**PHONE)
+        await phone.get_by_role("button", name="Conversations and pages").click()
+        await shoot(phone, "phone-list-light")
 
 
 if __name__ == "__main__":

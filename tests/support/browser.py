@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
 
 from .gateway import Gateway
 from .model_server import ModelServer
@@ -17,10 +20,11 @@ WIDE = {"width": 1280, "height": 820}
 TIMEOUT_MS = 60_000
 expect.set_options(timeout=TIMEOUT_MS)
 # Messages of the page that go by themselves, in milliseconds (`web/src/state/toasts.ts`). A busy machine may take longer to
-# look at them than a person does, so windows of tests show them for ten times as long.
-_STEADY_MESSAGES = """
+# look at them than a person does, so windows of tests show them for ten times as long, or where their end is waited for, for
+# a tenth of it.
+_MESSAGE_TIMES = """
 const later = window.setTimeout;
-window.setTimeout = (work, ms, ...given) => later(work, [4500, 7000, 9000].includes(ms) ? 10 * ms : ms, ...given);
+window.setTimeout = (work, ms, ...given) => later(work, [4500, 7000, 9000].includes(ms) ? %s * ms : ms, ...given);
 """
 # What the browser says by itself about answers that a test asks for.
 _EXPECTED = ("Failed to load resource", "net::ERR_")
@@ -32,6 +36,20 @@ def executable() -> str:
     if found is None:
         raise FileNotFoundError("There is no Chromium here. On Debian and Ubuntu: apt-get install chromium")
     return found
+
+
+@asynccontextmanager
+async def started_browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+async def say(page: Page, text: str) -> None:
+    box = page.locator(".composer textarea")
+    await box.fill(text)
+    await box.press("Enter")
 
 
 class Site:
@@ -51,11 +69,10 @@ class Site:
         await self.gateway.start()
         self.gateway.port = int(self.gateway.url.rpartition(":")[2])
 
-    async def context(self, *, steady_messages: bool = True, **options: Any) -> BrowserContext:
+    async def context(self, *, message_times: float = 10, **options: Any) -> BrowserContext:
         context = await self.browser.new_context(**{"viewport": WIDE, "locale": "en-GB", **options})
         context.set_default_timeout(TIMEOUT_MS)
-        if steady_messages:
-            await context.add_init_script(_STEADY_MESSAGES)
+        await context.add_init_script(_MESSAGE_TIMES % message_times)
         self.contexts.append(context)
         return context
 
@@ -77,3 +94,16 @@ class Site:
         if hasattr(self, "gateway"):
             await self.gateway.end()
             await self.gateway.client.close()
+
+
+@asynccontextmanager
+async def serving_site() -> AsyncIterator[Site]:
+    """A site of its own, for scripts."""
+    async with started_browser() as browser, ModelServer() as model:
+        with tempfile.TemporaryDirectory() as folder:
+            site = Site(browser, model, Path(folder))
+            await site.serve()
+            try:
+                yield site
+            finally:
+                await site.close()

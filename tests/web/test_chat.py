@@ -4,9 +4,9 @@ import asyncio
 import re
 
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Route, expect
 
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Call, Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -19,12 +19,6 @@ UNENDING = "word " * 6000
 def slowly(text: str, gap_s: float = 0.05) -> Reply:
     """An answer that comes word by word."""
     return Reply(text=re.findall(r"\S+\s*", text), gap_s=gap_s)
-
-
-async def say(page: Page, text: str) -> None:
-    box = page.get_by_role("textbox", name="Message")
-    await box.fill(text)
-    await box.press("Enter")
 
 
 async def test_an_answer_is_streamed_with_a_tool_card(site: Site) -> None:
@@ -87,6 +81,54 @@ async def test_a_command_is_approved_or_denied(site: Site) -> None:
     await expect(page.get_by_text("Then not.")).to_be_visible()
     await expect(page.get_by_text("Denied.")).to_have_count(0)
     await expect(page.locator(".tool.failed")).to_have_count(1)
+
+
+async def test_a_denial_says_what_to_do_instead(site: Site) -> None:
+    site.model.script = [
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_1")]),
+        Reply(text="Moved."),
+    ]
+    page = await site.open()
+    await say(page, "Clean up.")
+    asked = page.get_by_role("alertdialog")
+    instead = asked.get_by_role("textbox", name="what to do instead")
+    await instead.fill("Move it to the trash.")
+    # What is written would be lost with an approval.
+    await expect(asked.get_by_role("button", name="Allow once")).to_be_disabled()
+    await instead.press("Enter")
+    await expect(page.get_by_text("Moved.")).to_be_visible()
+    assert "Move it to the trash." in str(site.model.requests[-1].body)
+    await expect(page.locator(".tool.failed .tool-state")).to_have_text("refused")
+
+
+async def test_an_approval_that_is_refused_stays_open(site: Site) -> None:
+    site.model.script = [
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_1")]),
+        Reply(text="Then not."),
+    ]
+    page = await site.open()
+    await say(page, "Clean up.")
+    asked = page.get_by_role("alertdialog")
+    fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
+    await page.route("**/approval", lambda route: route.fulfill(status=503, json=fault))
+    await asked.get_by_role("button", name="Deny").click()
+    await expect(page.locator(".toast")).to_contain_text("The disk is away.")
+    await expect(page.get_by_text("Denied.")).to_have_count(0)
+    await page.unroute("**/approval")
+    await asked.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("Then not.")).to_be_visible()
+
+
+async def test_a_result_may_have_a_state_of_its_own(site: Site) -> None:
+    command = {"command": "sleep 60", "background": True}
+    site.model.script = [Reply(tool_calls=[Call("terminal", command, id="call_1")]), Reply(text="It runs.")]
+    page = await site.open()
+    await say(page, "Start it.")
+    await expect(page.get_by_text("It runs.")).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_text("It runs.")).to_be_visible()
+    await expect(page.get_by_role("region", name="terminal")).to_be_visible()
+    await expect(page.locator(".tool.failed")).to_have_count(0)
 
 
 async def test_a_question_is_answered(site: Site) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 from playwright.async_api import Page, expect
-from test_chat import say, slowly
+from test_chat import slowly
 
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Call, Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

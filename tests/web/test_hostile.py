@@ -2,9 +2,8 @@
 
 import pytest
 from playwright.async_api import expect
-from test_chat import say
 
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Call, Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -55,28 +54,38 @@ CORPUS = [
 FORBIDDEN = "script, iframe, object, embed, form:not(.question), input, style, svg, base, meta, video, [style], [class*=approval], [id]"
 
 
-async def test_hostile_text_does_no_harm(site: Site) -> None:
+@pytest.mark.parametrize("part", range(3))
+async def test_hostile_text_does_no_harm(site: Site, part: int) -> None:
+    corpus = CORPUS[part::3]
     # Each piece streamed in small parts, so that every cut of it is drawn too.
-    for text in CORPUS:
+    for text in corpus:
         site.model.script.append(
             Reply(text=[text[at : at + 7] for at in range(0, min(len(text), 700), 7)] + [text[700:]])
         )
     page = await site.open()
     await page.evaluate("window.harm = 0")
-    for number in range(len(CORPUS)):
+    for number in range(len(corpus)):
         await say(page, f"piece {number}")
         await expect(page.locator(".bubble", has_text=f"piece {number}")).to_be_visible()
-        await expect(page.get_by_role("button", name="Send")).to_be_visible()
-        links = await page.locator(".prose a").evaluate_all("links => links.map(link => link.href)")
+        await expect(page.locator(".row.last .turn-end")).to_be_visible()
+        # Rows that are far away are not in the document, so each piece is looked at when it is there.
+        links, forbidden = await page.evaluate(
+            """forbidden => [
+                [...document.querySelectorAll(".prose a")].map((link) => link.href),
+                [...document.querySelectorAll(".prose .block, .prose .code code")].flatMap(
+                    (block) => [...block.querySelectorAll(forbidden)].map((node) => node.outerHTML)),
+            ]""",
+            FORBIDDEN,
+        )
         assert all(address == "" or address.startswith(("http://", "https://", "data:image/")) for address in links), (
             links
         )
+        assert forbidden == []
     assert await page.evaluate("window.harm") == 0
     assert page.url.startswith(site.gateway.url)
-    assert await page.locator(".prose").locator(FORBIDDEN).count() == 0
     await page.reload()
-    await expect(page.locator(".bubble", has_text=f"piece {len(CORPUS) - 1}")).to_be_visible()
-    await expect(page.locator(".answer", has_text="deeper").last).to_be_visible()
+    await expect(page.locator(".bubble", has_text=f"piece {len(corpus) - 1}")).to_be_visible()
+    await expect(page.locator(".answer", has_text="deep").last).to_be_visible()
     assert await page.evaluate("window.harm") is None
     assert await page.locator("body").evaluate("node => getComputedStyle(node).display") == "block"
     # The browser's own guard was not even needed.

@@ -5,10 +5,9 @@ import contextlib
 
 import pytest
 from playwright.async_api import Page, expect
-from test_chat import say
 
 from hermes.store.sessions import SessionDB
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -78,7 +77,7 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
 
 async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> None:
     await talked(site, "Alpha", "Beta")
-    page = await site.open(context=await site.context(steady_messages=False))
+    page = await site.open(context=await site.context(message_times=0.1))
     await choose(page, "Beta", "Delete")
     await has_sessions(site, 1)
 

@@ -4,9 +4,8 @@ import re
 
 import pytest
 from playwright.async_api import Page, expect
-from test_chat import say
 
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,6 +52,11 @@ async def test_sign_in_keeps_no_key(empty_site: Site) -> None:
     await expect(field).to_be_visible()
 
 
+async def look_again(page: Page) -> None:
+    """What a page asks the server when somebody returns to it; otherwise it asks every 4 or 15 s."""
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
 async def sign_in(page: Page, key: str) -> None:
     await page.get_by_label("Key", exact=True).fill(key)
     await page.get_by_role("button", name="Sign in").click()
@@ -94,6 +98,7 @@ async def test_the_next_owner_sees_nothing_of_the_last(empty_site: Site) -> None
     assert page.url == conversation
     await box.fill("A private draft")
     await context.clear_cookies()
+    await look_again(page)
     await sign_in(page, other["key"])
     await nothing_is_left()
 
@@ -118,6 +123,8 @@ async def test_a_link_to_a_conversation_leads_there_after_the_sign_in(empty_site
         .first.click()
     )
     await say(first, "Elsewhere")
+    await expect(first.get_by_text("Later.")).to_be_visible()
+    await look_again(page)
     await expect(page.locator(".entry", has_text="Elsewhere")).to_be_visible()
 
 
@@ -165,7 +172,8 @@ async def test_a_model_that_refuses_its_key(site: Site) -> None:
 
 async def test_no_model(empty_site: Site) -> None:
     site = empty_site
-    await site.serve(model={"provider": "custom", "default": "m", "base_url": "http://127.0.0.1:9/v1", "api_key": "k"})
+    nobody = {"provider": "custom", "default": "m", "base_url": "http://127.0.0.1:9/v1", "api_key": "k"}
+    await site.serve(model=nobody, agent={"api_max_retries": 0})
     page = await site.open()
     await say(page, "Hi")
     await expect(page.get_by_role("alert")).to_contain_text("The model service does not answer")
@@ -185,6 +193,17 @@ async def test_phone(site: Site) -> None:
     await say(page, "A table, please")
     await expect(page.locator(".prose table")).to_be_visible()
     assert await overflow(page) <= 0
+    # While a turn runs there are more buttons.
+    site.model.script = [Reply(text=["word "] * 6000, gap_s=0.05)]
+    await say(page, "Talk")
+    await expect(page.locator(".prose").last).to_contain_text("word")
+    await page.locator(".composer textarea").fill("Next")
+    stop = page.get_by_role("button", name="Stop")
+    assert await stop.evaluate(
+        "button => button.getBoundingClientRect().right <= button.closest('.composer').getBoundingClientRect().right"
+    )
+    await stop.click()
+    await expect(page.get_by_text("Stopped.")).to_be_visible()
     await page.get_by_role("button", name="Conversations and pages").click()
     await expect(page.locator(".sidebar")).to_be_visible()
     assert await overflow(page) <= 0

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 from playwright.async_api import Page, Route, expect
-from test_chat import say
 
-from support.browser import Site
+from support.browser import Site, say
 from support.model_server import Reply
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -1,6 +1,5 @@
 import type { DetailedHealth } from "../api/types";
-import en from "../locales/en.json";
-import { formatBytes, formatDuration, formatNumber, type Key, t } from "../state/language";
+import { formatBytes, formatDuration, formatNumber, named, t } from "../state/language";
 import { Load, useLoad } from "../ui/load";
 import { StatusBadge } from "../ui/status_badge";
 import { Table } from "../ui/table";
@@ -20,14 +19,14 @@ export default function Health() {
           <Table label={t("health.checks")} columns={[t("health.check"), t("health.state"), t("health.detail")]}>
             {Object.entries(found.readiness.checks).map(([name, check]) => (
               <tr key={name}>
-                <th scope="row">{labelOf(`health.of.${name}`, name)}</th>
+                <th scope="row">{named(`health.of.${name}`, name.replaceAll("_", " "))}</th>
                 <td>
                   <StatusBadge status={check.status} />
                 </td>
                 <td class="wide">
                   {Object.entries(check)
                     .filter(([field]) => field !== "status")
-                    .map(([field, value]) => `${labelOf(`health.fact.${field}`, field)}: ${factOf(field, value)}`)
+                    .map(([field, value]) => `${named(`health.fact.${field}`, field)}: ${factOf(field, value)}`)
                     .join(" · ")}
                 </td>
               </tr>
@@ -39,12 +38,8 @@ export default function Health() {
   );
 }
 
-function labelOf(key: string, name: string): string {
-  return key in en ? t(key as Key) : name.replaceAll("_", " ");
-}
-
 function factOf(field: string, value: unknown): string {
-  if (typeof value !== "number") return String(value);
+  if (typeof value !== "number") return named(`status.${value}`, String(value));
   return field.endsWith("_bytes") ? formatBytes(value) : formatNumber(value);
 }
 

@@ -24,7 +24,7 @@ const deliveryFault = (job: Job): string | null => {
 };
 
 export default function Jobs() {
-  const jobs = useLoad<List<Job>>("api/jobs?include_disabled=true", 10);
+  const jobs = useLoad<List<Job>>("api/jobs?include_disabled=true", 3);
   const making = useSignal(false);
   const history = useSignal<Job | null>(null);
   const act = (action: () => Promise<unknown>) => void attempt(action).then(jobs.reload);

@@ -15,6 +15,7 @@ interface ApiKey {
   toolsets: string[] | null;
   models: string[] | null;
   source: string;
+  current: boolean;
 }
 
 const limit = (value: number | null): string => (value ? String(value) : "–");
@@ -32,7 +33,7 @@ export default function Keys() {
             <Table
               label={t("page.keys")}
               columns={[
-                t("jobs.name"),
+                t("apikeys.owner"),
                 t("apikeys.scopes"),
                 t("toolsets"),
                 t("apikeys.models"),
@@ -44,14 +45,18 @@ export default function Keys() {
             >
               {list.data.map((key) => (
                 <tr key={key.name}>
-                  <th scope="row">{key.name}</th>
-                  <td>{key.scopes.join(", ")}</td>
+                  <th scope="row">
+                    {key.name} {key.current && <span class="badge">{t("apikeys.this")}</span>}
+                  </th>
+                  <td class="wide">{key.scopes.join(", ")}</td>
                   <td>{key.toolsets?.join(", ") ?? t("all")}</td>
                   <td>{key.models?.join(", ") ?? t("all")}</td>
                   <td>{limit(key.max_concurrent)}</td>
                   <td>{limit(key.requests_per_minute)}</td>
                   <td>{limit(key.tokens_per_minute)}</td>
-                  <td>{key.source}</td>
+                  <td>
+                    <code>{key.source}</code>
+                  </td>
                 </tr>
               ))}
             </Table>
@@ -61,6 +66,10 @@ export default function Keys() {
         }
       </Load>
       <NewKey />
+      <h2>{t("apikeys.revoke")}</h2>
+      <p class="page-note">
+        <Text text={t("apikeys.revoke_how")} />
+      </p>
     </>
   );
 }
@@ -106,7 +115,7 @@ function NewKey() {
       </p>
       <label class="field">
         <span>{t("jobs.name")}</span>
-        <input name="name" type="text" required pattern="[a-z0-9_\\-]{1,64}" dir="ltr" placeholder="kitchen-tablet" />
+        <input name="name" type="text" required pattern="[a-z0-9_\-]{1,64}" dir="ltr" placeholder="kitchen-tablet" />
       </label>
       <fieldset class="field">
         <legend>{t("apikeys.scopes")}</legend>

@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { ApiError, post } from "../api/client";
 import { loadAccess, type MainModel } from "../state/access";
 import { attempt, describe } from "../state/faults";
-import { formatDuration, formatNumber, t } from "../state/language";
+import { formatDuration, formatNumber, named, t } from "../state/language";
 import { Button } from "../ui/button";
 import { Load, useLoad } from "../ui/load";
 import { Text } from "../ui/text";
@@ -34,7 +34,10 @@ export default function ModelPage() {
             <Tile label={t("model")} value={found.title ?? found.model ?? "–"} />
             <Tile label={t("model.provider")} value={found.provider ?? "–"} />
             {found.window && <Tile label={t("model.window")} value={formatNumber(found.window)} />}
-            <Tile label={t("model.abilities")} value={found.abilities.join(", ").replaceAll("_", " ") || "–"} />
+            <Tile
+              label={t("model.abilities")}
+              value={found.abilities.map((name) => named(`ability.${name}`, name)).join(", ") || "–"}
+            />
           </div>
           {found.problem && <p class="field-fault">{found.problem}</p>}
           {found.embedded && (

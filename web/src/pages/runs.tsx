@@ -4,7 +4,7 @@ import { post, query } from "../api/client";
 import { follow } from "../api/follow";
 import type { List, Run, RunEvent } from "../api/types";
 import { attempt } from "../state/faults";
-import { formatDuration, formatMoment, formatNumber, type Key, t } from "../state/language";
+import { formatDuration, formatMoment, formatNumber, type Key, named, t } from "../state/language";
 import { link, route } from "../state/route";
 import { isFinal } from "../state/run_view";
 import { type Span, timelineOf } from "../state/timeline";
@@ -72,7 +72,7 @@ function RunList({ session }: { session: string | null }) {
                   <td>
                     <StatusBadge status={run.status} />
                   </td>
-                  <td>{run.kind}</td>
+                  <td>{named(`kind.${run.kind}`, run.kind)}</td>
                   <td>{formatMoment(run.created_at)}</td>
                   <td>{duration(run)}</td>
                   <td>{formatNumber(run.usage.output_tokens)}</td>

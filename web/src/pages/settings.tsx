@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { patch } from "../api/client";
 import { may } from "../state/access";
 import { attempt } from "../state/faults";
-import { chooseLanguage, chosenLanguage, LANGUAGES, t } from "../state/language";
+import { chooseLanguage, chosenLanguage, LANGUAGES, named, t } from "../state/language";
 import { type Theme, theme } from "../state/preferences";
 import { toast } from "../state/toasts";
 import { Button } from "../ui/button";
@@ -178,7 +178,7 @@ function Row({ row, reload }: { row: Setting; reload(): Promise<void> }) {
           </form>
         )}
       </td>
-      <td title={row.where ?? undefined}>{row.source}</td>
+      <td title={row.where ?? undefined}>{named(`source.${row.source}`, row.source)}</td>
       <td class="faint">{shown(row.default)}</td>
     </tr>
   );

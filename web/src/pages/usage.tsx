@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { query } from "../api/client";
 import { auth } from "../state/access";
-import { formatDuration, formatNumber, t } from "../state/language";
+import { formatDuration, formatNumber, language, t } from "../state/language";
 import { Load, useLoad } from "../ui/load";
 import { Plot } from "../ui/plot";
 import { Table } from "../ui/table";
@@ -27,7 +27,7 @@ interface Row {
 }
 
 const DAY_S = 86_400;
-const compact = (value: number) => new Intl.NumberFormat("en", { notation: "compact" }).format(value);
+const compact = (value: number) => new Intl.NumberFormat(language.value, { notation: "compact" }).format(value);
 const cost = (value: number) => `$${value.toFixed(2)}`;
 
 export default function Usage() {
@@ -102,8 +102,8 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
         {spent > 0 && <Tile label={t("figure.cost")} value={cost(spent)} />}
       </div>
       <div class="plots">
-        <Plot title={t("usage.tokens")} days={times} series={series.tokens} bars format={compact} />
-        <Plot title={t("usage.turns_errors")} days={times} series={series.turns} bars format={compact} />
+        <Plot title={t("usage.tokens")} days={times} series={series.tokens} bars whole format={compact} />
+        <Plot title={t("usage.turns_errors")} days={times} series={series.turns} bars whole format={compact} />
         <Plot title={t("usage.first")} days={times} series={series.first} format={formatDuration} />
         <Plot title={t("usage.tool_time")} days={times} series={series.tools} bars format={formatDuration} />
         {spent > 0 && <Plot title={t("figure.cost")} days={times} series={series.cost} bars format={cost} />}

@@ -4,7 +4,7 @@ import { attempt } from "./faults";
 import { plainText } from "./items";
 import type { Key } from "./language";
 import { current, resend, startNew } from "./open";
-import { sidebarOpen, theme } from "./preferences";
+import { changeTheme, sidebarOpen } from "./preferences";
 import { conversationId, go } from "./route";
 
 export const shown = signal<"palette" | "keys" | null>(null);
@@ -58,11 +58,7 @@ export const COMMANDS: Command[] = [
   { label: "retry", key: "r", run: again },
   { label: "details", key: "d", run: () => dispatchEvent(new Event("hermes:details")) },
   { label: "sidebar", key: "s", run: () => (sidebarOpen.value = !sidebarOpen.value) },
-  {
-    label: "keys.theme",
-    key: "t",
-    run: () => (theme.value = { system: "light", light: "dark", dark: "system" }[theme.value] as typeof theme.value),
-  },
+  { label: "keys.theme", key: "t", run: changeTheme },
   { label: "keys.title", key: "?", run: () => (shown.value = "keys") },
 ];
 

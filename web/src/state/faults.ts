@@ -1,12 +1,10 @@
 import { ApiError, Unreachable } from "../api/client";
-import en from "../locales/en.json";
-import { type Key, t } from "./language";
+import { named, t } from "./language";
 import { toast } from "./toasts";
 
 /** What went wrong, and where there is a remedy, what to do about it. */
 export function explain(code: string | null, message: string): string {
-  const key = `fault.${code}`;
-  return key in en ? `${message ? `${message} ` : ""}${t(key as Key)}` : message;
+  return [message, named(`fault.${code}`, "")].filter(Boolean).join(" ");
 }
 
 export function describe(error: unknown): string {

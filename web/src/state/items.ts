@@ -162,6 +162,9 @@ export function preview(args: Record<string, unknown>): string {
   return typeof first === "string" ? first : "";
 }
 
+/** What a result says of its call. Any other state is one of what the tool deals with: a process, a page, the weather. */
+const OUTCOMES = new Set(["error", "failed", "blocked", "denied", "timeout", "interrupted"]);
+
 function settle(tool: ToolPart, row: StoredMessage): void {
   const state = tool.state.peek();
   if (state.result !== null) return;
@@ -172,7 +175,7 @@ function settle(tool: ToolPart, row: StoredMessage): void {
   tool.state.value = {
     ...state,
     result,
-    status: typeof told.status === "string" && told.status ? told.status : failed ? "error" : "ok",
+    status: OUTCOMES.has(String(told.status)) ? String(told.status) : failed ? "error" : "ok",
     duration: row.duration ?? (typeof ms === "number" ? ms / 1000 : null),
   };
 }

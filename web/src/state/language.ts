@@ -44,6 +44,11 @@ export function t(key: Key, values: Record<string, string | number> = {}): strin
   return text.replace(/\{(\w+)\}/g, (whole, name: string) => String(values[name] ?? whole));
 }
 
+/** The text of a key that may not be there: what the server names, and what to show where we have no word for it. */
+export function named(key: string, otherwise: string): string {
+  return key in en ? t(key as Key) : otherwise;
+}
+
 const locale = computed(() => chosenLanguage.value || navigator.language || "en");
 
 /** Making a formatter takes far longer than using it. */

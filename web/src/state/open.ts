@@ -22,7 +22,17 @@ import { forgetFiles, type LoadedFiles, loadFiles, notesOf, returnFiles, type Up
 export const current = signal<Conversation | null>(null);
 /** What a new conversation begins with. */
 export type Choices = Partial<Pick<Session, "model" | "toolsets" | "workdir" | "reasoning_effort">>;
-export const newChoices = signal<Choices>({});
+const newChoices = signal<Choices>({});
+
+export function choicesOf(conversation: Conversation | null): Choices {
+  return (conversation ? conversation.session.value : newChoices.value) ?? {};
+}
+
+export function choose(conversation: Conversation | null, fields: Choices): void {
+  if (conversation) void attempt(() => conversation.update(fields));
+  else newChoices.value = { ...newChoices.value, ...fields };
+}
+
 /** A message of the open conversation that is to be shown. */
 export const wantedMessage = signal<number | null>(null);
 

@@ -24,6 +24,18 @@ function read(name: string): unknown {
 
 export type Theme = "system" | "light" | "dark";
 export const theme = kept<Theme>("theme", "system");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+/** What the system wants; styles follow it by themselves, drawings have to be told. */
+export const systemDark = signal(dark.matches);
+dark.addEventListener("change", () => {
+  systemDark.value = dark.matches;
+});
+const AFTER = { system: "light", light: "dark", dark: "system" } as const;
+
+export function changeTheme(): void {
+  theme.value = AFTER[theme.value];
+}
+
 export const sidebarOpen = kept<boolean>("sidebar", true);
 
 effect(() => {

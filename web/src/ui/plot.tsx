@@ -1,7 +1,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import type uPlot from "uplot";
 import { language, t } from "../state/language";
-import { theme } from "../state/preferences";
+import { systemDark, theme } from "../state/preferences";
 
 export interface Series {
   label: string;
@@ -15,11 +15,23 @@ interface Props {
   days: number[];
   series: Series[];
   bars?: boolean;
+  /** The figures are counts: the axis has no parts of them. */
+  whole?: boolean;
   format(value: number): string;
 }
 
+const HALF_DAY_S = 43_200;
+const LABEL_PX = 80;
+const WHOLE = Array.from({ length: 36 }, (_, index) => ([1, 2, 5][index % 3] as number) * 10 ** Math.floor(index / 3));
+
+/** As many days, counted back from the last, as there is room for. */
+function labelled(days: number[], width: number): number[] {
+  const step = Math.ceil((days.length * LABEL_PX) / Math.max(width, 2 * LABEL_PX));
+  return days.filter((_, index) => (days.length - 1 - index) % step === 0);
+}
+
 /** Figures by day; the library comes with the first plot. */
-export function Plot({ title, days, series, bars, format }: Props) {
+export function Plot({ title, days, series, bars, whole, format }: Props) {
   const place = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const element = place.current;
@@ -38,10 +50,13 @@ export function Plot({ title, days, series, bars, format }: Props) {
           height: 170,
           cursor: { y: false },
           legend: { live: true },
-          scales: { x: { time: true }, y: { range: (_self, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+          scales: {
+            x: { time: true, range: (_self, low, high) => [low - HALF_DAY_S, high + HALF_DAY_S] },
+            y: { range: (_self, _low, high) => [0, high > 0 ? high * 1.1 : 1] },
+          },
           axes: [
-            { ...axis, values: (_self, ticks) => ticks.map((tick) => day(tick)) },
-            { ...axis, size: 64, values: (_self, ticks) => ticks.map(format) },
+            { ...axis, splits: () => labelled(days, element.clientWidth), values: (_self, ticks) => ticks.map(day) },
+            { ...axis, size: 64, incrs: whole ? WHOLE : undefined, values: (_self, ticks) => ticks.map(format) },
           ],
           series: [
             { label: t("usage.day"), value: (_self, value) => (value === null ? "" : day(value)) },
@@ -66,7 +81,7 @@ export function Plot({ title, days, series, bars, format }: Props) {
       resized.disconnect();
       plot?.destroy();
     };
-  }, [days, series, bars, format, theme.value, language.value]);
+  }, [days, series, bars, whole, format, theme.value, systemDark.value, language.value]);
   return (
     <figure class="plot">
       <figcaption>{title}</figcaption>

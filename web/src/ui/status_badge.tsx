@@ -1,5 +1,4 @@
-import en from "../locales/en.json";
-import { type Key, t } from "../state/language";
+import { named } from "../state/language";
 
 const LOOKS: Record<string, string> = {
   completed: "good",
@@ -18,6 +17,5 @@ const LOOKS: Record<string, string> = {
 };
 
 export function StatusBadge({ status }: { status: string }) {
-  const key = `status.${status}`;
-  return <span class={`badge ${LOOKS[status] ?? ""}`}>{key in en ? t(key as Key) : status}</span>;
+  return <span class={`badge ${LOOKS[status] ?? ""}`}>{named(`status.${status}`, status)}</span>;
 }

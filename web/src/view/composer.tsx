@@ -4,7 +4,7 @@ import type { Conversation } from "../state/conversation";
 import { draftOf, returnText } from "../state/drafts";
 import { attempt } from "../state/faults";
 import { type Key, t } from "../state/language";
-import { newChoices, send } from "../state/open";
+import { choicesOf, choose, send } from "../state/open";
 import { addFiles, lostUploads, removeUpload, restoreUploads, uploads } from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
@@ -142,15 +142,8 @@ export function Composer({ conversation }: { conversation: Conversation | null }
   );
 }
 
-type Choices = { model?: string | null; reasoning_effort?: string | null };
-
-function choose(conversation: Conversation | null, fields: Choices): void {
-  if (conversation) void attempt(() => conversation.update(fields));
-  else newChoices.value = { ...newChoices.value, ...fields };
-}
-
 function ModelChoice({ conversation }: { conversation: Conversation | null }) {
-  const chosen = (conversation ? conversation.session.value?.model : newChoices.value.model) ?? "";
+  const chosen = choicesOf(conversation).model ?? "";
   const known = models.value.map((model) => model.id);
   if (known.length < 2 && !chosen) return null;
   return (
@@ -168,8 +161,7 @@ function ModelChoice({ conversation }: { conversation: Conversation | null }) {
 }
 
 function EffortChoice({ conversation }: { conversation: Conversation | null }) {
-  const chosen =
-    (conversation ? conversation.session.value?.reasoning_effort : newChoices.value.reasoning_effort) ?? "";
+  const chosen = choicesOf(conversation).reasoning_effort ?? "";
   return (
     <label class="choice">
       <span class="visually-hidden">{t("effort")}</span>

@@ -4,9 +4,8 @@ import { address, get } from "../api/client";
 import type { List, Session, StoredFile } from "../api/types";
 import { models, toolsets, workspaces } from "../state/access";
 import type { Conversation } from "../state/conversation";
-import { attempt } from "../state/faults";
 import { formatBytes, formatMoment, formatNumber, t } from "../state/language";
-import { newChoices } from "../state/open";
+import { choicesOf, choose } from "../state/open";
 import { link } from "../state/route";
 import { IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
@@ -29,15 +28,8 @@ export function Details({ conversation, onClose }: { conversation: Conversation 
   );
 }
 
-type Fields = Partial<Pick<Session, "workdir" | "toolsets">>;
-
-function change(conversation: Conversation | null, fields: Fields): void {
-  if (conversation) void attempt(() => conversation.update(fields));
-  else newChoices.value = { ...newChoices.value, ...fields };
-}
-
 function Workdir({ conversation }: { conversation: Conversation | null }) {
-  const kept = (conversation ? conversation.session.value?.workdir : newChoices.value.workdir) ?? "";
+  const kept = choicesOf(conversation).workdir ?? "";
   if (!workspaces.value.length && !kept) return null;
   return (
     <label class="field">
@@ -48,7 +40,7 @@ function Workdir({ conversation }: { conversation: Conversation | null }) {
         value={kept}
         placeholder={t("workdir.default")}
         list="workspaces"
-        onChange={(event) => change(conversation, { workdir: event.currentTarget.value.trim() || null })}
+        onChange={(event) => choose(conversation, { workdir: event.currentTarget.value.trim() || null })}
       />
       <datalist id="workspaces">
         {workspaces.value.map((path) => (
@@ -60,12 +52,12 @@ function Workdir({ conversation }: { conversation: Conversation | null }) {
 }
 
 function Toolsets({ conversation }: { conversation: Conversation | null }) {
-  const chosen = conversation ? conversation.session.value?.toolsets : newChoices.value.toolsets;
+  const chosen = choicesOf(conversation).toolsets;
   const offered = toolsets.value.filter((set) => set.available);
   const on = (name: string) => !chosen || chosen.includes(name);
   const toggle = (name: string) => {
     const names = offered.map((set) => set.name).filter((other) => (other === name ? !on(name) : on(other)));
-    change(conversation, { toolsets: names.length === offered.length ? null : names });
+    choose(conversation, { toolsets: names.length === offered.length ? null : names });
   };
   return (
     <fieldset class="field">

@@ -16,7 +16,7 @@ export function ItemView({ item, conversation }: { item: Item; conversation: Con
     case "user":
       return <UserMessage item={item} conversation={conversation} />;
     case "part":
-      return <PartView part={item.part} conversation={conversation} />;
+      return <PartView part={item.part} />;
     case "end":
       return <TurnEnd item={item} conversation={conversation} />;
     case "working":

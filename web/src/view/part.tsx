@@ -1,12 +1,11 @@
 import { useSignal } from "@preact/signals";
 import { Markdown } from "../markdown/markdown";
-import type { Conversation } from "../state/conversation";
 import { type Key, t } from "../state/language";
 import type { NoticePart, Part, ReasoningPart, SteerPart } from "../state/run_view";
 import { Icon } from "../ui/icons";
 import { ToolCard } from "./tool_card";
 
-export function PartView({ part, conversation }: { part: Part; conversation: Conversation }) {
+export function PartView({ part }: { part: Part }) {
   switch (part.kind) {
     case "text":
       return (
@@ -17,7 +16,7 @@ export function PartView({ part, conversation }: { part: Part; conversation: Con
     case "reasoning":
       return <Reasoning part={part} />;
     case "tool":
-      return <ToolCard part={part} conversation={conversation} />;
+      return <ToolCard part={part} />;
     case "notice":
       return <Notice part={part} />;
     case "steer":

@@ -8,7 +8,7 @@ import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
 import { formatMoment, type Key, t } from "../state/language";
 import { startNew } from "../state/open";
-import { sidebarOpen, theme } from "../state/preferences";
+import { changeTheme, sidebarOpen, theme } from "../state/preferences";
 import { conversationId, link, page } from "../state/route";
 import { Button, IconButton } from "../ui/button";
 import { Icon, type IconName } from "../ui/icons";
@@ -27,7 +27,6 @@ export const PAGES: { page: string; icon: IconName; label: Key; scope: string }[
   { page: "settings", icon: "gear", label: "page.settings", scope: "sessions:read" },
 ];
 
-const THEMES = { system: "light", light: "dark", dark: "system" } as const;
 const THEME_ICONS: Record<string, IconName> = { system: "system", light: "sun", dark: "moon" };
 
 export function Sidebar() {
@@ -233,7 +232,6 @@ function Rename({ session, onClose }: { session: Session; onClose(): void }) {
 
 function Foot() {
   const offered = PAGES.filter((entry) => may(entry.scope));
-  const next = THEMES[theme.value];
   return (
     <div class="sidebar-foot">
       <details class="pages" open={page.value !== "c"}>
@@ -250,7 +248,7 @@ function Foot() {
         <IconButton
           icon={THEME_ICONS[theme.value] ?? "system"}
           label={t(`theme.${theme.value}` as Key)}
-          onClick={() => (theme.value = next)}
+          onClick={changeTheme}
         />
         <IconButton
           icon="archive"

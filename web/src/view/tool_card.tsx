@@ -4,9 +4,8 @@ import { post } from "../api/client";
 import { pieces } from "../markdown/ansi";
 import { diffOf } from "../markdown/diff";
 import { may } from "../state/access";
-import type { Conversation } from "../state/conversation";
 import { attempt } from "../state/faults";
-import { formatDuration, type Key, t } from "../state/language";
+import { formatDuration, type Key, named, t } from "../state/language";
 import type { Approval, Question, ToolPart, ToolState } from "../state/run_view";
 import { Button } from "../ui/button";
 import { CopyButton } from "../ui/copy_button";
@@ -27,7 +26,7 @@ const ICONS: Record<string, IconName> = {
 const SHOWN_MAX = 40_000;
 
 /** A tool call: what was asked, what it says while it runs, and what came of it. */
-export function ToolCard({ part, conversation }: { part: ToolPart; conversation: Conversation }) {
+export function ToolCard({ part }: { part: ToolPart }) {
   const tool = part.state.value;
   const open = useSignal(false);
   const waits = (tool.approval && !tool.approval.choice) || (tool.question && tool.question.answered === null);
@@ -48,7 +47,7 @@ export function ToolCard({ part, conversation }: { part: ToolPart; conversation:
           {tool.status === "running" ? (
             <span class="spinner" role="img" aria-label={t("tool.running")} />
           ) : failed ? (
-            t(`tool.${tool.status}` as Key) || tool.status
+            named(`tool.${tool.status}`, tool.status)
           ) : (
             tool.duration !== null && formatDuration(tool.duration)
           )}
@@ -61,12 +60,12 @@ export function ToolCard({ part, conversation }: { part: ToolPart; conversation:
       {tool.question && !waits && <p class="tool-question">{tool.question.question}</p>}
       {tool.question && waits && <QuestionView question={tool.question} runId={runId} />}
       {tool.status === "running" && tool.output && !open.value && <Output text={tool.output.slice(-3000)} live />}
-      {open.value && <ToolBody tool={tool} sessionId={conversation.id} />}
+      {open.value && <ToolBody tool={tool} />}
     </section>
   );
 }
 
-function ToolBody({ tool }: { tool: ToolState; sessionId: string }) {
+function ToolBody({ tool }: { tool: ToolState }) {
   const result = readable(tool.result);
   const diff = diffOf(tool.name, tool.arguments, tool.result);
   const command = typeof tool.arguments.command === "string" ? tool.arguments.command : null;
@@ -149,11 +148,18 @@ const CHOICES: Record<string, { key: Key; kind: "primary" | "plain" | "danger" }
   deny: { key: "approval.deny", kind: "danger" },
 };
 
-export async function answerApproval(runId: string, approvalId: string, choice: string): Promise<void> {
-  await attempt(() => post(`v1/runs/${runId}/approval`, { choice, approval_id: approvalId }));
-}
-
+/** A text that is written goes with a denial, and rules out everything else. */
 function ApprovalView({ approval, runId }: { approval: Approval; runId: string }) {
+  const instead = useSignal("");
+  const asked = useSignal(false);
+  const comment = instead.value.trim();
+  const decide = (choice: string) => {
+    const body = { choice, approval_id: approval.id, ...(comment ? { comment } : {}) };
+    asked.value = true;
+    void attempt(() => post(`v1/runs/${runId}/approval`, body)).then((done) => {
+      asked.value = done;
+    });
+  };
   if (approval.choice) {
     const denied = approval.choice === "deny";
     return (
@@ -189,13 +195,29 @@ function ApprovalView({ approval, runId }: { approval: Approval; runId: string }
             <Button
               key={choice}
               kind={look?.kind ?? "plain"}
-              onClick={() => void answerApproval(runId, approval.id, choice)}
+              disabled={asked.value || (comment !== "" && choice !== "deny")}
+              onClick={() => decide(choice)}
             >
               {look ? t(look.key) : choice}
             </Button>
           );
         })}
       </div>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (comment && !asked.value) decide("deny");
+        }}
+      >
+        <input
+          type="text"
+          dir="auto"
+          aria-label={t("approval.instead")}
+          placeholder={t("approval.instead")}
+          value={instead.value}
+          onInput={(event) => (instead.value = event.currentTarget.value)}
+        />
+      </form>
       {approval.expiresAt && <Countdown until={approval.expiresAt} />}
     </div>
   );
