@@ -1,1 +1,1 @@
-"""The agent itself: the loop (model, tools, model), what it is made of, and its façade `AIAgent`."""
+"""The agent: the turn loop, its parts, and the façade `AIAgent`."""

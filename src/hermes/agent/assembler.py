@@ -1,4 +1,4 @@
-"""Putting a streamed answer together: parts go in, deltas come out, and at the end there is a message. Pure."""
+"""Assembles a streamed answer: parts in, deltas out, and a message at the end. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Overlap:
 
 @dataclass(slots=True)
 class _Draft:
-    """The fields from `read` on tell how far the arguments have been looked at for their end, and what was open there."""
+    """The fields from `read` on are the state of the incremental scan of the arguments."""
 
     index: int
     id: str = ""
@@ -105,7 +105,7 @@ class _Draft:
     begun: bool = False
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a whole value. Each fragment is looked at once, however often it is asked."""
+        """Whether the arguments so far are a whole value. Each fragment is scanned once."""
         for fragment in self.arguments[self.read :]:
             text = self.escape + fragment
             self.begun = self.begun or not text.isspace()
@@ -128,12 +128,9 @@ Accept = Callable[[str, JsonObject | str], tuple[str, str] | None]
 
 
 class Assembler:
-    """One attempt's answer. `before` is the text of the same message that earlier attempts have delivered; `again` is
-    the end of it that the model was not shown and will write once more.
-
-    `identity` (run and step) gives calls that come without an id the same id whenever the step is taken again. With
-    `accept` calls that stand in the text are taken out of it, and made where it accepts them.
-    """
+    """One attempt's answer. `before` is the text of the same message from earlier attempts; `again` is its end that the
+    model was not shown and will repeat. `identity` (run and step) makes generated call ids the same whenever the step
+    is repeated. With `accept` calls in the text are removed from it, and made if it accepts them."""
 
     def __init__(self, identity: str = "", before: str = "", again: str = "", accept: Accept | None = None) -> None:
         self._identity = identity
@@ -166,7 +163,7 @@ class Assembler:
 
     @property
     def call_missing(self) -> bool:
-        """Whether the answer was to make a call, by how it ends or by its text, and holds none."""
+        """Whether the answer announces a call, by its finish reason or its text, and has none."""
         return (self._finish == "tool_calls" or self._call_refused) and not self.drafting
 
     @property
@@ -221,7 +218,7 @@ class Assembler:
         )
 
     def _keep_opaque(self, part: Opaque) -> None:
-        """Keep an opaque item; text that comes in pieces is one item."""
+        """Keep an opaque item; fragments of text are one item."""
         last = self._opaque[-1] if self._opaque else None
         if part.joins and last is not None and last["kind"] == part.kind:
             last["data"] += part.data
@@ -259,7 +256,7 @@ class Assembler:
         self._deliver(text, out)
 
     def _make_leaked_calls(self, block: str, out: list[Delta]) -> str:
-        """Begin the calls that a block of the text tells; what of the block is text after all."""
+        """Start the calls in a block of the text; returns what of the block is text."""
         calls, text = parse_leaked_calls(block)
         accepted = [call for name, args in calls if self._accept and (call := self._accept(name, args))]
         self._call_refused = self._call_refused or not accepted
@@ -352,7 +349,7 @@ class Assembler:
 
 
 def _is_another_call(draft: _Draft, name: str) -> bool:
-    """Whether a name that comes after arguments begins another call: not while the same one's are unfinished."""
+    """Whether a name after arguments starts another call: not while the same call's arguments are unfinished."""
     return name != draft.name or draft.is_whole()
 
 

@@ -29,7 +29,7 @@ _FINAL_KINDS = {"auth", "billing", "forbidden", "model_not_found", "bad_request"
 
 
 class Auxiliary:
-    """Asks a task's own route, or the main one."""
+    """Uses a task's own route, or the main one."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -64,7 +64,7 @@ class Auxiliary:
     async def ask(
         self, task: str, system: str, messages: list[Message], max_output: int
     ) -> tuple[str, JsonObject] | None:
-        """What the model of a task says, and what that cost; None where it could not be had."""
+        """The text of a task's model and its usage; None on failure."""
         turn = self._turn
         if not turn.settings.auxiliary[task].enabled:
             return None
@@ -112,7 +112,7 @@ class Auxiliary:
 
 
 def names_session(turn: Turn) -> bool:
-    """Whether the model gives a title to the turn's session. Nobody else pays for a second call, or waits for a slow one."""
+    """Whether a model titles the turn's session: only if nobody else pays for the call or waits for a slow one."""
     if turn.live.spec.kind not in _NAMED_KINDS or turn.routes[0].api_mode == "local":
         return False
     return turn.settings.auxiliary.title_generation.enabled
@@ -126,6 +126,6 @@ def first_words(messages: Sequence[Message]) -> str:
 
 
 def plain_title(text: str) -> str:
-    """A title without a model: how the conversation begins."""
+    """The beginning of the conversation as a title."""
     line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", " ", text).split())
     return line if len(line) <= TITLE_CHARS_MAX else f"{line[: TITLE_CHARS_MAX - 1].rstrip()}…"

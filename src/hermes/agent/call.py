@@ -1,4 +1,4 @@
-"""One attempt at asking a model: the request out, the stream in, and the facts when it did not work."""
+"""One attempt at a model call: send the request, read the stream, report the facts of a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Deliver = Callable[[Delta], Awaitable[None] | None]
 
 
 class Attempt(msgspec.Struct):
-    """What came of one request. Without `facts` the answer is whole."""
+    """The outcome of one request. Without `facts` the answer is complete."""
 
     assembler: Assembler
     facts: FailureFacts | None
@@ -40,7 +40,7 @@ class AnswerTooLong(TransportError):
 
 
 class Caller:
-    """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
+    """Executes requests without any policy; `decisions` chooses what to do next."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Caller:
             return text if len(text) <= room else text[: max(room, 0) + 1]
 
         def take(chunk: bytes) -> bool:
-            """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
+            """Deliver text at once while the stream is awaited, without waking a task."""
             nonlocal last_part
             text = reader.text(chunk)
             if not text or self._at_once is None or assembler.inline.holds or not self._at_once(text):
@@ -196,7 +196,7 @@ async def carry(deltas: Iterable[Delta], deliver: Deliver) -> None:
 
 
 class _Silence:
-    """Calls `tell` for every half minute in which nothing comes; `since` is when something came last."""
+    """Calls `tell` for every half minute without data; `since` is when data came last."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell = tell
@@ -216,7 +216,7 @@ class _Silence:
 
 
 def facts_of(error: BaseException) -> FailureFacts:
-    """The facts of an exception of the transport, or of a vendor's client library."""
+    """The facts of an exception of the transport or of a vendor's client library."""
     answered = getattr(error, "answered", False)
     status = getattr(error, "status_code", None)
     return FailureFacts(

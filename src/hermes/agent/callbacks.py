@@ -1,4 +1,4 @@
-"""The log as calls to an embedding program's functions."""
+"""Renders the log as calls to an embedding program's functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNANSWERED = object()
 
 @dataclass(slots=True)
 class Callbacks:
-    """Who wants to be told what. A function that raises is heard once and ignored from then on as before."""
+    """The functions to call. The first exception of a function is logged, later ones are ignored."""
 
     stream_delta: Callback | None = None
     stream: Callback | None = None
@@ -40,7 +40,8 @@ class Callbacks:
         return any((*listeners, self.tool_progress, self.approval, self.clarify, self.event))
 
     def tell(self, event: Event, content: str | None) -> object:
-        """Render one event; `content` is the text of the row it announces. What an answering function gave is returned."""
+        """Render one event; `content` is the text of the row it announces. Returns what an answering function
+        returned."""
         if self.event is not None:
             self._call("event", event.as_dict())
         tell = self._RENDER.get(event.type)

@@ -1,4 +1,4 @@
-"""Fitting a conversation into a window: how large it is, and the plan of what to shorten. Pure."""
+"""Compaction of a conversation: its size, and the plan of what to shorten. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def size_of(messages: Sequence[Message]) -> int:
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The room there is, in tokens."""
+    """The available space, in tokens."""
 
     window: int
     max_output: int
@@ -41,12 +41,12 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def goal(self) -> int:
-        """Small enough that it need not be done again at once."""
+        """Low enough that compaction is not needed again at once."""
         return self.limit - self.tail
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A conversation in three: what stays, what is shortened, what stays."""
+    """A conversation in three parts; the middle is shortened."""
 
     head: list[Message]
     middle: list[Message]
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(messages: Sequence[Message], budget: Budget, protect_first: int | None = None) -> Plan:
-    """Where to cut. A message with calls and its results are one piece; the last user message and all after it stay."""
+    """Where to cut. A message with calls and its results stay together; the last user message and all after it stay."""
     pieces = _pieces(messages)
     first = budget.protect_first if protect_first is None else protect_first
     last_user = next((i for i in range(len(pieces) - 1, -1, -1) if pieces[i][0].get("role") == "user"), len(pieces) - 1)
@@ -114,7 +114,7 @@ def extract(messages: Sequence[Message], chars_max: int) -> str:
 
 
 def _kept_ends(texts: Sequence[str], chars_max: int, between: int) -> tuple[int, int]:
-    """Up to where, and from where on, texts are kept so that they fit with what is put between them: two at least."""
+    """The end of the head and the start of the tail that fit with `between`; at least two texts are kept."""
     head = tail = (len(texts) + 1) // 2
     count, chars = len(texts), sum(map(len, texts)) + between * len(texts)
     while count > 2 and chars > chars_max:
@@ -129,7 +129,7 @@ def _kept_ends(texts: Sequence[str], chars_max: int, between: int) -> tuple[int,
 
 
 def transcript(messages: Sequence[Message], chars_max: int) -> str:
-    """The messages as text for whoever is to sum them up; the long ones are shortened, then the middle left out."""
+    """The messages as text for a summary; long ones are shortened, then the middle is left out."""
     lines = [f"{m.get('role')}: {_text(m)}{_calls(m)}" for m in messages]
     if sum(map(len, lines)) + 2 * len(lines) > chars_max:
         each = max(200, chars_max // max(1, len(lines)) - 2)
@@ -161,10 +161,8 @@ SUMMARY_REQUEST = (
 
 
 def joined(plan: Plan, summary: str, todo: str | None, *, foreign: bool = False) -> list[Message]:
-    """The conversation again, with the summary in place of the middle and the plan of work after it.
-
-    `foreign`: the middle has text from outside, and so may the summary.
-    """
+    """The conversation with the summary in place of the middle, followed by the todo list. `foreign`: the middle has
+    text from outside, and so may the summary."""
     text = f"{FOREIGN_SUMMARY_MARK if foreign else SUMMARY_MARK}\n{summary}"
     if todo:
         text += f"\n\nThe todo list as it stands:\n{todo}"

@@ -1,5 +1,4 @@
-"""Messages as they arrive: files in them become text, or lie in the upload folder and are named; files that were
-delivered with an answer become tags again."""
+"""Incoming messages: files become text or uploads, and delivered files become tags again."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascri
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """A file that came with a message and was saved."""
+    """A file of a message, saved in the upload folder."""
 
     name: str
     path: Path
@@ -42,7 +41,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class IncomingMessages(msgspec.Struct):
-    """Messages as the model is given them; `originals` holds those that came otherwise, by the id of the new ones."""
+    """Messages as the model gets them; `originals` holds those that were changed, by the id of the new ones."""
 
     messages: list[JsonObject] = msgspec.field(default_factory=list)
     originals: dict[int, JsonObject] = msgspec.field(default_factory=dict)
@@ -68,7 +67,7 @@ class IncomingMessages(msgspec.Struct):
 async def receive(
     messages: Sequence[JsonObject], services: Services, session_id: str, redact: Callable[[str], str]
 ) -> IncomingMessages:
-    """The messages as the model and the store are given them; the text of files in them is redacted."""
+    """The messages for the model and the store; the text of files in them is redacted."""
     incoming = IncomingMessages()
     for index in await services.files.call_for(len(messages), partial(_restore_tags, messages, incoming)):
         original, parts = messages[index], []
@@ -84,7 +83,7 @@ async def receive(
 
 
 def _restore_tags(messages: Sequence[JsonObject], incoming: IncomingMessages) -> list[int]:
-    """Add the messages, delivered files as tags again. Returns the positions of those with files of the user."""
+    """Add the messages, with delivered files as tags. Returns the indexes of those with files of the user."""
     with_files: list[int] = []
     for index, original in enumerate(messages):
         message, content = original, original.get("content")
@@ -151,7 +150,7 @@ _ATTACHED = re.compile(r"File [\w.@ -]+:\n")
 
 
 def own_words(content: Content | None) -> str:
-    """What the user has said in a message: without the text of files that came with it."""
+    """The user's own text of a message, without the text of files."""
     if isinstance(content, list):
         return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
     return content or ""

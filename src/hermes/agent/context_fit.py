@@ -1,4 +1,4 @@
-"""Keeping a conversation within its model's window: when to compact, and carrying the plan out."""
+"""Keeps a conversation within the model's context window: when to compact, and doing it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASKED_SHARE = 0.05
 
 
 async def fit(turn: Turn, reason: str) -> Failure | None:
-    """Compact when the prompt has grown past the threshold; what can never fit is refused."""
+    """Compact if the prompt has passed the threshold; returns a failure if it can never fit."""
     room = budget(turn)
     if len(turn.messages) > MESSAGES_AT_ONCE_MAX:
         await turn.scan(turn.prompt_tokens)  # which is known from then on
@@ -61,7 +61,8 @@ def budget(turn: Turn) -> compress.Budget:
 
 
 async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
-    """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to shorten."""
+    """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to
+    shorten."""
     room, before = budget(turn), turn.prompt_tokens()
     if reason == ASKED:  # there may be room enough; all but the last turns is to go
         room = msgspec.structs.replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
@@ -105,7 +106,7 @@ def _source_indexes(messages: list[Message], shorter: list[Message]) -> list[int
 
 
 async def _reuse_compaction(turn: Turn) -> bool:
-    """Put what an earlier turn made of the beginning of this history in its place. False: there is nothing of it."""
+    """Reuse the compaction of this history by an earlier turn. False: there is none."""
     if turn.incoming is None:
         return False
     digests, compaction = await turn.scan(turn.incoming.digests), None
@@ -119,7 +120,7 @@ async def _reuse_compaction(turn: Turn) -> bool:
 
 
 async def _store_compaction(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> None:
-    """Keep what stands for the beginning of a caller's history, for the next turn that brings it along."""
+    """Store the compaction of a client's history for the next turn that sends it."""
     history = turn.incoming.messages if turn.incoming is not None else []
     end = next((index for index, message in enumerate(history) if plan.tail and message is plan.tail[0]), 0)
     if turn.incoming is None or not end:
@@ -148,8 +149,8 @@ async def _shorten(
 def _prune_results(
     turn: Turn, plan: compress.Plan, room: compress.Budget
 ) -> tuple[list[Message] | None, JsonObject | None, bool]:
-    """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to
-    be summed up has text from outside."""
+    """The conversation without old tool results, if that is enough; the last todo list; and whether the part to be
+    summarized has text from outside."""
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
     if pruned != turn.messages and turn.fixed_tokens + compress.size_of(pruned) <= room.goal:
         return pruned, None, False

@@ -1,4 +1,4 @@
-"""What to do about a failure: `decide`, a table of actions for each kind. Pure."""
+"""What to do about a failure: `decide`, with a table of actions for each kind. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDS: frozenset[Action] = frozenset({"keep_partial", "give_up", "excerpt", "acce
 
 
 class CallState(msgspec.Struct, frozen=True):
-    """What this step has tried already and what is left to try."""
+    """What this step has tried and what is left to try."""
 
     tried: Mapping[Action, int] = msgspec.field(default_factory=dict)
     reconnects_max: int = 2
@@ -54,7 +54,7 @@ class CallState(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The next action, how long to wait before it, and one word on why it and not an earlier one."""
+    """The next action, the delay before it, and why an earlier one was skipped."""
 
     action: Action
     wait_seconds: float = 0.0
@@ -67,7 +67,7 @@ Row = tuple[tuple[Action, Limit, When], ...]
 
 
 def _row(*steps: str) -> Row:
-    """`"retry*N"`, `"fallback"`, `"continue*3?not_own_limit"` as data."""
+    """Parses `"retry*N"`, `"fallback"`, `"continue*3?not_own_limit"`."""
     out: list[tuple[Action, Limit, When]] = []
     for step in steps:
         name, _, when = step.partition("?")
@@ -174,7 +174,7 @@ def _obstacle(action: Action, limit: Limit, when: When, kind: Kind, state: CallS
 
 
 def _wait(action: Action, state: CallState) -> float | None:
-    """Seconds before the action; None when the provider asks for more patience than there is."""
+    """Seconds before the action; None if the provider demands more than is left."""
     if action in ("reconnect", "continue"):
         return 0.05 + 0.25 * state.jitter
     if action != "retry":

@@ -1,5 +1,4 @@
-"""Markup in a model's text, told from the text however the stream cuts it: reasoning between tags, and tool calls that the
-provider passed on unread. Pure."""
+"""Markup in a model's streamed text: reasoning between tags, and tool calls that the provider passed on as text. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +31,10 @@ _MARK_CHARS_MAX = max(map(len, _WORDS_AND_CALLS))
 
 
 class InlineMarkup:
-    """Divides an answer into what is visible, what is reasoning and what is a tool call.
-
-    A tag of reasoning counts where it opens the message or a line outside a code fence. A tool call counts anywhere outside
-    fences and inline code, and only where `calls` are looked for. Tags that close what was never opened are dropped. Held
-    back is only what may still become a tag, and a call until it is whole.
-    """
+    """Splits an answer into visible text, reasoning and tool calls. A reasoning tag counts at the start of the message
+    or of a line outside a code fence. A tool call counts anywhere outside fences and inline code, and only if `calls`
+    is set. Closing tags without an opening are dropped. Only what may still become a tag, or an unfinished call, is
+    held back."""
 
     __slots__ = (
         "_block",
@@ -91,7 +88,7 @@ class InlineMarkup:
         return _merge_pieces(out) if len(out) > 1 else out
 
     def passes(self, text: str) -> bool:
-        """Whether the text is plain and stands within a visible line, as most does. Then it has been taken."""
+        """Fast path: whether the text is plain and within a visible line. If so, it has been consumed."""
         if not self._within_line or "\n" in text:
             return False
         if ("<" in text or "[" in text or "`" in text) and not self._fence:
@@ -125,7 +122,7 @@ class InlineMarkup:
         return len(text)
 
     def _in_text(self, text: str, at: int, end: int, out: list[Piece]) -> int:
-        """One line, or a piece of one, up to the first tag in it."""
+        """Consume one line, or a part of one, up to its first tag."""
         if self._line_start and not self._fence and (opening := _OPENING.match(text, at)):
             self._tag = opening[1].lower()
             return opening.end()
@@ -164,7 +161,7 @@ class InlineMarkup:
         return end
 
     def _is_shown(self, mark: re.Match[str]) -> bool:
-        """Whether a tag is part of the text: one of reasoning within a line, or what closes one that is."""
+        """Whether a tag is part of the text: a reasoning tag within a line, or the end of one."""
         word = mark[0].lower()
         if mark["tag"] is not None and not word.startswith("</"):
             self._count(f"</{word[1:]}")
@@ -179,7 +176,7 @@ class InlineMarkup:
             self._shown[closing] = self._shown.get(closing, 0) + 1
 
     def _may_become_mark(self, text: str, at: int) -> int:
-        """How many characters at the end are the beginning of a tag."""
+        """How many characters at the end may start a tag."""
         low = max(at, len(text) - _MARK_CHARS_MAX)
         start = max(text.rfind("<", low), text.rfind("[", low) if self._calls else -1)
         if start < 0:
@@ -220,7 +217,7 @@ class InlineMarkup:
             self._ticks += line.count("`")
 
     def _follow_fence(self) -> None:
-        """A fence is closed by a bare mark of its own kind, at least as long."""
+        """A fence is closed by a bare mark of the same kind and at least the same length."""
         mark = _FENCE.match(self._head)
         if mark is None:
             return
@@ -243,7 +240,8 @@ class _Block:
         self.closed = False
 
     def take(self, text: str, at: int) -> int:
-        """Take the text up to the closing tag, which may have begun in an earlier piece; where what follows begins."""
+        """Consume the text up to the closing tag, which may have started in an earlier piece; returns the position
+        after it."""
         closing = self._opening.closing
         seam = (self._end + text[at : at + len(closing) - 1]).find(closing) if self._end else -1
         if seam >= 0:
@@ -265,7 +263,7 @@ class _Block:
 
 
 def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours of one kind as one piece; each call is a piece of its own."""
+    """Join adjacent pieces of one kind; each call stays a piece."""
     merged: list[Piece] = []
     for kind, group in groupby(pieces, key=itemgetter(0)):
         if kind == "call":
@@ -276,7 +274,7 @@ def _merge_pieces(pieces: list[Piece]) -> list[Piece]:
 
 
 def _suffix_that_begins(text: str, word: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `word`."""
+    """The length of the longest suffix of `text` that is a prefix of `word`."""
     for size in range(min(len(text), len(word) - 1), 0, -1):
         if word.startswith(text[-size:].lower()):
             return size

@@ -1,4 +1,4 @@
-"""A job's script: a command that is run before the model is asked, and whose output the model is given."""
+"""The script of a job: a command that runs before the model is called, and whose output the model gets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ _LOST = "the server was restarted while it ran, so it may have taken effect and 
 
 
 async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], ToolRound]) -> None:
-    """Run the script of the turn's job, once, and put what came of it behind the prompt, as a message of its own.
-
-    It takes the way of every call of `terminal`: guards, approvals, limits and records. A script that was cut off is not
-    run again.
-    """
+    """Run the script of the turn's job, once, and append its outcome as a message. It passes through `terminal` with
+    its guards, approvals, limits and records. An interrupted script is not run again."""
     spec, log = turn.live.spec, turn.live.log
     own_messages = turn.messages[turn.history_length :]
     if spec.script is None or any(
@@ -67,7 +64,7 @@ def _failure(answer: JsonObject) -> str:
 
 
 def _message(answer: JsonObject, failure: str, *, foreign: bool) -> list[JsonObject]:
-    """Two parts: how it ended, and its output in the form of an attached file, which is nobody's own words."""
+    """Two parts: how it ended, and its output like an attached file, so that it does not count as the user's words."""
     mark = message_marks.FOREIGN_SCRIPT_MARK if foreign else message_marks.SCRIPT_MARK
     output = str(answer.get("output") or "")
     ended = f"It failed: {failure}." if failure else "It ended without an error."

@@ -1,4 +1,4 @@
-"""Tool calls that a provider passed on as text: where such a block begins and ends, and the calls in it. Pure."""
+"""Tool calls that a provider passed on as text: where a block begins and ends, and its calls. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ _NAME = r"[\w.:/-]{1,64}"
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a block opens. What follows must match `starts`; while it matches `may_start` it is too short to tell.
-
-    Without `closing` a block goes on to the end of the message.
-    """
+    """The start of a block. What follows must match `starts`; while it matches `may_start` it is too short to decide.
+    Without `closing` a block ends with the message."""
 
     closing: str
     starts: re.Pattern[str]
     may_start: re.Pattern[str]
 
     def begins(self, text: str, at: int) -> bool | None:
-        """Whether a block begins here rather than a mention of one; None: the text ends too early to tell."""
+        """Whether a block starts here rather than a mention of one; None if the text ends too early to decide."""
         if self.starts.match(text, at):
             return True
         end = at + LEAKED_CALL_HEAD_CHARS_MAX
@@ -81,7 +79,7 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 
 
 def parse(block: str) -> tuple[list[LeakedCall], str]:
-    """The calls in a block, and the text behind them where nothing but the message's end closes such a block."""
+    """The calls in a block, and the text after them if only the message's end closes such a block."""
     if _XML_HEAD.match(block):
         return _parse_xml(block), ""
     if name_match := _NAME_BEFORE_KEYS.match(block):
@@ -139,7 +137,7 @@ def _parse_keyed_arguments(block: str, at: int) -> JsonObject:
 
 
 def _value(text: str) -> str:
-    """A value as it is written between tags: a line break on either side belongs to the tags."""
+    """A value between tags; a line break on either side belongs to the tags."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -186,7 +184,7 @@ def _close_and_decode(text: str) -> object:
 
 
 def _calls_of(value: object, name: str | None) -> list[LeakedCall]:
-    """The calls that a value tells: objects with a name, or the arguments of a name before it."""
+    """The calls in a value: objects with a name, or arguments for the given name."""
     calls: list[LeakedCall] = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict):

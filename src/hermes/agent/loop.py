@@ -1,4 +1,4 @@
-"""The turn: model, tools, model, until there is an answer. The one place that joins provider, tools, log and store."""
+"""The turn loop: model, tools, model, until there is an answer. Joins provider, tools, log and store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_turn(live: LiveRun, services: Services) -> Result:
-    """Run a turn from its spec to its result; whatever happens, it ends on record."""
+    """Run a turn from its spec to its result; it always ends on record."""
     resumed = live.resumption
     turn, fault = await (start_turn if resumed is None else resume_turn)(live, services)
     try:
@@ -160,7 +160,7 @@ class TurnLoop:
     # --- going on where a log ends --------------------------------------------------------------------------------
 
     async def _resume(self, resumed: Resumption) -> StepResult | None:
-        """The answer that the run was cut off in or behind; one that was lost is asked for again."""
+        """The answer that the run was interrupted in or after; a lost one is asked for again."""
         turn = self._turn
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
         last = self._last_answer(resumed)
@@ -214,7 +214,7 @@ class TurnLoop:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     async def _ask(self, *, tools: bool = True, resumption: Resumption | None = None) -> StepResult:
-        """One model call, its message on record unless it failed. One that was cut off is made again."""
+        """One model call; its message is recorded unless it failed. An interrupted one is repeated."""
         turn = self._turn
         if self._spec.max_tool_calls is not None and self._calls >= self._spec.max_tool_calls:
             tools = False
@@ -274,7 +274,7 @@ class TurnLoop:
             turn.counted_messages = len(turn.messages)
 
     async def _run_tools(self, calls: list[ToolCall]) -> list[ToolCall]:
-        """Run the server's calls; the client's own come back, to be answered by it."""
+        """Run the server's calls; returns the client's own, which it has to answer."""
         client, server, refused = self._partition(calls)
         server = self._open_calls(server)
         applied: list[str] = []
@@ -301,7 +301,7 @@ class TurnLoop:
         return client
 
     def _add_results(self, outcomes: list[Outcome]) -> None:
-        """Add the results behind the message that asked for them, in the order of its calls."""
+        """Append the results to the message that asked for them, in the order of its calls."""
         messages = self._turn.messages
         for outcome in outcomes:
             result = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
@@ -314,7 +314,7 @@ class TurnLoop:
         messages[first:] = sorted(messages[first:], key=lambda m: position.get(m.get("tool_call_id"), len(position)))
 
     def _partition(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
-        """The client's calls, with arguments that parse; the server's; and the client's that cannot be passed on."""
+        """The client's valid calls; the server's; and answers to the client's calls with invalid arguments."""
         client: list[ToolCall] = []
         server: list[ToolCall] = []
         refused: dict[str, Answer] = {}
@@ -336,7 +336,7 @@ class TurnLoop:
         return client, server, refused
 
     def _redact_call(self, call: ToolCall, name: str) -> ToolCall | None:
-        """A client's call without the server's credentials; None where its arguments cannot be passed on."""
+        """A client's call without the server's credentials; None if its arguments cannot be passed on."""
         value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -345,7 +345,7 @@ class TurnLoop:
         return None if value is None else ToolCall(call.id, name, text, call.extra)
 
     def _client_view(self, call: ToolCall) -> ToolCall:
-        """A call with the name and the arguments that its client is shown, where the model wrote something else."""
+        """A call with the name and arguments that its client is shown, if the model wrote something else."""
         name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
         redacted = self._redact_call(call, name) if name is not None and name in self._turn.client_tools else None
         if redacted is None:
@@ -379,7 +379,7 @@ class TurnLoop:
         return await self._fail_as("max_iterations", summary)
 
     async def _fail_as(self, kind: Kind, answer: StepResult, detail: str = "") -> Result:
-        """A failure of the turn itself; the message with its text is on record already."""
+        """A failure of the turn itself; the message with its text is recorded already."""
         failure = explain(kind, self._turn.route.provider, words=detail, has_text=bool(answer.text))
         return await close_failed(self._turn, failure, recorded=answer)
 

@@ -1,4 +1,4 @@
-"""Files in an answer: a tag `MEDIA:<path>` becomes the image itself, or a link to a copy of the file."""
+"""Files in an answer: a tag `MEDIA:<path>` becomes an inline image, or a link to a copy of the file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp
 
 
 class MediaTagFilter:
-    """The text of a message on its way to `write`. `held` may become a tag; `export` gives the text that replaces one."""
+    """Filters the text of a message on its way to `write`. `held` may become a tag; `export` returns the replacement of
+    one."""
 
     def __init__(self, write: Callable[[str], None], export: Callable[[str], Awaitable[str | None]]) -> None:
         self.held = ""
@@ -52,7 +53,7 @@ class MediaTagFilter:
         return bool(self.held or self._due) or BEGIN[0] in text
 
     async def feed(self, text: str, *, last: bool = False) -> None:
-        """Write what is known to be no tag, and what tags become. Whoever is stopped in it goes on with the next."""
+        """Write what is certainly no tag, and the replacements of tags. After a stop, the next call continues."""
         self.held += text
         at = 0
         try:
@@ -74,7 +75,7 @@ class MediaTagFilter:
             self.held = self.held[at:]  # once: a copy for each tag would be of all that is behind it
 
     async def _write_due(self) -> None:
-        """Write in pieces: each takes its time."""
+        """In pieces, because each takes time."""
         while self._due:
             self._write(self._due.pop(0))
             await asyncio.sleep(0)
@@ -102,7 +103,7 @@ def _find_tag(text: str, at: int, last: bool) -> tuple[int, str]:
 
 
 class MediaExporter:
-    """Makes of the files that a turn's tools may read what its client can show."""
+    """Makes the files that a turn's tools may read available to its client."""
 
     def __init__(self, live: LiveRun, services: Services, resources: Callable[[], RunResources]) -> None:
         self._live, self._services, self._resources = live, services, resources
@@ -115,7 +116,7 @@ class MediaExporter:
         del self._resources
 
     async def made(self, path: str) -> str | None:
-        """An inline image, or a link to a copy; None where the file is not to be had."""
+        """An inline image, or a link to a copy; None if the file is not available."""
         try:
             await self._live.log.put_on_record()  # the file belongs to a session, whose id is known then
             paths = await self.resources.paths()

@@ -1,4 +1,4 @@
-"""Tags of files in an answer, read back from what was made of them. Pure."""
+"""Restores the media tags of an answer from their rendered form. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MADE = re.compile(
 
 
 def strip_rendered_media(text: str) -> str | None:
-    """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
+    """The text with tags in place of rendered media, as the model knows it; None if there are none."""
     if "](data:image/" not in text and "](/api/sessions/" not in text:
         return None
     plain = _MADE.sub(_tag_of, text)

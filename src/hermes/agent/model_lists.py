@@ -1,4 +1,4 @@
-"""What providers say of their models: fetched in the background, kept for a day, never waited for."""
+"""The model lists of providers: fetched in the background, cached for a day, never waited for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def windows(body: object) -> dict[str, int]:
 
 
 async def list_models(http: HttpClient, route: Route) -> JsonObject:
-    """What a provider tells of its models now; a `ServiceError` where it does not."""
+    """Fetch a provider's models; raises `ServiceError`."""
     wire = provider_for(route.api_mode).listing(route, next(iter(route.credentials), None))
     timeouts = Timeouts(MODEL_LIST_FETCH_S_MAX, MODEL_LIST_FETCH_S_MAX)
     try:
@@ -67,7 +67,7 @@ async def list_models(http: HttpClient, route: Route) -> JsonObject:
 
 
 class ModelLists:
-    """The lists of one home. Asking never waits: a list that is missing or old is fetched for the next time."""
+    """The lists of one home. A lookup never waits: a missing or old list is fetched for the next time."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The system prompt: tiers of text, each a pure function of what it is given, and the frames for words from outside."""
+"""The system prompt: tiers of text, each a pure function of its inputs, and the fences around foreign text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SURFACES = {
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The machine as the model is told of it."""
+    """The machine, as described to the model."""
 
     system: str = ""
     cwd: str = ""
@@ -66,8 +66,6 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class PromptInputs(msgspec.Struct, frozen=True):
-    """Everything a system prompt is made of."""
-
     model: str
     window: int
     surface: str
@@ -88,7 +86,7 @@ class PromptInputs(msgspec.Struct, frozen=True):
         return self.window < LEAN_WINDOW_TOKENS
 
     def digest(self) -> str:
-        """Changes when the prompt must be built anew. Memory, date and project file are a snapshot and do not count."""
+        """Changes when the prompt must be rebuilt. Memory, date and project file are a snapshot and do not count."""
         form = "embedded" if self.embedded else self.lean
         return _digest(self.model, form, self.surface, self.tools, self.soul, self.instructions)
 
@@ -149,8 +147,8 @@ def _memory(i: PromptInputs) -> list[str]:
 
 
 def _facts(i: PromptInputs) -> str:
-    """For the embedded model, which is told who it is and what it can do in the same words everywhere
-    (`providers/local.py`), so that it need not read them again: here is what differs."""
+    """For the embedded model, whose constant instructions are in `providers/local.py` so that they stay cached: only
+    what differs."""
     today = f"Today is {i.date}; tomorrow is {i.tomorrow}. Your model: {i.model}." if i.date else ""
     folder = f"Working folder: {i.environment.cwd}." if i.environment.cwd else ""
     soul = fenced(i.soul, "SOUL.md") if i.soul else ""

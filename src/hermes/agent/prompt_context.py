@@ -1,4 +1,4 @@
-"""What a prompt is made of, read from the disk: identity, project file, memory, and the machine itself. It blocks."""
+"""Collects the inputs of a prompt from the disk: identity, project file, memory, environment. Blocks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> st
 
 
 def _project_file(home: Home, cwd: Path, names: Sequence[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
-    """The first of the project files, from the working folder up to the root of its repository, if it is in one."""
+    """The first project file between the working folder and the root of its repository."""
     above = [cwd, *cwd.parents]
     root = next((folder for folder in above if (folder / ".git").exists()), cwd)
     for folder in above[: above.index(root) + 1]:
@@ -106,7 +106,7 @@ def _sandbox(settings: Settings) -> str:
 
 @lru_cache(maxsize=16)
 def _commands(settings: Settings, home: Home, cwd: Path, path: str) -> tuple[str, ...]:
-    """The well-known commands that can be run; looked for once, as they do not come and go."""
+    """The well-known commands that can be run, looked up once."""
     try:
         return tuple(commands_in(settings, choose_backend(settings), home, cwd, _COMMANDS))
     except ConfigError:

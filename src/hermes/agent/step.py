@@ -1,4 +1,4 @@
-"""One step's model call, from the first request to an answer or a failure: attempts, and recovery as `decide` says."""
+"""The model call of one step, from the first request to an answer or a failure: attempts, and recovery by `decide`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Compact = Callable[[str], Awaitable[bool]]
 
 
 class StepResult(msgspec.Struct):
-    """What a step's model call came to. `text` is what was delivered; with a `failure` it may be partial or empty."""
+    """The outcome of a step's model call. `text` is what was delivered; with a `failure` it may be partial or empty."""
 
     message: Assembled
     text: str
@@ -51,7 +51,7 @@ def stalled_warning(names: tuple[str, ...]) -> str:
 
 
 class ModelStep:
-    """Asks the model once, by as many attempts as it takes and is allowed."""
+    """Calls the model once, in as many attempts as needed and allowed."""
 
     def __init__(self, turn: Turn, message_id: str, compact: Compact, *, tools: bool = True, attempts: int = 0) -> None:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
@@ -178,8 +178,8 @@ class ModelStep:
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
 
     def _repeated_prefix(self, before: str) -> str:
-        """How much of `before` the answer starts with: all where the provider echoes it, or the white space at its end
-        where that is not sent."""
+        """How much of `before` the answer starts with: all if the provider echoes it, or its trailing white space if
+        that is not sent."""
         prefill = prefill_of(self._turn.route)
         if prefill is not None and prefill.echoes:
             return before
@@ -224,7 +224,7 @@ class ModelStep:
         task.add_done_callback(done)
 
     def _message(self, assembler: Assembler) -> Assembled:
-        """The answer so far, its calls under the names that were offered. Without an offer there are no calls."""
+        """The answer so far, its calls under the offered names. Without an offer there are no calls."""
         message = assembler.message()
         if not self._offered and message.tool_calls:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
@@ -235,7 +235,7 @@ class ModelStep:
         return message
 
     def _accept_leaked(self, name: str, args: JsonObject | str) -> tuple[str, str] | None:
-        """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
+        """A call from the text, under the name of an offered tool and with arguments of its types."""
         tool_name = self._tool_name(name) if self._offered else None
         schema = next((schema for schema in self._turn.schemas if schema.name == tool_name), None)
         if schema is None:
@@ -249,7 +249,7 @@ class ModelStep:
         return arguments.settle_name(name, (*self._turn.client_tools, *self._turn.tools))
 
     async def _count_usage(self, message: Assembled) -> None:
-        """What an attempt that was not enough has cost counts all the same."""
+        """Failed attempts count too."""
         if message.usage is not None:
             usage = self._turn.usage_event(message.usage, message.text)
             self._turn.totals.add(usage)
@@ -317,7 +317,7 @@ class ModelStep:
         return {action for action, can in checks.items() if can}
 
     async def _recover(self, facts: FailureFacts, kind: Kind, decision: Decision) -> bool:
-        """Announce the action, wait as long as it says, carry it out. False: a stop came first."""
+        """Announce the action, wait, carry it out. False: a stop came first."""
         message = self._turn.live.secrets.redact(facts.message)[:500]
         await self._log.emit(
             "model.retrying",

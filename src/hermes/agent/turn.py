@@ -1,4 +1,4 @@
-"""What one turn carries with it: its services, its route, its conversation, and what it has used so far."""
+"""The state of one turn: services, route, conversation, and usage so far."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COUNTS = (
 
 
 class RouteHealth:
-    """What this process has found out about routes and keys: options they refuse, and when they may be asked again."""
+    """What this process knows of routes and keys: options they refuse, and when they may be used again."""
 
     def __init__(self) -> None:
         self._dropped: dict[tuple[str, ...], set[str]] = {}
@@ -72,8 +72,8 @@ class RouteHealth:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What belongs to the process and serves every run. `transport_for` a route may send notices (code, message);
-    `free_memory` has a model of this machine take less of its memory."""
+    """Process-wide services of every run. `transport_for` a route may send notices (code, message); `free_memory` asks
+    a local model to use less memory."""
 
     home: Home
     settings: Callable[[], tuple[Settings, str | None]]
@@ -117,8 +117,8 @@ class Totals(msgspec.Struct):
 
 @dataclass(slots=True)
 class Turn:
-    """One turn at work. `incoming` is what a caller brought that has its own history. `prefix` is the beginning of the
-    message that the model goes on with, which is not among the messages until then."""
+    """One active turn. `incoming` is the history that the client sent. `prefix` is the beginning of the message that
+    the model continues; it is not among the messages until then."""
 
     live: LiveRun
     services: Services
@@ -185,7 +185,7 @@ class Turn:
         return response_format is not None and response_format.get("type") in ("json_object", "json_schema")
 
     def offer_tools(self, tools: dict[str, ToolDef]) -> None:
-        """The server's tools for this turn; a client's tool hides a server's of the same name."""
+        """Set the server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
         if not self.client_tools:
             self.schemas = _schemas_of(tuple(tools.values()))
@@ -234,10 +234,8 @@ class Turn:
         self.fixed_tokens = estimate(system) + estimate(self.instructions) + self.schemas.tokens
 
     def prompt_tokens(self) -> int:
-        """The provider's last count plus an estimate of what was added, or an estimate of all.
-
-        A list of messages only grows at its end, or is replaced by another: each message is estimated once.
-        """
+        """The provider's last count plus an estimate of what was added, or an estimate of everything. Each message is
+        estimated once: the list only grows at its end, or is replaced by another."""
         start = self.counted_messages if self.counted_tokens else 0
         if self._sized is not self.messages:
             self._sized, self._sizes = self.messages, {}
@@ -248,7 +246,7 @@ class Turn:
         return tokens + (self.counted_tokens or self.fixed_tokens)
 
     async def scan(self, function: Callable[[], R]) -> R:
-        """The result of a function that goes through the messages, in a thread where there are very many."""
+        """Run a function over the messages, in a thread if there are very many."""
         if len(self.messages) <= MESSAGES_AT_ONCE_MAX:
             return function()
         return cast("R", await self.services.files.call(function))
@@ -272,7 +270,7 @@ class Turn:
         return value if value > 0 else default
 
     def credential(self) -> Credential | None:
-        """The first key of the present route that is not cooling down, else the first."""
+        """The first key of the current route that is not cooling down, else the first."""
         first: Credential | None = None
         for credential in self.route.credentials:
             if credential and not self.services.route_health.is_cooling_down(credential):
@@ -281,7 +279,7 @@ class Turn:
         return first or None
 
     def usage_event(self, usage: Usage | None, text: str, task: str = "") -> JsonObject:
-        """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
+        """The fields of a `usage` event: the provider's counts, or an estimate."""
         usage = usage or Usage()
         input_tokens, output_tokens = usage.input_tokens, usage.output_tokens
         measured = input_tokens is not None or output_tokens is not None

@@ -1,4 +1,4 @@
-"""How a turn ends: its closing rows, its last event, and the result its caller gets."""
+"""The end of a turn: its closing rows, its last event, and the result for its caller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def open_answer(turn: Turn) -> StepResult | None:
 
 
 async def finish_completed(turn: Turn, answer: StepResult, pending: list[ToolCall]) -> Result:
-    """The answer is there, or the client's own calls are. Without its store it is given, and not kept."""
+    """The answer is complete, or the client's own calls are pending. Without the store it is returned and not
+    stored."""
     calls = [call.as_dict() for call in pending]
     try:
         await _record_completed(turn, answer, calls)
@@ -86,7 +87,7 @@ async def _record_completed(turn: Turn, answer: StepResult, calls: list[JsonObje
 async def close_failed(
     turn: Turn, failure: Failure, answer: StepResult | None = None, recorded: StepResult | None = None
 ) -> Result:
-    """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
+    """The turn failed. Text so far is stored as the answer; without any, a generated row answers the user's."""
     text = answer.text if answer else recorded.text if recorded else ""
     event = turn.live.log.event(
         "run.failed",
@@ -108,7 +109,7 @@ async def close_failed(
 
 
 async def close_without_store(turn: Turn, answer: StepResult | None) -> Result:
-    """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
+    """The store failed during the turn. Its end is reported even if it cannot be stored."""
     failure = explain("store_unavailable", turn.route.provider, has_text=answer is not None)
     try:
         return await close_failed(turn, failure, answer)
@@ -119,7 +120,7 @@ async def close_without_store(turn: Turn, answer: StepResult | None) -> Result:
 
 
 async def close_cancelled(turn: Turn, answer: StepResult | None = None, recorded: StepResult | None = None) -> Result:
-    """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
+    """The turn was stopped; whether that is a failure, an end or a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
     text = answer.text if answer else recorded.text if recorded else ""
     if stop.reason == "deadline":
@@ -154,7 +155,7 @@ async def _close(
     recorded: StepResult | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
-    """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
+    """The last transaction of a failed or stopped turn. Processes of a stopped turn are killed before it."""
     log, transcript = turn.live.log, turn.live.transcript_id
     if turn.live.controls.stop.reason not in (None, "server_shutdown"):  # the server ends its processes itself
         await turn.services.outside.processes.end_run(log.run_id)
@@ -208,7 +209,7 @@ def _announce_row(row: Row | None, event: Event, name: str) -> None:
 
 
 def _unanswered_rows(turn: Turn, transcript: str) -> list[Row]:
-    """Results for the calls of the last message that have none, so that the transcript stays well formed."""
+    """Results for the unanswered calls of the last message, so that the transcript stays well-formed."""
     calls = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
     done = {message.get("tool_call_id") for message in turn.messages}
     result = '{"status": "interrupted"}'

@@ -1,4 +1,4 @@
-"""How a turn begins: its route, history, tools and system prompt, and the commit that puts it on record."""
+"""The start of a turn: its route, history, tools and system prompt, and the commit that records it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNREADABLE = "[A message that could not be read.]"
 
 
 async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
-    """The turn, its beginning on record; and the failure of a route or a request that cannot be used."""
+    """The turn, its start on record; and the failure of an unusable route or request."""
     spec = live.spec
     settings, settings_notice = services.settings()
     if live.begun is not None and spec.persist:
@@ -161,7 +161,7 @@ def _with_session_defaults(spec: RunSpec, session: JsonMapping, settings: Settin
 def _routes(
     live: LiveRun, services: Services, settings: Settings, session: JsonMapping | None
 ) -> tuple[list[Route], Failure | None]:
-    """The routes, each with the window that its provider names where none is configured."""
+    """The routes, with the context window that the provider reports if none is configured."""
     spec = live.spec
     try:
         choice = spec.route if spec.route is not None else routes.of_session(settings, session)
@@ -235,7 +235,7 @@ def _configured_toolsets(settings: Settings, source: str) -> frozenset[str]:
 
 
 async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild: bool = False) -> JsonObject:
-    """Set the system prompt, byte for byte as last time while its inputs are the same. Returns the session's record."""
+    """Set the system prompt, byte for byte the same while its inputs are. Returns the session's record."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     instructions = (session["instructions"] if session else None) or ""
     inputs = PromptInputs(
@@ -317,7 +317,7 @@ async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessag
 
 
 def _split_prefix(messages: list[Message]) -> tuple[list[Message], str]:
-    """The messages without the last one, and its text, where the model can go on with that."""
+    """The messages without the last one, and its text, if the model can continue that."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
         return messages, ""
@@ -329,7 +329,7 @@ def _tool_messages(spec: RunSpec) -> list[Message]:
 
 
 def _check_answered(history: list[Message], user_message: Message) -> None:
-    """A call that the client was to answer must be answered before anything new is said."""
+    """A call that waits for the client must be answered before a new message."""
     asking: Message = next((message for message in reversed(history) if message.get("role") != "tool"), {})
     if (calls := asking.get("tool_calls")) and user_message["content"]:
         answered_ids = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
@@ -338,7 +338,7 @@ def _check_answered(history: list[Message], user_message: Message) -> None:
 
 
 def _client_tools(spec: RunSpec) -> dict[str, ToolSchema]:
-    """The client's functions, bare or in the envelope that chat completions use."""
+    """The client's functions, bare or in the envelope of chat completions."""
     schemas: dict[str, ToolSchema] = {}
     for tool in spec.client_tools:
         tool = tool.get("function", tool)

@@ -1,4 +1,4 @@
-"""What the tools of a turn work with: resources, questions to the user, and the rounds of calls."""
+"""What the tools of a turn use: resources, questions to the user, and rounds of calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hermes.tools.framework.round import ToolRound, last_answer
 
 
 class TurnTools:
-    """Each part is made when it is first needed: most turns call no tool. `steers` are the user's words on the way."""
+    """Each part is created when first needed: most turns call no tool. `steers` are the user's messages during the
+    turn."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
@@ -93,7 +94,7 @@ class TurnTools:
         loop = asyncio.get_running_loop()
 
         def output(call_id: str, text: str, stream: str) -> None:
-            """A tool may write from a thread of its own; the log belongs to the loop."""
+            """A tool may write from its own thread; the log belongs to the loop."""
             try:
                 is_here = asyncio.get_running_loop() is loop
             except RuntimeError:
@@ -139,7 +140,7 @@ class TurnTools:
 
 
 def _has_foreign(turn: Turn, live: LiveRun) -> bool:
-    """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
+    """Whether text from outside is in the model's context, or was in this turn; for a child also in its parent's."""
     parent = _parent(turn, live)
     if not live.read_foreign:
         live.read_foreign = any(map(message_marks.is_foreign, turn.messages)) or bool(parent and parent.read_foreign)
@@ -147,7 +148,7 @@ def _has_foreign(turn: Turn, live: LiveRun) -> bool:
 
 
 def _named_hosts(turn: Turn, live: LiveRun, steers: list[str]) -> frozenset[str]:
-    """The hosts in the user's own words. What a child is told are its parent's words, not the user's."""
+    """The hosts in the user's own words. A child's input comes from its parent, not from the user."""
     if live.spec.parent is not None:
         parent = _parent(turn, live)
         return parent.named_hosts if parent is not None else frozenset()

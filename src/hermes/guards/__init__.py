@@ -1,1 +1,1 @@
-"""Verdicts on what goes in and out (secrets; later commands, paths, URLs): pure functions of their arguments."""
+"""Checks of commands, paths, URLs and secrets. Mostly pure functions."""

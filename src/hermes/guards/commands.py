@@ -60,7 +60,7 @@ def detaches(command: str) -> bool:
 
 
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
-    """Each simple command, and each redirect that writes, in normal form; none where something is opaque."""
+    """Each simple command, and each redirect that writes, in normal form; none if something is opaque."""
     analyzer = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
     parts = [part for argv, files in analyzer.stages for part in ((argv, []), *(([], [file]) for file in files))]
     return [] if analyzer.opaque else [normal_form(*part) for part in parts if any(part)]
@@ -153,7 +153,7 @@ class _CommandAnalyzer(Findings):
             self.level -= 1
 
     def call(self, argv: list[str], feed: str | None) -> str | None:
-        """Judge a command. Returns what it prints, where that is known."""
+        """Judge a command. Returns its output, if known."""
         name = argv[0].rpartition("/")[2].lower()
         if not name or UNKNOWN in name or (argv[0] != GLOBS[2] and not set(argv[0]).isdisjoint(GLOBS)):
             self.count(BARE)
@@ -460,7 +460,7 @@ class _CommandAnalyzer(Findings):
         return self.judge_files(argv, feed)
 
     def judge_files(self, argv: list[str], feed: str | None) -> str | None:
-        """Judge the files that a command names. Returns what it prints, where that is known."""
+        """Judge the files that a command names. Returns its output, if known."""
         name = argv[0]
         if name in rules.PRINTS:
             return snippets.printed_text(argv, (self.vars.get(HERE) or [UNKNOWN])[0])

@@ -1,8 +1,7 @@
-"""Job prompts and scripts that would give credentials away: found by rules over words, in one pass. Pure.
+"""Job prompts and scripts that would leak credentials, detected by rules over words, in one pass. Pure.
 
-This catches what is plainly written. What holds a job that is not caught are the path guard, the sandbox without network,
-and approvals that nobody can answer.
-"""
+This catches what is plainly written. A job that is not caught is held by the path guard, the sandbox without
+network, and approvals that nobody can answer."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ _DESTINATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Words of these kinds, one after the other, each within `span` words of the one before."""
+    """Words of these kinds in sequence, each within `span` words of the previous one."""
 
     reason: str
     kinds: tuple[str, ...]
@@ -77,7 +76,7 @@ _RULES = (
 
 
 def exfiltrates(text: str) -> str:
-    """The reason why a text would give credentials away; empty where it would not."""
+    """The reason why a text would leak credentials; empty if it would not."""
     reached: list[list[int | None]] = [[None] * len(rule.kinds) for rule in _RULES]
     for at, kinds in enumerate(_word_kinds(text)):
         for rule, positions in zip(_RULES, reached, strict=True):

@@ -1,4 +1,4 @@
-"""The findings on a command line: the rules it falls under, and verdicts on the paths it touches. Pure."""
+"""The findings on a command line: the rules it matches, and verdicts on its paths. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that tries to give orders it has no right to give: found by pattern, and fenced as quoted material. Pure."""
+"""Prompt injection in foreign text: detected by pattern, and fenced as quoted material. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HIDDEN = re.compile(
 
 
 def suspicious(text: str) -> str:
-    """The reason why a text looks like an attempt to give orders; empty where it does not."""
+    """The reason why a text looks like an attempt to give orders; empty if it does not."""
     if match := _ORDERS.search(text):
         return f"it reads like an order to the assistant: {match[0][:80]!r}"
     if _HIDDEN.search(text):

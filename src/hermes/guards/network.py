@@ -1,4 +1,4 @@
-"""Name lookup, certificates and connections for the URL guard: connections go to the addresses that were checked."""
+"""DNS, certificates and connections for the URL guard: connections go to the checked addresses only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Network:
         self._tls: ssl.SSLContext | None = None
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Every address of a name. Raises OSError, TimeoutError among them."""
+        """Every address of a name. Raises OSError (including TimeoutError)."""
         async with asyncio.timeout(RESOLVE_S_MAX):
             infos = await self._in_thread(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
         return list(dict.fromkeys(at[0] for *_, at in infos))

@@ -1,4 +1,4 @@
-"""What the model's tools never read or write: the lists, and finding a path in them."""
+"""The files that the model's tools never read or write: the lists, and matching a path with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way to files for the model: where it may read and write, and opening that no swapped link can redirect."""
+"""The path guard: where the model may read and write, and opening files without following swapped links."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = {stat.S_IFREG: "", stat.S_IFDIR: "", stat.S_IFLNK: "changed", stat.S_IF
 
 
 class PathRefused(Exception):
-    """A path that the model may not use. Names the rule, and nothing of what is there."""
+    """A path that the model may not use. Names the rule, and reveals nothing of what is there."""
 
     code = "path_refused"
 
@@ -373,7 +373,7 @@ def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = No
 
 
 def _plain_lines(data: bytes) -> bytes:
-    """For comparing: editors have line ends, marks and the last newline of a file in ways of their own."""
+    """For comparing: editors represent line ends, BOM and the last newline of a file in their own ways."""
     return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Commands that are known to change nothing: a small table, for where no sandbox holds a command back. Pure."""
+"""Commands that are known to change nothing, for use without a sandbox. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED = frozenset("`$<>(){}\\!#\n\r\0")
 
 
 def is_read_only(command: str) -> bool:
-    """Whether a command line consists of such commands only; False where in doubt."""
+    """Whether a command line consists of such commands only; False if in doubt."""
     if not command.strip() or not _REFUSED.isdisjoint(command):
         return False
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)

@@ -1,4 +1,4 @@
-"""What commands are judged by, as data: rules over arguments, folders that matter, commands that run others."""
+"""The rules of the command guard as data: rules over arguments, protected folders, commands that run others."""
 
 from __future__ import annotations
 

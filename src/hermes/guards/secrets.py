@@ -1,4 +1,4 @@
-"""Secrets in text: found by value and by pattern, replaced everywhere by one mark."""
+"""Redaction of secrets in text, by value and by pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shell script followed as bash would run it, without running anything: each simple command is passed to `run`."""
+"""Follows a shell script as bash would run it, without running anything: each simple command is passed to `run`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Words of a shell command expanded as bash would, as far as the text tells. Pure.
+"""Expansion of shell words as in bash, as far as the text determines it. Pure.
 
-A word is expanded in one reading, left to right, into text with marks in it; what only running the command would tell
-is the mark `UNKNOWN`.
-"""
+A word is expanded in one pass, left to right, into text with marks; what only running the command would determine is
+the mark `UNKNOWN`."""
 
 from __future__ import annotations
 

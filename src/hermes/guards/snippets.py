@@ -1,4 +1,4 @@
-"""Texts that commands are given: code of other languages, SQL, what echo and printf print. Judged by pattern; pure."""
+"""Texts that commands are given: code of other languages, SQL, output of echo and printf. Judged by pattern; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a URL says, read so strictly that nobody reads it otherwise; whether it gives a secret away; hosts in texts. Pure."""
+"""Strict URL parsing, secrets in URLs, and hosts in texts. Pure."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _host(bracketed: str | None, name: str) -> str:
 
 
 def has_secret(url: str, secrets: Secrets) -> bool:
-    """Whether a URL holds a known secret value, however it is written, or a parameter named like a credential."""
+    """Whether a URL holds a known secret value in any encoding, or a parameter named like a credential."""
     values = [value.lower().encode("utf-8", "replace") for value in secrets.values]
     if any(value in text.lower() for text in _readings(url) for value in values):
         return True

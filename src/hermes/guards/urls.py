@@ -1,4 +1,4 @@
-"""The one way to URLs for tools: each is checked at every redirect, and connected to at the addresses checked."""
+"""The URL guard: URLs are checked at every redirect, and connected to at the checked addresses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Opened:
         self._size = 0
 
     async def read(self) -> bytes:
-        """The next piece, decompressed; empty at the end. Raises FetchFailed, also past the size limit."""
+        """The next piece, decompressed; empty at the end. Raises FetchFailed, also beyond the size limit."""
         try:
             piece = await self._next_piece()
         except TransportError as error:
@@ -89,7 +89,7 @@ class Opened:
 
 
 def _as_fetch_failure(error: TransportError) -> FetchFailed:
-    """The error without the text of the HTTP client, which may hold the URL."""
+    """The error without the HTTP client's text, which may hold the URL."""
     if isinstance(error, TlsFailed):
         return FetchFailed("tls", "The certificate could not be verified.")
     if isinstance(error, RequestTimeout | StaleStream):

@@ -1,4 +1,4 @@
-"""The one asynchronous HTTP client: where requests go, a pool per origin, names, proxies, TLS."""
+"""The asynchronous HTTP client: a connection pool per origin, DNS, proxies, TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Transport(Protocol):
 
 
 class Pending(Protocol):
-    """A call in a thread: its outcome, and giving it up."""
+    """A call in a thread: its result, and cancelling it."""
 
     future: asyncio.Future[Any]
 
@@ -38,7 +38,7 @@ class Pending(Protocol):
 
 
 class _Endpoint(NamedTuple):
-    """Where a URL leads, and what is asked for there."""
+    """The target of a URL."""
 
     scheme: str
     host: str
@@ -85,10 +85,8 @@ class Exchange:
 
 
 class HttpClient:
-    """Connections of the running loop, kept for a while after an exchange. Made without I/O.
-
-    `lookup` hands a function to a thread; names are looked up with it. With `unix` all of them lead to that socket.
-    """
+    """Connections of the running loop, kept for a while after an exchange. The constructor does no I/O. `lookup` runs a
+    function in a thread, for DNS. With `unix` all connections go to that socket."""
 
     _keeps = _unpacks = True
 
@@ -157,7 +155,7 @@ class HttpClient:
         return await over(opened)
 
     def _place(self, endpoint: _Endpoint) -> str:
-        """Where a connection is made to: the address itself, or the proxy's or socket's. No login is in it."""
+        """Where a connection is made to: the address itself, or the proxy's or socket's, without credentials."""
         if self._unix is not None:
             return str(self._unix)
         target = endpoint if self._proxy is None else _endpoint(self._proxy)
@@ -214,7 +212,7 @@ class HttpClient:
         return self._tls
 
     async def _dial(self, endpoint: _Endpoint, make: Callable[[], _P]) -> _P:
-        """Connect to the first address that can be had; one that is silent for a moment is not waited for alone."""
+        """Connect to the first address that answers; a slow one is raced against the next."""
         tls: JsonObject = {}
         if endpoint.scheme == "https":
             tls = {"ssl": await self._context(), "server_hostname": endpoint.host.rstrip(".")}
@@ -239,7 +237,7 @@ class HttpClient:
         return cast("_P", winner[1])
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
-        """The addresses of a name; an answer counts for a minute."""
+        """The addresses of a name, cached for a minute."""
         with suppress(ValueError):
             return [(str(ip_address(host)), port)]
         valid_until, addresses = self._resolved.get((host, port), (0.0, []))
@@ -250,7 +248,7 @@ class HttpClient:
         return addresses
 
     async def _look_up(self, host: str, port: int) -> list[Any]:
-        """Resolve a name; callers that ask for the same one meanwhile share the lookup."""
+        """Resolve a name; concurrent callers share the lookup."""
         job, waiting = self._lookups.get((host, port), (None, 0))
         if job is None:
             assert self._lookup is not None
@@ -267,7 +265,7 @@ class HttpClient:
                 self._lookups[host, port] = job, waiting - 1
 
     async def stream(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A raw TCP connection, through the proxy where one is set. Raises OSError, ConnectFailed."""
+        """A raw TCP connection, through the proxy if one is set. Raises OSError, ConnectFailed."""
         loop = asyncio.get_running_loop()
         endpoint = _endpoint(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         if self._proxy is None:
@@ -358,7 +356,7 @@ def _basic_auth(name: str, address: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _head(method: str, endpoint: _Endpoint, headers: tuple[tuple[str, str], ...], proxy: str | None) -> bytes:
-    """The head of a request but for its length, without the empty line that ends it."""
+    """The head of a request without its length and the final empty line."""
     target = endpoint.target if proxy is None else f"http://{endpoint.authority}{endpoint.target}"
     lines = [f"{method} {target} HTTP/1.1", f"Host: {endpoint.authority}"]
     names = {name.lower() for name, _ in headers}

@@ -1,4 +1,4 @@
-"""One exchange over a connection: what a server answers, as it comes, and every way in which that can go wrong."""
+"""One exchange over a connection: the streamed answer, and every way in which it can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hermes.http_client.inflate import ENCODINGS, decompressor
 
 
 class TransportError(Exception):
-    """The exchange did not come to its end. `answered`: bytes of an answer had come."""
+    """The exchange failed. `answered`: bytes of an answer had arrived."""
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class ConnectFailed(TransportError):
 
 
 class StreamBroken(TransportError):
-    """The answer was cut, or is not what it says it is."""
+    """The answer was cut off, or is not what its headers say."""
 
 
 class StaleStream(TransportError):
@@ -65,7 +65,7 @@ _LONG_HEAD = "The head of the answer is too long."
 
 
 class Connection(asyncio.Protocol):
-    """A connection and the one exchange that it is used for at a time."""
+    """A connection and its current exchange."""
 
     __slots__ = (
         "_body",
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._body.append(data)
 
     def _pass_body_on(self) -> None:
-        """What came together is one piece, however many the server had made of it."""
+        """Pass on what arrived together as one piece, however many chunks the server made of it."""
         if self._body:
             data, self._body = self._body[0] if len(self._body) == 1 else b"".join(self._body), []
             if self.answer is not None:
@@ -197,7 +197,8 @@ class Connection(asyncio.Protocol):
 
 
 class Answer:
-    """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
+    """A response that is being received. Leaving its context closes it; a connection that is not read to its end is
+    dropped."""
 
     def __init__(self, connection: Connection, timeouts: Timeouts, began_at: float, *, unpacks: bool) -> None:
         self.status = 0
@@ -228,7 +229,7 @@ class Answer:
             raise self._error
 
     async def read(self) -> bytes:
-        """What has come since the last read, waiting for it; empty at the end."""
+        """What has arrived since the last read, waiting for it; empty at the end."""
         while True:
             while not self._chunks and self._still_packed is None and not self._over and self._error is None:
                 await self._wait()
@@ -250,7 +251,7 @@ class Answer:
                 return data
 
     async def body(self, bytes_max: int | None = None) -> bytes:
-        """The whole body. Raises StreamBroken when it is longer than `bytes_max`, or than any body may be."""
+        """The whole body. Raises StreamBroken if it is longer than `bytes_max`, or than any body may be."""
         bytes_max = ANSWER_BYTES_MAX if bytes_max is None else bytes_max
         chunks: list[bytes] = []
         size = 0
@@ -262,7 +263,7 @@ class Answer:
         return b"".join(chunks)
 
     def close(self) -> None:
-        """The answer is of no use any more. One that has come to its end has already given its connection back."""
+        """Drop the connection, unless the answer is complete and has returned it already."""
         self._timer.cancel()
         self.sink = None
         if not self._over and self._error is None:
@@ -314,7 +315,7 @@ class Answer:
         self._wake()
 
     def _unpacked(self, data: bytes) -> bytes:
-        """The next piece of what was compressed; `_still_packed` is what has to wait for the next call."""
+        """Decompress the next piece; `_still_packed` is what has to wait for the next call."""
         pending, out = self._still_packed is not None, b""
         data = (self._still_packed or b"") + data
         try:
@@ -343,7 +344,7 @@ class Answer:
         self._wake()
 
     def cut(self, error: Exception | None) -> None:
-        """The connection is closed. A body without a length ends so."""
+        """The connection was closed. That ends a body without a length."""
         if self._over or self._error is not None:
             return
         framed = ",".join(self.headers.getall("Transfer-Encoding", [])).lower()
@@ -364,7 +365,7 @@ class Answer:
             self._wake()
 
     def _look(self) -> None:
-        """One timer that looks now and then, not one that is set anew for every packet."""
+        """One periodic timer, instead of one that is reset for every packet."""
         now, limits = self._loop.time(), self._timeouts
         if self._paused or self._connection.transport.get_write_buffer_size():  # type: ignore[union-attr]
             self._heard_at = now  # time does not count while we are paused or the request is being sent
@@ -380,7 +381,7 @@ class Answer:
 
 
 def plain(error: Exception) -> str:
-    """An error in words. Event loops word a refused connection differently; the system's words are the same."""
+    """The error as text. Event loops word a refused connection differently; the system's text is the same."""
     # Errors of TLS and of name lookup have numbers of their own.
     number = error.errno if isinstance(error, ConnectionError) or type(error) is OSError else None
     if number is not None and number in errno.errorcode:

@@ -1,4 +1,4 @@
-"""Inflating a compressed body piece by piece, within a limit on how much comes out of how little."""
+"""Incremental decompression of a body, with a limit on its ratio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENCODINGS = ("gzip", "x-gzip", "deflate")
 
 
 def decompressor(encoding: str, data: bytes) -> zlib._Decompress:
-    """For a body that begins with `data`. Some send what is called deflate without its header."""
+    """For a body that begins with `data`: some servers send deflate without its zlib header."""
     bare = encoding == "deflate" and data[0] & 0x0F != 8
     return zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
 
@@ -25,7 +25,7 @@ class InflateError(Exception):
 
 
 class Inflater:
-    """One body in one of `ENCODINGS`: feed a piece, then read until nothing more comes out of it."""
+    """One body in one of `ENCODINGS`: feed a piece, then read until it is empty."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -38,7 +38,7 @@ class Inflater:
         self._received += len(data)
 
     def read(self) -> bytes:
-        """The next piece; empty when the next input is needed. Raises InflateError."""
+        """The next piece; empty if more input is needed. Raises InflateError."""
         if not self._has_more:
             return b""
         if self._inflater is None:
@@ -57,6 +57,6 @@ class Inflater:
         return piece
 
     def finish(self) -> None:
-        """Raise InflateError when the data ended early."""
+        """Raise InflateError if the data ended early."""
         if self._inflater is not None and not self._inflater.eof:
             raise InflateError("broken", "ends before its compressed data does")

@@ -1,4 +1,4 @@
-"""Events of a stream, as `text/event-stream` frames them."""
+"""Decoder of `text/event-stream`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SseDecoder:
         return events
 
     def taken_back(self, chunk: bytes) -> bytes | None:
-        """A chunk with the beginning of its first event, where that has come before and is all that is left."""
+        """A chunk with the start of its first event prepended, if that is all that is buffered."""
         if self.between:
             return chunk
         if self._data or self._name or self._skip_lf or not self._began:
@@ -43,7 +43,7 @@ class SseDecoder:
         return before + chunk
 
     def whole(self, chunk: bytes) -> list[bytes]:
-        """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
+        """The data of a chunk that consists of complete one-line events, as most do; it need not be fed then."""
         if not self.between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
             return []
         events = self._lines(chunk[:-2])
@@ -103,7 +103,7 @@ class SseDecoder:
             raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
 
     def _quickly(self, chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
-        """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
+        """Decode complete one-line events at the start of a chunk; returns the rest."""
         whole, end, _ = chunk.rpartition(b"\n\n")
         if end and len(chunk) <= EVENT_BYTES_MAX and (lines := self._lines(whole)):
             events += [("", data) for data in lines]

@@ -1,1 +1,1 @@
-"""One module per wire protocol; each only translates between our parts and that protocol."""
+"""One module per wire protocol, each translating between canonical parts and that protocol."""

@@ -1,4 +1,4 @@
-"""The messages protocol: content blocks, strict alternation, signed thinking and cache marks."""
+"""The Anthropic Messages protocol: content blocks, strict alternation, signed thinking and cache marks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _tool(tool: base.ToolSchema) -> JsonObject:
 
 
 def _tool_choice(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
-    """The choice in this protocol's words; a forced one becomes free where the model refuses to be forced."""
+    """The choice in this protocol's form; a forced one becomes free if the model rejects forced calls."""
     if not prompt.tools or "tool_choice" in prompt.dropped:
         return None
     choice: JsonObject | None = None
@@ -166,7 +166,7 @@ def _sampling(prompt: base.Prompt, capabilities: Capabilities, thinking: JsonObj
 
 
 def _output_format(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
-    """A strict schema only: others need not be within what the model can be held to."""
+    """Only for strict schemas: the model cannot be held to others."""
     schema = base.as_dict((prompt.response_format or {}).get("json_schema"))
     if not facts.json_schema or not schema.get("strict") or prompt.dropped & {"response_format", "output_config"}:
         return None
@@ -174,7 +174,7 @@ def _output_format(prompt: base.Prompt, facts: ModelFacts) -> JsonObject | None:
 
 
 def _mark_for_cache(body: JsonObject, ttl: str) -> None:
-    """Marks, at most four: the tools, the system text, and the last two user messages."""
+    """Set at most four marks: the tools, the system text, and the last two user messages."""
     mark = {"type": "ephemeral", **({"ttl": ttl} if ttl == "1h" else {})}
     users = [m["content"] for m in body["messages"] if m["role"] == "user"]
     for blocks in (body.get("tools"), body.get("system"), *users[-2:]):
@@ -188,7 +188,7 @@ _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def _messages(prompt: base.Prompt) -> list[Message]:
-    """Alternating messages of blocks: neighbours of one role are one message, results come first in theirs."""
+    """Alternating messages of blocks: adjacent ones of a role are merged, results come first."""
     wire: list[Message] = []
     for message in prompt.messages:
         role = message.get("role")
@@ -218,7 +218,7 @@ def _add(wire: list[Message], role: str, blocks: list[JsonObject]) -> None:
 
 
 def _text_blocks(text: str) -> list[JsonObject]:
-    """Text as a block; blank text has none, for it would be refused."""
+    """Text as a block; none for blank text, which would be rejected."""
     return [{"type": "text", "text": text}] if text.strip() else []
 
 
@@ -260,7 +260,7 @@ def _assistant_blocks(message: Message) -> list[JsonObject]:
 
 
 def _thoughts(message: Message) -> list[JsonObject]:
-    """Thinking as it was given; only signed blocks are taken back."""
+    """Thinking blocks as received; only signed ones are accepted back."""
     blocks: list[JsonObject] = []
     for kind, data in base.opaque_items(message, API_MODE):
         if kind == "signed_reasoning" and isinstance(data, dict) and data.get("signature"):
@@ -271,7 +271,7 @@ def _thoughts(message: Message) -> list[JsonObject]:
 
 
 def _wire_id(call_id: object) -> str:
-    """Ids that other protocols made may hold characters that this one refuses."""
+    """Ids of other protocols may hold characters that this one rejects."""
     return _NOT_IN_IDS.sub("_", base.as_str(call_id)) or "call"
 
 
@@ -362,7 +362,7 @@ def _finish(holder: JsonObject) -> list[Part]:
 
 
 def _usage(usage: JsonObject, with_input: bool) -> list[Part]:
-    """Token counts; cached input is not within `input_tokens` on this wire, so it is added."""
+    """Token counts; `input_tokens` excludes cached input in this protocol, so it is added."""
     fresh = base.token_count(usage.get("input_tokens"))
     read, written = (base.token_count(usage.get(key)) for key in _CACHE_KEYS)
     complete = with_input and fresh is not None

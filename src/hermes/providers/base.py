@@ -1,4 +1,4 @@
-"""What all wire protocols share: routes, credentials, prompts, requests, and how a refusal is read."""
+"""Shared by all wire protocols: routes, credentials, prompts, requests, and parsing of errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MESSAGE_FIELDS = ("name", "reasoning_content")
 
 
 class Credential:
-    """A secret that shows itself only to the code that writes the outgoing header."""
+    """A secret that is revealed only to the code that writes the outgoing header."""
 
     __slots__ = ("_value", "label")
 
@@ -72,7 +72,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a model is asked: provider, model, address, protocol, credentials, and what the operator set for it."""
+    """Where a model is called: provider, model, address, protocol, credentials, and the operator's settings for it."""
 
     provider: str
     model: str
@@ -89,13 +89,13 @@ class Route:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What things learnt about a route are remembered under."""
+        """The key of what is learnt about a route."""
         return (self.provider, self.base_url, self.api_mode, self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as it is offered to a model. One with a `format` takes text; as a function it has that as `input`."""
+    """A tool as it is offered to a model. With a `format` it takes text; as a function it has that as `input`."""
 
     name: str
     description: str
@@ -114,7 +114,7 @@ class ToolSchema:
 
     @property
     def full_description(self) -> str:
-        """The description with the grammar in words, for protocols that do not enforce it."""
+        """The description including the grammar, for protocols that do not enforce it."""
         if self.grammar is None:
             return self.description
         syntax, definition = self.grammar.get("syntax") or "lark", self.grammar.get("definition") or ""
@@ -122,7 +122,7 @@ class ToolSchema:
 
 
 class ToolSchemas(tuple[ToolSchema, ...]):
-    """The tools of a request, with what is derived from them: they are the same in many requests."""
+    """The tools of a request, with cached derived forms: they are the same in many requests."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class ToolSchemas(tuple[ToolSchema, ...]):
 
 
 class Encoded(list[JsonObject]):
-    """A list that is sent again and again, with its JSON."""
+    """A list that is sent repeatedly, with its JSON."""
 
     @cached_property
     def raw(self) -> msgspec.Raw:
@@ -155,11 +155,8 @@ class Encoded(list[JsonObject]):
 
 
 class Prompt(msgspec.Struct):
-    """All that one model call says, in canonical form.
-
-    `prefill` is the beginning of the assistant's answer where the route can go on from one. `dropped` names optional
-    parameters that this route has refused before.
-    """
+    """The input of one model call, in canonical form. `prefill` is the beginning of the assistant's answer if the route
+    can continue one. `dropped` names optional parameters that this route has rejected before."""
 
     system: list[str] = msgspec.field(default_factory=list)
     messages: list[Message] = msgspec.field(default_factory=list)
@@ -176,7 +173,7 @@ class Prompt(msgspec.Struct):
 
 
 class WireRequest(msgspec.Struct):
-    """A request as it goes out. `left_out` names the sampling parameters that the protocol or the model cannot take."""
+    """An outgoing request. `left_out` names the sampling parameters that the protocol or model does not support."""
 
     method: str
     url: str
@@ -189,7 +186,7 @@ class WireRequest(msgspec.Struct):
 
 
 class WireEvent(msgspec.Struct):
-    """One decoded event of a stream, or, with `whole`, a whole body."""
+    """One decoded event of a stream or, with `whole`, a whole body."""
 
     name: str
     data: object
@@ -216,7 +213,7 @@ def error_fields(body: object) -> tuple[str, str, str]:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long the provider asks to wait; a date is read against the answer's own `Date`."""
+    """The delay that the provider asks for; a date is relative to the response's `Date`."""
     lower = {k.lower(): v for k, v in headers.items()}
     try:
         if "retry-after-ms" in lower:
@@ -296,7 +293,7 @@ def server_error(body: JsonObject) -> ServerError:
 
 @lru_cache(maxsize=64)
 def endpoint(base_url: str, path: str) -> str:
-    """Where a request goes; a base that names the endpoint already, or has a query, is respected."""
+    """The URL of a request; a base URL that names the endpoint already, or has a query, is respected."""
     base, question, query = base_url.partition("?")
     base = base.rstrip("/")
     return (base if base.endswith(path) else base + path) + question + query
@@ -319,8 +316,8 @@ def left_out(
     unsent: Sequence[str] = MESSAGE_FIELDS,
     grammars: bool = False,
 ) -> tuple[str, ...]:
-    """The parameters that were given and are not in the body. `fields` tells where some of them go; `unsent` are fields
-    of messages that the protocol has no place for, as for `grammars` of tools unless told otherwise."""
+    """The given parameters that are not in the body. `fields` maps some of them to body fields; `unsent` are fields of
+    messages that the protocol does not support, as are `grammars` of tools unless set."""
     absent: list[str] = []
     for name, value in prompt.sampling.items():
         if value is not None and fields.get(name, name) not in body and (prompt.tools or name != "parallel_tool_calls"):
@@ -336,7 +333,7 @@ def left_out(
 
 
 def reasoning_given(message: Message) -> str:
-    """The reasoning that a client sent with an assistant's message, or that a model of chat completions gave."""
+    """The reasoning that a client sent with an assistant message, or that a chat completions model gave."""
     items = opaque_items(message, "chat_completions")
     return "".join(as_str(data) for kind, data in items if kind == "reasoning_content")
 
@@ -355,7 +352,7 @@ def post(
     own: Mapping[str, str] = MappingProxyType({}),
     without: tuple[str, ...] = (),
 ) -> WireRequest:
-    """The request, with what the operator set laid over what is ours, and the credential over both."""
+    """The request: the operator's settings override ours, and the credential overrides both."""
     if route.extra_body:
         body = {**body, **route.extra_body}
     accept = "text/event-stream" if body.get("stream") else "application/json"
@@ -365,7 +362,7 @@ def post(
 
 @lru_cache(maxsize=64)
 def _headers(accept: str, headers: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    """Names that differ in case only are one header; the last one counts."""
+    """Header names are case-insensitive; the last one wins."""
     usual = (("Content-Type", "application/json"), ("Accept", accept))
     return MappingProxyType(dict({name.lower(): (name, value) for name, value in (*usual, *headers)}.values()))
 
@@ -376,12 +373,11 @@ def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
 
 
 def chosen_tool(choice: JsonMapping) -> str:
-    """The name in a `tool_choice` that asks for one tool."""
     return str(as_dict(choice.get("function")).get("name") or choice.get("name") or "")
 
 
 def requested_effort(reasoning: JsonMapping | None) -> str | None:
-    """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
+    """None if not given, "none" for no reasoning, "" for reasoning at the model's default effort."""
     if reasoning is None:
         return None
     if reasoning.get("enabled") is False:
@@ -423,7 +419,7 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re
 
 
 def call_arguments(text: str) -> JsonObject:
-    """A call's arguments as an object; what is none is shown as it was written."""
+    """A call's arguments as an object; anything else is shown as it was written."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
@@ -465,11 +461,8 @@ def as_index(value: object) -> int | None:
 
 
 class Provider(ABC):
-    """One wire protocol. Every method is a function of its arguments.
-
-    `options` are the sampling parameters it can carry; `ends` the events after which nothing follows; `strips_prefill`
-    says that white space at the end of an answer's beginning is not sent.
-    """
+    """One wire protocol. All methods are pure. `options` are the sampling parameters it supports; `ends` the events
+    that end a stream; `strips_prefill`: trailing white space of a prefill is not sent."""
 
     api_mode: ClassVar[str]
     options: ClassVar[frozenset[str]]
@@ -484,8 +477,8 @@ class Provider(ABC):
 
     @property
     def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
-        """Gives the texts of the events from an index on that hold nothing else; at the first that does, `parts` must
-        look. None where no event is text alone."""
+        """A function for the texts of the events from an index on, up to the first that holds more than text, which
+        `parts` must parse. None if no event is text alone."""
         return None
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:

@@ -1,4 +1,4 @@
-"""The chat completions protocol, as many servers speak it."""
+"""The OpenAI chat completions protocol, including the dialects of other servers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _alone(data: bytes) -> str | None:
 
 
 def _texts(events: Sequence[bytes], start: int) -> list[str]:
-    """The texts of the chunks from this one on that are nothing else. What is not needed of them is not decoded."""
+    """The texts of consecutive chunks that hold nothing else, decoding only what is needed."""
     first, end = _alone(events[start]), len(events)
     if first is None or start + 1 == end:
         return [] if first is None else [first]
@@ -136,7 +136,7 @@ def _tool(tool: base.ToolSchema) -> JsonObject:
 
 
 def _limits(route: base.Route, prompt: base.Prompt, facts: ModelFacts) -> JsonObject:
-    """Output limit and reasoning effort, under the names this model takes."""
+    """Output limit and reasoning effort, under the names this model accepts."""
     fields: JsonObject = {}
     limit = prompt.max_output or route.max_output_tokens
     other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
@@ -182,7 +182,7 @@ def _takes_reasoning(prompt: base.Prompt, facts: ModelFacts) -> bool:
 
 
 def reasoning_of(text: str) -> JsonObject:
-    """The reasoning of an assistant's message, as it is kept to be sent again."""
+    """The stored form of an assistant message's reasoning, to be sent again."""
     return {API_MODE: [{"kind": "reasoning_content", "data": text}]}
 
 
@@ -207,7 +207,7 @@ def _images(content: object) -> list[JsonObject]:
 
 
 def _tool_result(message: Message, images: list[JsonObject]) -> Message:
-    """A result as text; its images are put aside, for a tool message cannot hold them."""
+    """A result as text; its images go into `images`, because a tool message cannot hold them."""
     text = base.text_of(message.get("content"), "\n")
     if own_images := _images(message.get("content")):
         images.append({"type": "text", "text": f"Images from the result of {message.get('tool_name') or 'the tool'}:"})
@@ -346,7 +346,7 @@ def _content_part(part: object, out: list[Part]) -> None:
 
 
 def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
-    """Reasoning once, though servers may write the same text in several fields."""
+    """Reasoning once, though servers may repeat the same text in several fields."""
     details = [d for d in base.as_list(delta.get("reasoning_details")) if type(d) is dict]
     form: ReasoningForm = "summary" if details and details[0].get("type") == "reasoning.summary" else "raw"
     text = base.as_str(delta.get("reasoning_content")) or base.as_str(delta.get("reasoning"))

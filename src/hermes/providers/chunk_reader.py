@@ -1,4 +1,4 @@
-"""Reading the chunks of a streamed answer: whole texts where that is all they hold, and the parts of every other event."""
+"""Reads the chunks of a streamed answer: joined texts where possible, and the parts of every other event."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ _strings = msgspec.json.Decoder(list[str]).decode
 
 
 class ChunkTemplate:
-    """Fast path: where events differ only in their text, it is sliced out by position instead of decoding JSON.
-
-    The position is learnt from one event with `read`, the provider's `texts`. When events keep differing otherwise, the
-    template gives up after `LOOKS_MAX` tries.
-    """
+    """Fast path: where events differ only in their text, it is sliced out by position instead of decoding JSON. The
+    position is learnt from one event with `read`, the provider's `texts`; after `LOOKS_MAX` failed attempts the
+    template gives up."""
 
     __slots__ = ("_between", "_cut", "_head", "_looks", "_read", "_tail")
 
@@ -40,7 +38,7 @@ class ChunkTemplate:
         return self._looks > 0
 
     def texts(self, chunk: bytes) -> tuple[list[str], int]:
-        """The texts that a chunk begins with, and how many of its bytes hold them."""
+        """The texts at the start of a chunk, and how many of its bytes hold them."""
         is_alike = bool(self._head) and chunk.startswith(self._head)
         if not is_alike and not self._look(chunk):
             return [], 0
@@ -83,7 +81,7 @@ class ChunkTemplate:
 
 
 def _around(text: str, event: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What stands before and behind a text wherever it may stand in an event, however that writes it."""
+    """What precedes and follows a text at each place it may have in an event, in any JSON encoding of it."""
     for written in {msgspec.json.encode(text), json.dumps(text).encode()}:
         index = event.rfind(written)
         while index >= 0:
@@ -92,10 +90,8 @@ def _around(text: str, event: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class ChunkReader:
-    """One answer's stream. With `joins` texts are given apart from the other parts and may be joined.
-
-    `over`: the provider has ended the stream; `done`: with `[DONE]`.
-    """
+    """The stream of one answer. With `joins` texts are returned apart from the other parts and may be joined. `over`:
+    the provider has ended the stream; `done`: with `[DONE]`."""
 
     __slots__ = ("_decoder", "_ends", "_parts", "_template", "_texts", "done", "over")
 
@@ -107,7 +103,7 @@ class ChunkReader:
         self.over = self.done = False
 
     def text(self, chunk: bytes) -> str:
-        """The text of a chunk that is nothing else; with "" the chunk must be fed."""
+        """The text of a chunk that holds nothing else; if "" is returned, the chunk must be fed."""
         if self._template is None or self._texts is None or not self._decoder.between:
             return ""
         texts, size = self._template.texts(chunk)
@@ -119,7 +115,7 @@ class ChunkReader:
         return "".join(texts)
 
     def feed(self, chunk: bytes) -> Iterator[tuple[list[str], Sequence[Part]]]:
-        """What a chunk brings, in order: texts, or the parts of one event."""
+        """The content of a chunk, in order: texts, or the parts of one event."""
         template = self._template
         if template is not None and template.looks and (whole := self._decoder.taken_back(chunk)) is not None:
             chunk = whole
@@ -156,7 +152,7 @@ class ChunkReader:
 
 
 def decode(data: bytes) -> object:
-    """JSON of a provider; raises `StreamBroken`."""
+    """Decode a provider's JSON; raises `StreamBroken`."""
     # Lists and objects take many times as much memory as their text.
     if len(data) > JSON_VALUES_MAX and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX:
         raise StreamBroken(f"An event has more than {JSON_VALUES_MAX} fields and items.", answered=True)

@@ -1,4 +1,4 @@
-"""The responses protocol, used without storage on the other side."""
+"""The OpenAI Responses protocol, used without storage at the provider."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _tool_choice(choice: str | JsonMapping, custom: frozenset[str]) -> str | Jso
 
 
 def _reasoning_fields(prompt: base.Prompt, facts: ModelFacts) -> JsonObject:
-    """Effort and summary; the encrypted items are asked for whatever the effort, since only they can be replayed."""
+    """Effort and summary; encrypted items are requested whatever the effort, because only they can be replayed."""
     if not facts.reasoning:
         return {}
     fields: JsonObject = {}
@@ -174,7 +174,7 @@ def _part(part: JsonObject) -> JsonObject:
 
 
 def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
-    """The items of one answer: what it thought, then what it said, then what it called."""
+    """The items of one answer: reasoning, then text, then calls."""
     opaque = base.opaque_items(message, API_MODE)
     # Nothing is stored on the other side, so an item that does not carry its own content cannot be looked up there.
     items = [
@@ -277,7 +277,7 @@ def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
 
 
 def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
-    """What only a finished item tells; its text has come in deltas."""
+    """What only a finished item holds; its text has come in deltas."""
     kind = item.get("type")
     if kind in _CALLS:
         return (_call(item, index, whole=True),)

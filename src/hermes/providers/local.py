@@ -1,5 +1,7 @@
-"""The embedded model. Small models do not hold to tool formats by themselves: here they are shown how by example, and
-what they write is bound to one object, a call or an answer."""
+"""The embedded model: its prompt, its examples and its grammar.
+
+Small models do not follow tool formats reliably: they are shown examples, and their output is constrained to one
+object, a call or an answer."""
 
 from __future__ import annotations
 
@@ -89,13 +91,13 @@ PROVIDER = Local()
 
 @cache
 def forms() -> JsonObject:
-    """What the model is told and shown, chosen by measurement."""
+    """The model's instructions and examples, chosen by measurement."""
     return json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def _offered(tools: Iterable[base.ToolSchema]) -> dict[str, tuple[str, JsonObject]]:
-    """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
-    how to use come first, in the same order everywhere, since the cache of the prompt depends on it."""
+    """Tools by name: a one-line description, and the schema of the arguments that a small model needs. Those with
+    examples come first, in a fixed order, because the prompt cache depends on it."""
     out: dict[str, tuple[str, JsonObject]] = {}
     order = {name: at for at, name in enumerate(forms()["tools"])}
     for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
@@ -114,7 +116,7 @@ def _offered(tools: Iterable[base.ToolSchema]) -> dict[str, tuple[str, JsonObjec
 
 
 def _argument(form: object, schema: JsonObject) -> JsonObject:
-    """An argument by its form: null takes the tool's own schema, a list has the values, an object is a schema."""
+    """An argument by its form: null means the tool's own schema, a list the values, an object a schema."""
     if form is None:
         return schema
     if isinstance(form, dict):
@@ -139,8 +141,8 @@ def _plain(schema: object, depth: int = 0) -> JsonObject:
 
 
 def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> str:
-    """One of the calls, or an answer. A caller may ask for a call, or for this one; a request that needs a result of some
-    tools begins with a call of one of them, and does not end before what it asks for was tried."""
+    """One of the calls, or an answer. A caller may require a call, or a specific one; a request that needs a result of
+    some tools starts with a call of one of them, and does not end before what it asks for was tried."""
     if prompt.prefill:
         return local_grammar.REST_OF_ANSWER
     asked, done = _asked(prompt.messages)
@@ -160,18 +162,18 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
 
 
 def _is_talk(prompt: base.Prompt) -> bool:
-    """Whether the request is small talk, or for a text: no tool is of use."""
+    """Whether the request is small talk, or for a text: no tool is useful."""
     asked, done = _asked(prompt.messages)
     return prompt.tool_choice is None and not done and _needed(asked).get("tools") == []
 
 
 def _fits(name: str, asked: str) -> bool:
-    """Whether a tool that would mislead the model is called for by the user's words."""
+    """Whether the user's text calls for a tool that would otherwise mislead the model."""
     return re.search(forms()["tools"].get(name, {}).get("when", ""), asked, re.I) is not None
 
 
 def _unfinished(asked: str, done: list[tuple[str, str, bool]]) -> list[str]:
-    """The tools of which one must be called next: a file that was to be written, or a run, is in no call that worked."""
+    """The tools of which one must be called next: a file to be written, or a run, is in no successful call."""
     if len(done) >= _CALLS_MAX:
         return []
     for pattern in forms()["unfinished"]:
@@ -196,7 +198,7 @@ def _formats(call: JsonObject, formats: JsonMapping) -> JsonObject:
 
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:
-    """The user's latest words, and the calls since: tool, arguments, and whether it worked."""
+    """The user's latest text, and the calls since: tool, arguments, and whether it succeeded."""
     text = ""
     calls: list[JsonObject] = []
     failed: set[object] = set()
@@ -217,7 +219,7 @@ def _is_error(text: str) -> bool:
 
 
 def _needed(text: str) -> JsonObject:
-    """The first rule that says which tools a request cannot be answered without."""
+    """The first rule that says which tools a request needs."""
     for rule in forms()["rules"]:
         if re.search(rule["when"], text, re.I) and not re.search(rule.get("unless", r"(?!)"), text, re.I):
             return rule  # type: ignore[no-any-return]
@@ -225,7 +227,7 @@ def _needed(text: str) -> JsonObject:
 
 
 def _note(text: str, tools: Tools) -> str:
-    """What the model is told beside a request: what is missing for it, or how it is answered."""
+    """A note to the model beside a request: what is missing for it, or how to answer it."""
     needed = _needed(text)
     if needed.get("tools") and not any(name in tools for name in needed["tools"]):
         return f"You have no access to {needed['missing']}. Say so."
@@ -247,7 +249,7 @@ def _answer_schema(response_format: JsonMapping | None) -> JsonObject | None:
 
 
 def _prefix(tools: Tools) -> list[tuple[str, str]]:
-    """What every conversation begins with, whatever the folder, the surface, the day, and which tools are turned off."""
+    """The constant start of every conversation, whatever the folder, surface, day and disabled tools."""
     known = {name: form["about"] for name, form in forms()["tools"].items() if not form.get("hidden")}
     if not known.keys() & tools.keys():
         return [("system", "\n\n".join([forms()["identity"], *([forms()["form"]] if tools else [])]))]
@@ -273,7 +275,7 @@ def _examples() -> Iterable[tuple[str, str]]:
 
 
 def _facts(prompt: base.Prompt, tools: Tools) -> str:
-    """What differs: which of the tools that are shown are not there, other tools, folder, day, and what else is told."""
+    """What differs: missing and additional tools, folder, day, and further instructions."""
     shown = {name for name, form in forms()["tools"].items() if not form.get("hidden")}
     absent = ", ".join(sorted(shown - tools.keys())) if shown & tools.keys() else ""
     others = [about for name, (about, _) in tools.items() if name not in shown]
@@ -312,7 +314,7 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
 
 
 def _merged(turns: Iterable[tuple[str, str]]) -> list[Message]:
-    """Neighbours of one role become one message."""
+    """Merge adjacent messages of one role."""
     out: list[Message] = []
     for role, text in turns:
         if out and out[-1]["role"] == role:

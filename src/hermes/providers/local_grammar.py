@@ -1,4 +1,4 @@
-"""The grammar that the embedded model's output is bound to, made from schemas, in the notation of llama.cpp. Pure."""
+"""The grammar that constrains the embedded model's output, made from schemas, in the GBNF of llama.cpp. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REST_OF_ANSWER = f'root ::= char* "\\"}}"{_RULES}'
 
 
 def call_or_answer(calls: Iterable[tuple[str, JsonObject]], answer: JsonObject | None) -> str:
-    """Exactly one call of one of the tools, or an answer; `answer` is None where only a call will do."""
+    """Exactly one call of one of the tools, or an answer; `answer` is None if a call is required."""
     choices = [
         _object([("tool", _literal(name), True), ("arguments", _expression(schema, False), True)])
         for name, schema in calls
@@ -75,7 +75,7 @@ def _expression(schema: JsonMapping, strict: bool) -> str:
 
 
 def _object(members: list[tuple[str, str, bool]]) -> str:
-    """What is required comes first, so that what is optional can follow a comma."""
+    """Required members come first, so that optional ones can follow a comma."""
     pairs = [(f"{_quoted(f'{json.dumps(name)}: ')} {value}", needed) for name, value, needed in members]
     first = ' ", " '.join(pair for pair, needed in pairs if needed)
     others = [pair for pair, needed in pairs if not needed]
@@ -96,5 +96,5 @@ def _literal(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's escapes are those of the notation."""
+    """JSON's escapes are valid in GBNF."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Results of tools as the embedded model is told them: the content first, in plain words. Pure."""
+"""Tool results for the embedded model: the content first, as plain text. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 
 
 def render_result(name: str, text: str) -> str:
-    """A tool's answer in plain words: the content first, without what tells a small model nothing."""
+    """A tool's answer as plain text, content first, without what is useless to a small model."""
     try:
         answer = json.loads(text)
     except ValueError:
@@ -65,7 +65,7 @@ def render_result(name: str, text: str) -> str:
 
 
 def _render(value: object, fields: frozenset[str]) -> str:
-    """`fields`: the only ones that are shown; without any, all but `_NOISE`."""
+    """`fields`: the only ones that are shown; without any, all except `_NOISE`."""
     if isinstance(value, list):
         return "\n".join(filter(None, (_render(item, fields) for item in value)))
     if not isinstance(value, dict):

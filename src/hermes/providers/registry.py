@@ -1,4 +1,4 @@
-"""Which protocol a provider speaks, and where it is found."""
+"""The known providers: protocol and address of each."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ API_MODES = tuple(_MODULES)
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How a provider is given the beginning of an answer: the assistant's last message, with fields in it or in the body
-    that say so. With `echoes` the answer begins with it again."""
+    """How a provider takes the beginning of an answer: as the assistant's last message, with fields in it or in the
+    body that say so. With `echoes` the answer repeats it."""
 
     message: JsonMapping = field(default_factory=dict)
     body: JsonMapping = field(default_factory=dict)
@@ -71,7 +71,7 @@ def window_of(route: Route) -> int:
 
 
 def prefill_of(route: Route) -> Prefill | None:
-    """How the beginning of an answer is given on a route; None where it is not taken."""
+    """How a prefill is sent on a route; None if it is not supported."""
     if capabilities_of(route).prefill:
         return _PLAIN_PREFILL
     if route.api_mode != DEFAULT_API_MODE:
@@ -80,7 +80,7 @@ def prefill_of(route: Route) -> Prefill | None:
 
 
 def api_mode_for(provider_id: str, base_url: str = "", explicit: str | None = None) -> str:
-    """The protocol that is configured, else the one that is known of the address or of the provider."""
+    """The configured protocol, else the known one of the address or provider."""
     if explicit:
         return explicit
     known = KNOWN_PROVIDERS.get(provider_id)

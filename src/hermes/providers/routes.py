@@ -1,4 +1,4 @@
-"""Which route a turn takes: model, address, protocol and keys, from what was asked for and what is configured."""
+"""Selects the route of a turn: model, address, protocol and keys, from the request and the settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 @dataclass(slots=True)
 class _Request:
-    """What is asked for, before settings and tables fill in the rest."""
+    """The selection before settings and tables fill in the rest."""
 
     provider: str
     model: str
@@ -69,7 +69,7 @@ def _routes(settings: Settings, choice: RouteChoice) -> dict[tuple[str, ...], Ro
 
 @lru_cache(maxsize=256)
 def named(settings: Settings, name: str) -> RouteChoice | None:
-    """The choice that a name stands for: an alias, or `provider/model` of a configured provider."""
+    """The choice of a name: an alias, or `provider/model` of a configured provider."""
     if name in settings.api_server.model_routes:
         return RouteChoice(alias=name)
     provider, _, model = name.partition("/")
@@ -77,7 +77,7 @@ def named(settings: Settings, name: str) -> RouteChoice | None:
 
 
 def of_provider(settings: Settings, provider: str, model: str | None = None) -> RouteChoice | None:
-    """A model of a configured provider, or the first one named for it. None where there is none."""
+    """A model of a configured provider, by default its first. None if there is none."""
     main, entries = settings.model, settings.providers
     if provider == CUSTOM and not main.provider and CUSTOM not in entries:
         return RouteChoice(model=model) if model and main.base_url else None
@@ -89,7 +89,7 @@ def of_provider(settings: Settings, provider: str, model: str | None = None) -> 
 
 
 def of_session(settings: Settings, session: JsonMapping | None) -> RouteChoice | None:
-    """The choice that a session's own model stands for; None is the configured one."""
+    """The choice of a session's own model; None means the configured one."""
     name = session["model"] if session else None
     if not session or not name:
         return None
@@ -98,7 +98,7 @@ def of_session(settings: Settings, session: JsonMapping | None) -> RouteChoice |
 
 
 def listed(settings: Settings) -> dict[str, str]:
-    """The models that the configuration names of its providers: as they are asked for, and their own names."""
+    """The models that the configuration names: selector to model name."""
     models = {
         f"{provider}/{model}": model for provider, entry in settings.providers.items() for model in _models(entry)
     }
@@ -119,7 +119,7 @@ def _fallback_entry(entry: str | JsonMapping) -> JsonMapping:
 
 
 def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice:
-    """The choice with its alias, or the `provider/model` in its place, resolved. An unknown one changes nothing."""
+    """The choice with its alias or `provider/model` resolved. An unknown one changes nothing."""
     entry = settings.api_server.model_routes.get(alias)
     if entry is None and (target := named(settings, alias)) is not None:
         return replace(choice, alias=None, provider=target.provider, model=target.model)
@@ -151,7 +151,7 @@ def primary(settings: Settings, choice: RouteChoice) -> Route:
 
 
 def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteChoice | None) -> bool:
-    """Whether a choice leads to the model that one of these names stands for. None allows every model."""
+    """Whether a choice leads to a model that one of these names selects. None allows every model."""
     if names is None:
         return True
     target = primary(settings, choice or RouteChoice())
@@ -169,7 +169,7 @@ def local(settings: Settings) -> Route:
 
 
 def _sampling(settings: Settings) -> JsonObject:
-    """The sampling parameters of the configured model; a request's own come first."""
+    """The sampling parameters of the configured model; a request's own take precedence."""
     given = ((name, getattr(settings.model, name)) for name in _SAMPLING)
     return {name: value for name, value in given if value not in (None, [])}
 
@@ -244,7 +244,7 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
 
 
 def _models(entry: Provider) -> dict[str, JsonObject]:
-    """`models` of a provider: a list of names, or a mapping of names to what is known of them."""
+    """`models` of a provider: a list of names, or a mapping of names to facts."""
     models = entry.models or {}
     if isinstance(models, list):
         return {str(name): {} for name in models}

@@ -1,4 +1,4 @@
-"""What is known of model families: one table by pattern of the model's name, and nothing outside it."""
+"""Facts about model families: one table by pattern of the model's name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hermes.settings.schema_types import EFFORTS
 
 
 class Capabilities(Struct, frozen=True):
-    """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
-    it is offered unless the caller says otherwise, where it can handle but few."""
+    """What a model supports. `options` are the sampling parameters its protocol supports; `toolsets` the default ones
+    of a model that can handle only few."""
 
     window: int = 32_768
     max_output: int = 8_192
@@ -31,13 +31,10 @@ class Capabilities(Struct, frozen=True):
 
 
 class ModelFacts(Capabilities, frozen=True):
-    """One family: its capabilities, and how its own wire forms want to be asked.
-
-    `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
-    by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
-    history may, or must, carry what was thought before them. `custom_tools`: the responses protocol takes tools whose
-    input is text in a grammar.
-    """
+    """One family: its capabilities, and how it is called. `thinking` is how reasoning is switched on in the messages
+    protocol and `thinking_off` how it is switched off: by leaving the field out, by a value, or never.
+    `reasoning_content` says whether assistant messages of the history may, or must, carry their reasoning.
+    `custom_tools`: the responses protocol accepts tools whose input is text in a grammar."""
 
     efforts: tuple[str, ...] = ()
     refused: frozenset[str] = frozenset({"verbosity"})
@@ -199,7 +196,7 @@ def capabilities_for(model: str, options: frozenset[str]) -> Capabilities:
 
 
 def nearest_effort(effort: str, offered: tuple[str, ...]) -> str | None:
-    """The strongest effort offered that is not above the one asked for, else the weakest; None without a choice."""
+    """The strongest supported effort that is not above the requested one, else the weakest; None if there is none."""
     if effort not in EFFORTS or not offered:
         return None
     rank = EFFORTS.index(effort)
@@ -213,14 +210,15 @@ _BUDGET_MIN = 1_024
 
 
 def output_limit(facts: ModelFacts, requested: int | None, route_limit: int | None, route_window: int | None) -> int:
-    """The limit this protocol requires. Unless one is requested it leaves three quarters of the window to the prompt."""
+    """The output limit this protocol requires. Unless one is requested it leaves three quarters of the window to the
+    prompt."""
     if not requested:
         return route_limit or min(facts.max_output, (route_window or facts.window) // 4)
     return requested if facts is UNKNOWN else min(requested, route_limit or facts.max_output)
 
 
 def adaptive_thinking(facts: ModelFacts, effort: str | None, forced: bool) -> JsonObject:
-    """The fields for a model that settles by itself how long it thinks; a forced call needs thinking off."""
+    """The fields for a model that decides how long it thinks; a forced call needs thinking off."""
     by_itself = facts.thinking_off != "omit"
     if (effort == "none" or forced) and facts.thinking_off != "never":
         return {"thinking": {"type": facts.thinking_off}} if by_itself else {}

@@ -1,1 +1,1 @@
-"""Runs: their events, their append-only log, and the engine that admits, starts, follows and stops them."""
+"""Runs: their append-only event logs, and the engine that admits, starts, follows and stops them."""

@@ -1,4 +1,4 @@
-"""Admission: a permit for each run, and the lease of its session, gained before it starts."""
+"""Admission: the permit and the session lease that a run acquires before it starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Refusal = Literal[
 
 
 class Refused(Exception):
-    """The run was not admitted; nothing of it is left."""
+    """The run was not admitted; nothing of it is stored."""
 
     def __init__(self, code: Refusal, message: str, holder: str | None = None) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ def no_place(owner: str, owner_max: int) -> Refused:
 
 @dataclass(slots=True)
 class Admission:
-    """What a run has gained before it starts: a permit and its session's lease."""
+    """The permit and the session lease of a run that has not started."""
 
     spec: RunSpec
     lease: Lease
@@ -84,13 +84,13 @@ class Admission:
         return self.spec.session_id
 
     async def release(self) -> None:
-        """Give it back. Once is enough; twice does no harm."""
+        """Idempotent."""
         if not self.released:
             self.released = True
             await self.engine.admissions.give_back(self)
 
     async def finish_request(self) -> None:
-        """Whoever asked for the run has read it: give it back, unless a run has taken it over."""
+        """Called when the requester has read the run: release it, unless a run has taken it over."""
         if self.begun:
             await self.engine.read_by_its_client(self.run_id)
         else:
@@ -98,7 +98,7 @@ class Admission:
 
 
 class SharedCounts(Protocol):
-    """How many turns the other processes have. An owner of `None` stands for all."""
+    """The number of turns in other processes. An owner of `None` stands for all."""
 
     def put(self, owner: str | None, count: int) -> None: ...
 
@@ -106,7 +106,7 @@ class SharedCounts(Protocol):
 
 
 class Permits:
-    """Who has how many turns at work: in this process, and in the others that serve the same home."""
+    """Counts active turns: in this process, and in the others that serve the same home."""
 
     def __init__(self) -> None:
         self._own: Counter[str] = Counter()
@@ -129,13 +129,11 @@ class Permits:
 
 
 def may_go_unrecorded(spec: RunSpec) -> bool:
-    """Whether a turn makes sense without a record: when it keeps nothing, or somebody waits for its answer."""
+    """Whether a turn can run without a record: it stores nothing, or somebody waits for its answer."""
     return not spec.persist or spec.on_detach == "cancel"
 
 
 class Admissions:
-    """Admits the runs of an engine."""
-
     def __init__(self, engine: RunEngine) -> None:
         self._engine, self.permits = engine, Permits()
         self.leases = SessionLeases(engine.limits.turn_queue, engine.lifecycle.session_lost)
@@ -150,13 +148,10 @@ class Admissions:
         charged: bool = False,
         after_run: str | None = None,
     ) -> Admission:
-        """A permit and the session's lease, waited for in order of arrival. `charged`: the run has been counted against
-        its owner's rates before.
-
-        With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
-        new one, and none is waited for; with `defer` a new one, which is made and leased when the run is put on record,
-        and has its id from then on. With `after_run`, only the end of that run is waited for.
-        """
+        """Acquire a permit and the session's lease, in order of arrival. `charged`: the run was counted against its
+        owner's rates before. With `bind` the session's id is only a label: the stored session that matches the spec's
+        history is used, or a new one, without waiting; with `defer` a new one, which is created and leased with the
+        run's first commit and has its id from then on. With `after_run`, wait only for the end of that run."""
         self.take_permit(spec)
         try:
             if not charged:
@@ -169,7 +164,7 @@ class Admissions:
             raise
 
     def take_permit(self, spec: RunSpec, stored: StoredCounts = _NO_COUNTS) -> None:
-        """`stored`: what the store knows of runs without an end, where some of them have no permit yet."""
+        """`stored`: the store's counts of unfinished runs, if some of them have no permit yet."""
         self.check_open(spec, stored)
         self.permits.change(spec.owner, 1)
 
@@ -192,7 +187,7 @@ class Admissions:
             await self._engine.shared_limits.give_back(spec.run_id)
 
     def check_open(self, spec: RunSpec | None = None, stored: StoredCounts = _NO_COUNTS) -> None:
-        """Raise `Refused` where no runs are admitted any more or, given a spec, too many are at work."""
+        """Raise `Refused` if no runs are admitted any more or, given a spec, too many are active."""
         if self._engine.draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
         if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
@@ -217,7 +212,7 @@ class Admissions:
         defer: bool = False,
         after_run: str | None = None,
     ) -> Admission:
-        """The admission of a run that has its permit, which stays the caller's where this fails."""
+        """Admit a run that has its permit; on failure the permit stays the caller's."""
         began = time.monotonic()
         try:
             lease = await self._acquire_session(spec, wait_s, bind, defer, after_run)
@@ -239,7 +234,7 @@ class Admissions:
     async def _acquire_session(
         self, spec: RunSpec, wait_s: float | None, bind: bool, defer: bool, after_run: str | None
     ) -> Lease:
-        """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
+        """The session's lease. An unfinished run of the session goes first: it is resumed or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
         bind, next_in_line = bind and spec.persist, False
         while True:
@@ -281,7 +276,7 @@ class Admissions:
         return next((run.run_id for run in begun if run.owner == spec.owner), None)
 
     def _find_orphan(self, lease: Lease, unfinished: Sequence[RunRecord]) -> RunRecord | None:
-        """A run of the session that was begun elsewhere and has no end."""
+        """An unfinished run of the session that another process has started."""
         for record in unfinished:
             is_ours = record.spec.run_id == lease.run_id or record.spec.run_id in self._engine.by_id
             if record.state.started_at is not None and not is_ours:

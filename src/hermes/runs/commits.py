@@ -1,4 +1,4 @@
-"""What is on its way from a run's log to its store, which of it can be one transaction, and where logs go."""
+"""Commits from a run's log to its store, which of them can share a transaction, and where logs are published."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ Pending = list[tuple[Stream | None, Any]]
 
 
 class Commit(msgspec.Struct, eq=False):
-    """Something on its way to the store: durable events, or, without any, the texts that have grown.
-
-    `closes` are the streams that end with it; `replaces` and `annotate` are for stored messages, as in `Runs.append`.
-    `prepare` completes the events once the text that came before them (`before`) has been given out; `then` follows the
-    commit before anything else does. With `hold` it is committed together with what follows in a moment, and nobody
-    waits for it.
-    """
+    """A write to the store: durable events or, without any, texts that have grown. `closes` are the streams that end
+    with it; `replaces` and `annotate` as in `Runs.append`. `prepare` completes the events once the text before them
+    (`before`) has been published; `then` runs right after the commit. With `hold` it is committed together with what
+    follows shortly, and nobody waits for it."""
 
     events: Sequence[Event] = ()
     rows: Sequence[Row] = ()
@@ -47,22 +44,23 @@ class Commit(msgspec.Struct, eq=False):
         return bool(self.events) and not self.replaces and self.annotate is None
 
     def join(self, later: Commit) -> None:
-        """Take over what another commit of the same transaction has."""
+        """Merge another commit of the same transaction into this one."""
         self.events, self.rows = [*self.events, *later.events], [*self.rows, *later.rows]
         self.closes = [*self.closes, *later.closes]
         self.session, self.annotate = later.session or self.session, later.annotate or self.annotate
         self.replaces, self.sync = later.replaces or self.replaces, later.sync or self.sync
 
     def follows(self) -> bool:
-        """Whether it may share a transaction with what is before it: no text comes between, or none that stays open."""
+        """Whether it may share a transaction with the commit before it: no text comes between, or none that stays
+        open."""
         if not self.before:
             return self.shares
         return self.shares and all(stream is not None and stream.id in self.closes for stream, _ in self.before)
 
 
 class LogOutput(msgspec.Struct, eq=False):
-    """Where the logs of a process go. With a `journal` deltas are in a file before readers have them; text that comes
-    within `window_s` is one delta."""
+    """Where the logs of a process go. With a `journal`, deltas are in a file before readers get them; text within
+    `window_s` is joined to one delta."""
 
     bus: MemoryBus
     window_s: float = 0.02

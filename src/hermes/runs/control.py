@@ -1,4 +1,4 @@
-"""How a run is steered from outside while it works: stopping it, adding words, answering its questions."""
+"""Control of a running run from outside: stop, steer, answer questions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ StopReason = Literal["stop", "client_disconnected", "server_shutdown", "deadline
 
 
 class Stopped(Exception):
-    """Raised where the run works, when it is to stop. The reason is in `Stop`."""
+    """Raised where the run works when it is to stop; `Stop` has the reason."""
 
 
 class Stop:
-    """The wish to end a run, seen at once by whatever it is waiting for."""
+    """A request to end a run; interrupts whatever the run is waiting for."""
 
     def __init__(self) -> None:
         self.reason: StopReason | None = None
@@ -25,19 +25,19 @@ class Stop:
         self._scopes: set[_Scope] = set()
 
     def request(self, reason: StopReason, by: str = "") -> None:
-        """Ask for the end; the first reason stands."""
+        """Request the stop; the first reason stays."""
         if self.reason is None:
             self.reason, self.by = reason, by
             for scope in tuple(self._scopes):
                 scope.fire()
 
     def scope(self) -> _Scope:
-        """`async with stop.scope():` — what waits inside is given up when the stop is asked for."""
+        """`async with stop.scope():` interrupts the block when a stop is requested."""
         return _Scope(self, self._scopes)
 
 
 class _Scope:
-    """A stretch of one task that a stop may cut short; cancelling the task from elsewhere still cancels it."""
+    """A section of a task that a stop may interrupt; other cancellations of the task still cancel it."""
 
     def __init__(self, stop: Stop, scopes: set[_Scope]) -> None:
         self._stop = stop
@@ -72,14 +72,14 @@ class _Scope:
 
 
 class Questions:
-    """What the run has asked a human and not been told yet. The first answer wins."""
+    """Open questions of the run to a human. The first answer wins."""
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Future[JsonMapping]] = {}
         self._expected: dict[str, JsonMapping | None] = {}
 
     def expect(self, question_ids: Iterable[str]) -> None:
-        """These will be asked again, and may be answered before that."""
+        """Accept answers to questions that will be asked again."""
         self._expected = dict.fromkeys(question_ids)
 
     def ask(self, question_id: str) -> asyncio.Future[JsonMapping]:
@@ -95,7 +95,7 @@ class Questions:
             del self._open[question_id]
 
     def answer(self, question_id: str | None, data: JsonMapping) -> bool:
-        """Fill it; with no id, the oldest. False: it is not open (any more)."""
+        """Answer a question; with no id, the oldest. False: it is not open."""
         open_ones = {key: future for key, future in self._open.items() if not future.done()}
         future = open_ones.get(question_id) if question_id is not None else next(iter(open_ones.values()), None)
         if future is None:
@@ -108,8 +108,6 @@ class Questions:
 
 
 class RunControls:
-    """All that reaches one run from outside."""
-
     def __init__(self) -> None:
         self.stop = Stop()
         self.seen: set[str] = set()

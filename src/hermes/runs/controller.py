@@ -1,4 +1,4 @@
-"""Controls of runs: applied here, passed on to the process that has the run, or left in the store for it."""
+"""Controls of runs: applied here, forwarded to the process of the run, or stored for it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Controls runs, for callers of this process and of others."""
-
     def __init__(self, engine: RunEngine) -> None:
         self._engine = engine
 
@@ -56,7 +54,7 @@ class Controller:
         return applied[0]
 
     async def _leave_control(self, run_id: str, control: Control) -> Applied:
-        """A control for a run that another process carries on, or that is to be taken up."""
+        """Store a control for a run of another process, or of one that is to be resumed."""
         record = await self._engine.get(run_id)
         if record is None:
             return "unknown"
@@ -80,7 +78,7 @@ class Controller:
         return "applied" if applied == "unknown" else applied
 
     async def _take_queued(self, record: RunRecord, control: Control) -> bool:
-        """Take a run out of the queue to stop it, so that it need not wait for a replica that is free."""
+        """Take a run out of the queue to stop it without waiting for a free replica."""
         run_id, stops = record.spec.run_id, control.control in ("interrupt", "cancel")
         if not stops or self._engine.work_queue is None or record.holder:
             return False
@@ -89,7 +87,7 @@ class Controller:
         return await self._engine.recovery.requeue(record) is not None
 
     async def take(self, run_ids: Sequence[str]) -> None:
-        """Apply the controls that other processes have left for these runs."""
+        """Apply the controls that other processes have stored for these runs."""
         stored = self._engine.store.runs
         for run_id in await stored.controlled(run_ids) if run_ids else ():
             for control in await stored.take_controls(run_id):
@@ -111,7 +109,7 @@ class Controller:
         return owner
 
     async def detach(self, run_id: str, owner: object) -> None:
-        """Leave; when the last one has gone, the run ends if its spec says so."""
+        """Detach a reader; after the last one, the run ends if its spec says so."""
         live = self._engine.by_id.get(run_id)
         if live is None or owner not in live.owners:
             return

@@ -1,4 +1,4 @@
-"""The engine: what every surface talks to. It admits runs, carries them out, follows and stops them, and ends cleanly."""
+"""The engine that every surface uses: it admits runs, executes, follows and stops them, and shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -39,11 +39,9 @@ async def _uncharged(spec: RunSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much at once, how long to wait, and what an owner may do.
-
-    `rates` are the requests and the tokens of an owner in a minute; `ceiling` puts a run under the present ceilings of its
-    owner; `charge` counts it against its owner's rates, or raises `Refused`.
-    """
+    """Concurrency, waiting times and limits of owners. `rates` are the requests and tokens of an owner per minute;
+    `ceiling` applies the current ceilings of its owner to a run; `charge` counts it against its owner's rates, or raises
+    `Refused`."""
 
     runs_max: int = 0
     owner_max: Callable[[str], int] = lambda owner: 0
@@ -57,10 +55,8 @@ class EngineLimits:
 
 
 class RunEngine:
-    """What every surface talks to. It belongs to one event loop.
-
-    A run that keeps nothing is in a store in memory, until it has ended and its last reader has left.
-    """
+    """The interface of every surface; belongs to one event loop. An ephemeral run is in a store in memory until it has
+    ended and its last reader has left."""
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class RunEngine:
         return self.by_id.get(run_id)
 
     def root_spec(self, spec: RunSpec) -> RunSpec:
-        """The turn that a run works for: its parent's where that is at work here, else its own."""
+        """The spec of the parent's turn if that is active here, else the run's own."""
         parent = self.by_id.get(spec.parent[0]) if spec.parent else None
         return parent.spec if parent is not None else spec
 
@@ -150,12 +146,12 @@ class RunEngine:
         self._to_be_read.add(run_id)
 
     async def read_by_its_client(self, run_id: str) -> None:
-        """The request that asked for a run reads no more of it."""
+        """The request that started a run no longer reads it."""
         self._to_be_read.discard(run_id)
         await self.discard_unread(run_id)
 
     async def discard_unread(self, run_id: str) -> None:
-        """Discard a run that keeps nothing once it has ended and nobody reads it, or is about to."""
+        """Discard an ephemeral run once it has ended and has no reader, present or expected."""
         if run_id not in self._ephemeral_ids or run_id in self.by_id or run_id in self._to_be_read:
             return
         if not self.log.has_subscribers(run_id):
@@ -165,14 +161,14 @@ class RunEngine:
     # --- reading ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        """The run's log from `after` on; a run that keeps nothing can be read until its last reader has left."""
+        """The run's log after `after`; an ephemeral run can be read until its last reader has left."""
         async with contextlib.aclosing(self.batches(run_id, after)) as batches:
             async for batch in batches:
                 for event in batch:
                     yield event
 
     def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        """The events in batches; those that the sink has consumed are left out."""
+        """The events in batches, without those that the sink has consumed."""
         if run_id in self.by_id and run_id not in self._ephemeral_ids:
             return self.log.batches(run_id, self.store.runs, after, sink)
         return self._batches(run_id, after, sink)
@@ -192,11 +188,11 @@ class RunEngine:
             await self.discard_unread(run_id)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """The run as it stands; one that is about to be put on record is waited for."""
+        """The current record of a run; waits for one that is being created."""
         return await self.get_here(run_id) or await self.elsewhere.get(run_id)
 
     async def get_here(self, run_id: str) -> RunRecord | None:
-        """The same, without asking other processes."""
+        """`get` without asking other processes."""
         coming = self.creating.get(run_id)
         record = await self._stored_record(run_id)
         if record is None and coming is not None:
@@ -223,12 +219,12 @@ class RunEngine:
         return await self.store.runs.list(owner=owner, session_id=session_id, status=status, kind=kind)
 
     async def record_starts(self) -> None:
-        """Put on record every run at work here whose start may wait for its end."""
+        """Store every active run whose start is held back until its end."""
         with contextlib.suppress(StoreError):
             await asyncio.gather(*(live.log.put_on_record() for live in self.by_id.values() if live.log.holds_start))
 
     async def durable(self, run_id: str) -> Sequence[Event]:
-        """What of the run's log is on record as such, without deltas."""
+        """The stored events of the run, without deltas."""
         store = await self._store_of(run_id)
         return await store.runs.durable(run_id) if store else await self.elsewhere.durable(run_id)
 
@@ -237,7 +233,7 @@ class RunEngine:
         return await store.runs.row(run_id, row_id) if store else await self.elsewhere.row(run_id, row_id)
 
     async def unfinished_counts(self) -> dict[str, tuple[int, int]]:
-        """As the store tells; nothing where it does not."""
+        """From the store; empty if it is unavailable."""
         try:
             return await self.store.runs.unfinished_counts()
         except StoreError:
@@ -270,7 +266,7 @@ class RunEngine:
         return self.lifecycle.unrecorded_ends.get(run_id, (None, None))[0]
 
     async def become_replica(self, queue: RunQueue, inflight_max: int) -> None:
-        """From now on other hosts can take over what this process has, and it what they have left or submitted."""
+        """Take part in a cluster: other hosts can take over runs of this process, and it theirs."""
         self.shared_limits = SharedLimits(self.store.owner_limits)
         self.shared_limits.bounds = lambda owner: OwnerBounds(self.limits.owner_max(owner), *self.limits.rates(owner))
         self.replica_leases = ReplicaLeases(self.store.leases, self.shared_limits.renew)
@@ -279,8 +275,7 @@ class RunEngine:
         await self.replica_leases.renew()
 
     def start_background_tasks(self, *, resume: bool = True) -> None:
-        """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
-        off."""
+        """Watch for controls from other processes and, with `resume`, resume interrupted runs."""
         if not self._watching:
             works = [self._controller.poll(), *([self.recovery.scan()] if resume else [])]
             if self.replica_leases is not None:
@@ -297,12 +292,12 @@ class RunEngine:
         make_server: Callable[[Mapping[str, Operation], Mapping[str, Stream]], AnyPeerServer],
         operations: Mapping[str, Operation],
     ) -> None:
-        """Tell other processes of the runs that are at work here, and let them control those."""
+        """Answer other processes about the runs that are active here, and let them control those."""
         self._peer_server = make_server({**self._controller.operations(), **operations}, self._controller.streams())
         await self._peer_server.start()
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, let runs go on for a while, then stop what is left; nothing ends without a record."""
+        """Admit nothing new, let runs continue for a while, then stop the rest; every run has an end on record."""
         self.draining = True
         for watch in tuple(self._watching):
             watch.cancel()

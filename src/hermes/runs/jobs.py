@@ -1,4 +1,4 @@
-"""A job's run: what it is asked to do, and what of it is noted in the job's record. Pure."""
+"""The run of a job: its spec, and what the job's record says about it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCAL = "local"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of a run of a job, as it is delivered. `text` is its answer, or why it failed."""
+    """The outcome of a job's run, as it is delivered. `text` is its answer, or why it failed."""
 
     job_id: str
     job_name: str
@@ -36,7 +36,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def spec_of(job: JsonMapping, now: float) -> RunSpec:
-    """The run of a job: in the session that it names, in the one that all its runs share, or in one of its own."""
+    """The spec of a job's run: in the session it names, in the one its runs share, or in a new one."""
     skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
     effort, shared = job.get("effort"), f"cron_{job['id']}" if job.get("continuity") else None
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
@@ -59,7 +59,8 @@ def spec_of(job: JsonMapping, now: float) -> RunSpec:
 
 
 def route_of(model: str | None, provider: str | None) -> RouteChoice | None:
-    """Where a job's model is asked. Without a provider it is an alias, `provider/model`, or one of the main provider."""
+    """The route of a job's model. Without a provider it is an alias, `provider/model`, or a model of the main
+    provider."""
     if not (model or provider):
         return None
     return RouteChoice(alias=None if provider else model, model=model, provider=provider)
@@ -70,13 +71,13 @@ def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:
 
 
 def begun(spec: RunSpec, now: float) -> Job:
-    """What a job's record says once a run of it has begun."""
+    """The changes of a job's record when a run has started."""
     noted = {"last_run_at": now, "last_run_id": spec.run_id, "last_session_id": spec.session_id}
     return {**noted, "last_status": "running", "last_error": None}
 
 
 def ended(state: RunState, text: str | None) -> Job:
-    """What it says once that run has its end with this final text."""
+    """The changes of a job's record when a run has ended with this text."""
     status = "silent" if state.status == "completed" and is_silent(text) else state.status
     return {"last_status": status, "last_error": state.error or None}
 
@@ -93,7 +94,7 @@ def has_own_session(spec: RunSpec) -> bool:
 
 
 def with_delivery(job: JsonMapping, outcome: JsonMapping, run_id: str, now: float) -> Job:
-    """The outcome of a run with its delivery noted as waiting, where the job wants one."""
+    """The outcome of a run, with its delivery marked as pending if the job wants one."""
     deliveries = job.get("deliveries") or []
     is_known = any(entry["run_id"] == run_id for entry in deliveries)
     if job.get("deliver", LOCAL) == LOCAL or outcome["last_status"] not in ("completed", "failed") or is_known:
@@ -103,13 +104,13 @@ def with_delivery(job: JsonMapping, outcome: JsonMapping, run_id: str, now: floa
 
 
 def due_delivery(job: JsonMapping, now: float) -> str | None:
-    """The run whose result is to be delivered now: the oldest that waits."""
+    """The oldest run whose result is to be delivered now."""
     waiting = [entry for entry in job.get("deliveries") or () if entry["status"] == "waiting"]
     return waiting[-1]["run_id"] if waiting and waiting[-1]["next_at"] <= now else None
 
 
 def after_delivery(job: JsonMapping, run_id: str, error: str | None, now: float) -> Job:
-    """What a job's record says after an attempt: delivered, to be tried again later, or given up."""
+    """The changes of a job's record after a delivery attempt: delivered, to be retried, or given up."""
     deliveries = [dict(entry) for entry in job.get("deliveries") or ()]
     for entry in deliveries:
         if entry["run_id"] == run_id:

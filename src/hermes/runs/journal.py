@@ -1,9 +1,8 @@
 """The tail journal: text that readers were given and the database does not hold yet.
 
-A process appends it to files of its own before any reader sees it, in one write for all deltas of a tick of the loop.
-The files are not synced: they outlive the process, not a loss of power. A process holds a lock on each of its files, so
-that others can tell when it is gone; whoever takes over one of its runs moves its tails to the database first.
-"""
+A process appends it to its own files before any reader sees it, in one write for all deltas of a tick of the loop.
+The files are not synced: they survive the process, not a loss of power. A process holds a lock on each of its files,
+so that others can tell when it is dead; whoever takes over one of its runs moves its tails to the database first."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _SUFFIX = ".tail"
 
 
 def _numbers(*values: int) -> bytes:
-    """Whole numbers of any size, seven bits in a byte, the lowest first."""
+    """Unsigned integers as base-128 varints, lowest bits first."""
     if max(values) <= 0x7F:
         return bytes(values)
     out = bytearray()
@@ -54,13 +53,13 @@ def _numbers(*values: int) -> bytes:
 
 
 def writer_of(holder: str) -> str:
-    """What names a process in the names of its files: its host and itself."""
+    """How a process is named in its file names: host and process."""
     return "-".join(hashlib.sha256(part.encode()).hexdigest()[:12] for part in (host_of(holder), holder))
 
 
 class JournalFile:
-    """One file of this process's journal. `streams` has the number of the last delta that each stream has in it, as far
-    as that is known: the file that is written may get more."""
+    """A file of this process's journal. `streams` has the number of the last delta of each stream in it, as far as
+    known: the file that is being written may get more."""
 
     def __init__(self, folder: Path) -> None:
         self.size, self.declared, self.last = 0, 0, -1
@@ -91,10 +90,8 @@ class JournalFile:
 
 
 class TailJournal:
-    """Gives deltas to their readers once they are in a file of this process.
-
-    `full` is called when the texts that are in it should be put into the database, so that files can go.
-    """
+    """Publishes deltas once they are in a file of this process. `full` is called when the texts in it should be moved
+    to the database, so that files can be deleted."""
 
     def __init__(self, folder: Path, bus: MemoryBus, full: Callable[[], None]) -> None:
         self._folder, self._bus, self._full = folder, bus, full
@@ -107,7 +104,7 @@ class TailJournal:
         self._retry_at = 0.0
 
     def add(self, stream: Stream, event: Event) -> None:
-        """Write a delta and give it out, with all others of this tick."""
+        """Write a delta and publish it with all others of this tick."""
         if (file := self._file) is None:
             if not self.works and time.monotonic() < self._retry_at:
                 self.publish(event)
@@ -147,7 +144,7 @@ class TailJournal:
         self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
 
     def publish(self, event: Event) -> None:
-        """Give out an event that needs no record, behind what waits."""
+        """Publish an event that needs no record, after what is pending."""
         if not self.waiting:
             self._call_soon()
         self.waiting.append(event)
@@ -158,7 +155,7 @@ class TailJournal:
         self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was added, and give it to its readers."""
+        """Write what was added, and publish it."""
         if not self.waiting:
             return
         events, self.waiting = self.waiting, []
@@ -178,7 +175,7 @@ class TailJournal:
                 log.exception("an event of run %s could not be given to a reader", event.run_id)
 
     def _rotate(self) -> None:
-        """Begin another file. This one goes when the database has what is in it."""
+        """Start another file. The old one is deleted when the database has its content."""
         if self._file is not None:
             self._file.streams = {stream: stream.last_seq for stream in self._file.streams}
             self._older.append(self._file)
@@ -195,7 +192,7 @@ class TailJournal:
         self._rotate()
 
     def check(self) -> None:
-        """Raise OSError when no file of the journal can be written now. It blocks."""
+        """Raise OSError if the journal cannot be written. Blocks."""
         file = JournalFile(self._folder)
         try:
             file.append(bytes((_STREAM,)))  # not yet a record
@@ -203,7 +200,7 @@ class TailJournal:
             file.remove()
 
     def release(self, stream: Stream, seq: float) -> None:
-        """The database has this stream up to the number `seq`; or needs no more of it, which is `inf`."""
+        """The database has this stream up to the number `seq`; `inf` if it needs no more of it."""
         for file in self._files():
             if stream not in file.streams or file.streams[stream] > seq:
                 continue
@@ -221,7 +218,7 @@ class TailJournal:
         return [*self._older, *([self._file] if self._file is not None else [])]
 
     def close(self) -> None:
-        """What is still needed stays, for whoever goes on with its runs."""
+        """What is still needed stays, for whoever continues its runs."""
         self.flush()
         for file in self._files():
             if file.streams:
@@ -232,7 +229,7 @@ class TailJournal:
 
 
 class _Read:
-    """What is known of a file: its streams, and how far it was read."""
+    """The content of a file: its streams, and how far it was read."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -242,7 +239,7 @@ class _Read:
         self._number = -1
 
     def take(self, data: bytes) -> None:
-        """Go on with what the file has got since. A record whose end has not come yet waits for it."""
+        """Parse what was appended to the file. A record without its end waits for it."""
         self.at += len(data)
         data, at = self.rest + data, 0
         with contextlib.suppress(IndexError):
@@ -287,7 +284,7 @@ def _slice(data: bytes, at: int, size: int) -> bytes:
 
 
 class JournalReader:
-    """Reads the files of all processes of a home. It blocks, and may be used from any thread."""
+    """Reads the files of all processes of a home. Blocking, thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -295,8 +292,8 @@ class JournalReader:
         self._lock = threading.Lock()
 
     def tails(self, run_id: str, holder: str | None = None) -> list[Tail]:
-        """What the files hold of a run now, those of one process or of all, the older file of a stream first. What others
-        read on meanwhile is not added: events before it may be missing in a view of the store that is older."""
+        """The tails of a run, from one process or all, the older file of a stream first. What others append meanwhile
+        is not added: events before it may be missing in an older view of the store."""
         writers = None if holder is None else ("", writer_of(holder))
         with self._lock:
             self._refresh()
@@ -315,7 +312,7 @@ class JournalReader:
 
 
 class LeftBehind:
-    """A file of a process that is gone: its tails by run. It stays ours until it is closed."""
+    """A file of a dead process: its tails by run. It stays locked until it is closed."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd, self.writer = path, fd, _writer(path)
@@ -335,7 +332,7 @@ class LeftBehind:
 
 
 def left_behind(folder: Path) -> list[LeftBehind]:
-    """The files whose processes are gone. It blocks."""
+    """The files of dead processes. Blocks."""
     journals = []
     for path in _paths(folder):
         try:
@@ -351,8 +348,8 @@ def left_behind(folder: Path) -> list[LeftBehind]:
 
 
 def _lock(fd: int, path: str) -> None:
-    """Lock a file whose process is gone. Somebody else who moves it to the database is waited for: whoever goes on with
-    one of its runs needs what is in it."""
+    """Lock the file of a dead process. Waits for another process that moves it to the database: whoever continues one
+    of its runs needs its content."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -366,7 +363,7 @@ def _lock(fd: int, path: str) -> None:
 
 
 def _writer(path: str) -> str:
-    """As `writer_of` names it; empty for files that do not tell."""
+    """The writer in a file name, as by `writer_of`; empty for files without one."""
     _, _, rest = os.path.basename(path).partition("-")
     return rest.rpartition("-")[0]
 

@@ -1,4 +1,4 @@
-"""One turn at a time per session: turns wait in line within the process, and for the store's lease beyond it."""
+"""One turn at a time per session: turns queue within the process, and for the store's lease beyond it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class Lease(msgspec.Struct, eq=False):
-    """The right to a session's next turn. Without a token it holds in this process only: the store is away, or the
-    session is made, and claimed, when something of the run is put on record (`unclaimed`)."""
+    """The right to a session's next turn. Without a token it holds in this process only: the store is unavailable, or
+    the session is created and claimed with the run's first commit (`unclaimed`)."""
 
     session_id: str
     owner: str
@@ -38,11 +38,9 @@ class Lease(msgspec.Struct, eq=False):
 
 
 class SessionLeases:
-    """The leases of one process. `on_lost` is called with the run whose session was taken away.
-
-    `on_expired` is called when a lease could not be renewed in time, with True, so that others may hold it; and with
-    False once it is known to be held. It is set where other hosts can take a lease over.
-    """
+    """The leases of one process. `on_lost` is called with the run whose session was taken over. `on_expired` is called
+    with True when a lease could not be renewed in time, so that others may hold it, and with False once it is known to
+    be held; it is set where other hosts can take leases over."""
 
     def __init__(self, turn_queue: int, on_lost: Callable[[str], None]) -> None:
         self._turn_queue, self._lost = turn_queue, on_lost
@@ -76,8 +74,8 @@ class SessionLeases:
         next_in_line: bool = False,
         after_run: str | None = None,
     ) -> Lease:
-        """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without; with
-        `after_run`, no other run than that one is waited for."""
+        """Wait in order of arrival, or as the next one. With `unrecorded`, an unavailable store is ignored; with
+        `after_run`, wait for no other run than that one."""
         line = self._lines.setdefault(spec.session_id, [])
         if line and line[0].token is not None and line[0].owner != spec.owner:
             raise SessionNotFound(spec.session_id)
@@ -132,7 +130,7 @@ class SessionLeases:
             self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry)
 
     def _check_expiry(self) -> None:
-        """Also after this process was stopped: timers come before what sockets have received meanwhile."""
+        """Also detects that this process was suspended: timers fire before pending socket input is read."""
         loop = asyncio.get_running_loop()
         self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry) if self._held else None
         late = loop.time() - LEASE_TTL_S + 2 * LEASE_CHECK_S
@@ -147,7 +145,7 @@ class SessionLeases:
             self._begin_to_renew()
 
     async def _ask(self, spec: RunSpec, store: AsyncStore, *, bind: bool) -> OpenedSession | None:
-        """The store's answer. Who is called away meanwhile gives back what the answer brings."""
+        """Ask the store; a cancelled caller releases what the answer brings."""
         answer = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
         try:
             return await asyncio.shield(answer)
@@ -159,7 +157,7 @@ class SessionLeases:
             raise
 
     async def bind(self, spec: RunSpec, store: AsyncStore) -> Lease:
-        """The session that holds a spec's history, or a new one, found and taken in one step."""
+        """Acquire the session that matches a spec's history, or a new one, in one step."""
         begun = await self._ask(spec, store, bind=True)
         assert begun is not None, "a session that is held is not found"
         lease = Lease(begun.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
@@ -169,13 +167,13 @@ class SessionLeases:
         return lease
 
     def unclaimed_lease(self, spec: RunSpec, store: AsyncStore) -> Lease:
-        """A lease on a session that nobody can know of before it is made: nothing of it is in the store until then."""
+        """A lease on a session that is not stored yet, so that nobody else can know of it."""
         turn = asyncio.get_running_loop().create_future()
         begun = OpenedSession(spec.session_id, None, (), None)
         return Lease(spec.session_id, spec.owner, spec.run_id, turn, store, begun=begun, unclaimed=True)
 
     def mark_claimed(self, lease: Lease, claimed: ClaimedSession) -> None:
-        """The session of an unclaimed lease was made, under this id; without a token the run has ended with that."""
+        """The session of an unclaimed lease was created under this id; without a token the run has ended already."""
         lease.session_id = claimed.session_id
         if claimed.token is not None:
             lease.unclaimed = False
@@ -205,7 +203,7 @@ class SessionLeases:
             self._leave(lease)
 
     def turn_away(self) -> None:
-        """Let nobody wait any longer: there will be no more turns."""
+        """Cancel all waiting turns at shutdown."""
         for line in tuple(self._lines.values()):
             for lease in tuple(line):
                 if not lease.turn.done():
@@ -218,7 +216,7 @@ class SessionLeases:
         self._timer = self._renewing = self._expiry = None
 
     def _leave(self, lease: Lease) -> None:
-        """Take one turn out of the line; whoever is first then may go."""
+        """Remove a turn from the queue; the first one left may go."""
         line = self._lines[lease.session_id]
         line.remove(lease)
         if not line:

@@ -1,4 +1,4 @@
-"""The life of a run in this process: put on record, started, carried out by its task, and ended, always on record."""
+"""The lifecycle of a run in this process: recorded, started, executed in its task, and always ended on record."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NOTHING: JsonObject = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 async def _retried(work: Callable[[], Awaitable[R]], until: float) -> R:
-    """For a run that is on record: a store that is away for a while is no reason to end it."""
+    """For a run on record: an unavailable store is retried for a while."""
     while True:
         try:
             return await work()
@@ -59,7 +59,7 @@ async def _retried(work: Callable[[], Awaitable[R]], until: float) -> R:
 
 
 class NotStarted(Exception):
-    """A run that waited to be started when its server ended, and is not to be started any more."""
+    """A run that waited for its start when its server ended, and must not be started any more."""
 
     def __init__(self, code: str) -> None:
         super().__init__("The server was restarted before this turn began.")
@@ -67,7 +67,7 @@ class NotStarted(Exception):
 
 
 class Lifecycle:
-    """Starts runs and ends them. `execute` does a run's work."""
+    """Starts and ends runs. `execute` does a run's work."""
 
     def __init__(self, engine: RunEngine, execute: Execute, secrets: Callable[[RunSpec], Secrets]) -> None:
         self._engine, self._execute, self._secrets = engine, execute, secrets
@@ -99,7 +99,7 @@ class Lifecycle:
         return await asyncio.shield(live.task)
 
     async def work(self, spec: RunSpec, admission: Admission) -> Result:
-        """Begin a run for whoever waits for its result; who is called away meanwhile leaves it."""
+        """Start a run and wait for its result; a cancelled caller detaches from it."""
         live = await self.start(spec, admission)
         assert live.task is not None
         owner = self._engine.attach(spec.run_id)
@@ -110,10 +110,8 @@ class Lifecycle:
             raise
 
     async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
-        """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
-
-        It goes on even where whoever asks for it has left before that. One that is on record already is left alone.
-        """
+        """Record a run that starts as soon as its session is free; returns once it is on record, and continues if the
+        caller is cancelled. `charged` as in `admit`. A run that is on record already is left alone."""
         if spec.run_id in self._engine.by_id:
             return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
@@ -176,19 +174,19 @@ class Lifecycle:
                 return
 
     async def hand_over(self, live: LiveRun) -> None:
-        """A run that is on record and not begun is not this process's any more; its readers stay."""
+        """A run that is on record and not started leaves this process; its readers stay."""
         if live.deadline_timer is not None:
             live.deadline_timer.cancel()
         await self._engine.log.release(live.log)
         self._remove(live)
 
     def _remove(self, live: LiveRun) -> None:
-        """Unless this process has taken the run up anew meanwhile."""
+        """Unless this process has resumed the run meanwhile."""
         if self._engine.by_id.get(live.spec.run_id) is live:
             del self._engine.by_id[live.spec.run_id]
 
     async def wait_until_ended(self, live: LiveRun) -> None:
-        """Of a run that is to start when its session is free."""
+        """For a run that starts when its session is free."""
         if live.starting is not None:
             await asyncio.wait([live.starting])
         if live.task is not None:
@@ -200,7 +198,7 @@ class Lifecycle:
         await live.log.emit("run.queued", session_id=session_id, source=live.spec.source, position=position)
 
     def start_when_free(self, live: LiveRun) -> None:
-        """Begin a run that is on record and has its permit, as soon as its session is free."""
+        """Start a recorded run with a permit as soon as its session is free."""
         live.starting = self._spawn(self._start_queued(live))
 
     async def _start_queued(self, live: LiveRun) -> None:
@@ -230,8 +228,8 @@ class Lifecycle:
         self.begin(live, admission)
 
     async def check_unstarted(self, live: LiveRun) -> None:
-        """Raise LeaseLost where another replica has taken over a run that was not started: until its session is held, no
-        token says so."""
+        """Raise LeaseLost if another replica has taken over an unstarted run: before its session is held, no token
+        tells."""
         if self._engine.replica_leases is None or live.log.token is not None or not live.spec.persist:
             return
         record = await self._engine.store.runs.get(live.spec.run_id)
@@ -244,7 +242,7 @@ class Lifecycle:
             raise LeaseLost(f"The run {live.spec.run_id} was taken over.")
 
     async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
-        """A turn that somebody waits for is carried out without its store, if need be; any other is refused."""
+        """An awaited turn runs without an unavailable store; any other is refused."""
         if not spec.persist:
             return await self._open(spec)
         if admission.lease.token is not None or admission.lease.unclaimed:
@@ -257,7 +255,7 @@ class Lifecycle:
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
-        """A run that is put on record now, or together with its first event, under its owner's ceilings."""
+        """Create a run, now or with its first event, under its owner's ceilings."""
         spec = self._engine.limits.ceiling(spec)
         if at_once:
             await self._engine.create(spec)
@@ -388,7 +386,7 @@ class Lifecycle:
             live.log.pause() if expired else live.log.go_on()
 
     def session_lost(self, run_id: str) -> None:
-        """Another process holds the run's session now: the run is cut off."""
+        """Another process holds the run's session: the run is interrupted."""
         live = self._engine.by_id.get(run_id)
         if live is not None and live.log.ending:  # it has given it back itself
             return
@@ -423,7 +421,7 @@ class Lifecycle:
         await self.forget(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
-        """The last resort: a run always has an end on record, even when the loop itself fell over."""
+        """Last resort: a run has an end on record even if the loop itself has failed."""
         if live.log.state.ended or live.log.state.status == "interrupted":
             return
         message = live.secrets.redact(traceback.format_exc())
@@ -439,7 +437,7 @@ class Lifecycle:
             self._note_unrecorded_end(live)
 
     def _note_unrecorded_end(self, live: LiveRun) -> None:
-        """A run that has ended and has no end on record gets it from whoever takes it up, and does not go on."""
+        """A run whose end could not be stored gets it from whoever resumes it, and does not continue."""
         state, writer = live.log.state, live.log
         if live.spec.persist and writer.creates is None and not state.ended and state.status != "interrupted":
             end = writer.event("run.failed", **_STORE_FAILED, **_NOTHING, steps=writer.step)

@@ -20,8 +20,6 @@ STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; thi
 
 
 class LiveRun(msgspec.Struct):
-    """A run at work in this process, as the loop is handed it."""
-
     spec: RunSpec
     store: AsyncStore
     log: RunWriter
@@ -45,10 +43,10 @@ class LiveRun(msgspec.Struct):
 
     @property
     def transcript_id(self) -> str:
-        """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
+        """The id that the rows are stored under: the session or, for an ephemeral run, the run itself."""
         return self.spec.session_id if self.spec.persist else self.spec.run_id
 
     @property
     def unrecorded(self) -> bool:
-        """Whether nothing of it is on record, and nothing was shown."""
+        """Whether nothing of it was recorded or shown."""
         return self.log.creates is not None and self.log.first_delta_at is None

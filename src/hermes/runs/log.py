@@ -1,4 +1,4 @@
-"""The logs of all runs: their writers in this process, and reading them, live or stored, from wherever one wants."""
+"""The logs of all runs: their writers in this process, and reading them, live or stored, from any cursor."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from hermes.store.stores import AsyncRuns
 
 
 class RunLog:
-    """The logs of all runs: their writers in this process, and reading them, live or stored.
-
-    A run that another process writes is followed there, and in the store where that process does not tell.
-    """
+    """The logs of all runs. A run of another process is followed there, or in the store if that process does not
+    answer."""
 
     def __init__(
         self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None, elsewhere: Elsewhere | None = None
@@ -68,24 +66,24 @@ class RunLog:
         return self.bus.has_subscribers(run_id)
 
     async def release(self, writer: RunWriter) -> None:
-        """Another process goes on with the run: whoever reads it here follows it there."""
+        """Another process continues the run: its readers here follow it there."""
         if await self._close(writer):
             self.bus.release(writer.run_id)
 
     async def close(self, writer: RunWriter) -> None:
-        """The run has ended, or died: whoever still reads it is sent to the store once more, and no further."""
+        """The run has ended or died: its readers read the store once more."""
         if await self._close(writer):
             self.bus.close(writer.run_id)
 
     async def _close(self, writer: RunWriter) -> bool:
-        """Whether nobody writes the run here any more: it may have been taken up anew meanwhile."""
+        """False: another writer of the run exists here, because it was resumed."""
         if self._writers.get(writer.run_id) is writer:
             del self._writers[writer.run_id]
         await writer.close()
         return writer.run_id not in self._writers
 
     async def absorb(self, store: AsyncRuns) -> None:
-        """Put into the store what the journals of processes that are gone hold."""
+        """Move the journals of dead processes to the store."""
         for journal in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
             try:
                 tails = journal.tails
@@ -98,14 +96,14 @@ class RunLog:
 
     @staticmethod
     async def _is_left(run_id: str, journal: LeftBehind, store: AsyncRuns) -> bool:
-        """Whether nobody has adopted a run since the journal was written: then what it holds beyond is stale. Who only has
-        the lease of its session so far is about to look for this journal."""
+        """Whether nobody has adopted a run since the journal was written; otherwise its content is stale. A process
+        that only has the session's lease so far is about to look for this journal."""
         record = await store.get(run_id)
         return record is not None and journal.writer in ("", writer_of(record.holder))
 
     async def absorb_from(self, run_id: str, store: AsyncRuns, holder: str) -> None:
-        """Put into the store what a process has shown of a run that it may still believe to carry on: it may be stopped,
-        or cut off from the store. Its journal has it and, where that is on another disk, the bus."""
+        """Move to the store what a process has shown of a run that it may believe to own: it may be suspended, or cut
+        off from the store. Its journal has it or, if that is on another disk, the bus."""
         if not self.bus.follows:
             return
         tails = await asyncio.to_thread(self._reader.tails, run_id, holder) if self._reader is not None else []
@@ -117,7 +115,7 @@ class RunLog:
             await store.absorb({run_id: shown})
 
     def check_journal(self) -> None:
-        """Raise OSError when the journal cannot be written. It blocks."""
+        """Raise OSError if the journal cannot be written. Blocks."""
         if self._journal is not None:
             self._journal.check()
 
@@ -126,7 +124,7 @@ class RunLog:
             self._journal.close()
 
     async def subscribe(self, run_id: str, store: AsyncRuns, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event later than `after`: stored ones first, then live ones, without gap or repetition."""
+        """Every event after `after`: stored ones first, then live ones, without gaps or repetitions."""
         async with aclosing(self.batches(run_id, store, after)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -135,7 +133,7 @@ class RunLog:
     async def batches(
         self, run_id: str, store: AsyncRuns, after: int = 0, sink: Sink | None = None
     ) -> AsyncGenerator[list[Event], None]:
-        """The events in batches; those that the sink has consumed are left out."""
+        """The events in batches, without those that the sink has consumed."""
         live = self.bus.subscribe(run_id, sink)
         followed = False
         cursor, last, quiet = after, False, False
@@ -215,8 +213,8 @@ class RunLog:
             self.bus.unsubscribe(run_id, live)
 
     async def _followed(self, run_id: str, cursor: int, live: Subscription) -> AsyncGenerator[list[Event], None]:
-        """What another process publishes of a run behind what the store has of it, until something is missing, or
-        nothing came for long, or the run goes on here."""
+        """What another process publishes of a run after the stored part, until something is missing, nothing came for
+        long, or the run continues here."""
         # What was published before this process had subscribed, and is in no store and no journal that can be read here.
         if events := await self.bus.recent(run_id, cursor):
             cursor = events[-1].seq
@@ -249,7 +247,7 @@ class RunLog:
             await self.resume(record)
 
     async def _page(self, run_id: str, store: AsyncRuns, cursor: int) -> tuple[list[Event], bool]:
-        """What follows a place in the log, as far as it was given out; and whether there may be more."""
+        """The published events after a cursor, and whether there may be more."""
         if (writer := self._writers.get(run_id)) is not None:
             # What is given out from now on comes by the bus.
             last = writer.shown_seq

@@ -1,4 +1,4 @@
-"""Runs that were cut off: found, taken up where their logs end, or closed."""
+"""Interrupted runs: found, resumed where their logs end, or closed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Takes up, or closes, runs without an end that nobody carries on."""
+    """Resumes or closes unfinished runs without a process."""
 
     def __init__(self, engine: RunEngine) -> None:
         self._engine, self._lifecycle = engine, engine.lifecycle
@@ -52,14 +52,14 @@ class Recovery:
         self._look.set()
 
     async def resume_all(self) -> list[str]:
-        """Take up, or close, every run without an end that nobody carries on. Their ids."""
+        """Resume or close every unfinished run without a process; returns their ids."""
         if self._engine.replica_leases is not None:
             return await self._resume_of_replicas()
         unfinished = await self._engine.store.runs.unfinished()
         return [record.spec.run_id for record in unfinished if await self._try_resume(record)]
 
     async def _try_resume(self, record: RunRecord) -> bool:
-        """A run that cannot be taken up, by a defect, does not keep the others from it."""
+        """A run that cannot be resumed because of a defect does not affect the others."""
         try:
             return await self._resume(record)
         except StoreError:
@@ -69,7 +69,7 @@ class Recovery:
             return False
 
     async def _resume_of_replicas(self) -> list[str]:
-        """The same where others are at work on many of them."""
+        """`resume_all` where other replicas work on many of them."""
         runs, resumed = self._engine.store.runs, list[str]()
         for run_id, holder in await runs.left_behind():
             if run_id in self._engine.by_id or (holder not in (None, this_process()) and not is_gone(holder or "")):
@@ -80,13 +80,13 @@ class Recovery:
         return resumed
 
     async def resume(self, run_id: str) -> None:
-        """Take up, or close, a run without an end, if nobody carries it on."""
+        """Resume or close an unfinished run if it has no process."""
         record = await self._engine.store.runs.get(run_id)
         if record is not None and not record.state.ended:
             await self._resume(record)
 
     async def _resume_if_left(self, record: RunRecord) -> None:
-        """For whoever reads a run: take it up at once where nobody carries it on."""
+        """For readers: resume a run at once if it has no process."""
         if record.state.ended or record.spec.run_id in self._engine.by_id:
             return
         with contextlib.suppress(StoreError):  # whoever looks next finds it again
@@ -98,8 +98,8 @@ class Recovery:
                 await self._resume(record)
 
     async def join(self, run_id: str) -> Admission | None:
-        """What stands for the admission of a run that was begun earlier, once it goes on here or in another process that
-        tells of it, or has ended."""
+        """The admission of a run that was started earlier, once it continues here or in another process that answers,
+        or has ended."""
         engine = self._engine
         while (
             (record := await engine.get(run_id)) is not None and not record.state.ended and run_id not in engine.by_id
@@ -128,8 +128,8 @@ class Recovery:
             self._being_resumed.discard(run_id)
 
     async def _is_orphaned(self, record: RunRecord) -> bool:
-        """Whether the run may be taken up: it was started, and its session's lease decides; or never, and the process
-        that has it is gone."""
+        """Whether the run may be resumed: it was started, and its session's lease decides; or never, and its process is
+        dead."""
         if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
             return True
         if time.time() - record.created_at <= LEASE_TTL_S:
@@ -138,7 +138,7 @@ class Recovery:
         return record.state.last_seq == 0 or await self._has_lapsed(record.holder)
 
     async def _has_lapsed(self, holder: str) -> bool:
-        """Whether a replica of any host has given no sign of life in the store for long."""
+        """Whether a replica of any host has not renewed its lease for long."""
         if self._engine.replica_leases is None or holder in ("", this_process()):
             return False
         return await self._engine.store.leases.holder(process_lease(holder)) is None
@@ -167,7 +167,7 @@ class Recovery:
         return True
 
     async def resume_with_lease(self, record: RunRecord, lease: Lease) -> None:
-        """Go on with a run whose session is held; it gives the lease back at its end."""
+        """Continue a run with its session's lease, which is released at its end."""
         admission = Admission(record.spec, lease, self._engine)
         session = lease.begun.session if lease.begun is not None else None
         self._engine.admissions.permits.change(record.spec.owner, 1)
@@ -188,13 +188,13 @@ class Recovery:
             self._lifecycle.begin(live, admission)
 
     async def end_refused(self, record: RunRecord, error: Refused) -> None:
-        """End a run that cannot go on, or waited for too long in the queue, and is this process's now."""
+        """End a run of this process that cannot continue or waited too long in the queue."""
         live = await self._revive(record, None)
         live.resumption = None
         await self._lifecycle.end_unstarted(live, error)
 
     async def requeue(self, record: RunRecord) -> LiveRun | None:
-        """A run that was submitted or made, and not begun, waits for its session once more; None where it is over."""
+        """A run that was submitted or created, and not started, waits for its session again; None if it is over."""
         live = await self._revive(record, None)
         resumption, live.resumption = live.resumption, None
         go_on = resumption.verdict == "go_on" if resumption is not None else self._may_begin(record)
@@ -215,7 +215,8 @@ class Recovery:
         return live
 
     def _may_begin(self, record: RunRecord) -> bool:
-        """Whether a run that was made and not begun is still wanted: it does not need its client, and is not old."""
+        """Whether a run that was created and not started is still wanted: it does not need its client, and is not
+        old."""
         age_s = time.time() - record.created_at
         return record.spec.on_detach == "continue" and age_s <= self._engine.limits.resume_within_s
 

@@ -1,4 +1,4 @@
-"""Runs that are at work in other processes of the home: their events, their records and their controls."""
+"""Runs of other processes of the home: their events, records and controls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.store.base import Row, RunRecord
 
 
 def encode_record(record: RunRecord) -> JsonObject:
-    """A record as it travels: no credential is in it, as none is in the store."""
+    """A record without credentials, as in the store."""
     return {**{name: getattr(record, name) for name in _PLAIN}, "spec": record.spec.stored(), "state": record.state}
 
 
@@ -37,7 +37,7 @@ def _record(encoded: JsonMapping) -> RunRecord:
 
 
 class Elsewhere:
-    """The other processes. What the store tells of a run is read there; here, who has it is asked for the rest."""
+    """The other processes. The store is read directly; the process of a run is asked for the rest."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
@@ -45,7 +45,7 @@ class Elsewhere:
         self._known: dict[str, str] = {}
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """A run that is not in the store: one that is about to be put there, or that keeps nothing."""
+        """A run that is not in the store: it is being created, or ephemeral."""
         for name, encoded in (await self.peers.ask_all("get", run_id)).items():
             if encoded is not None:
                 self._known.pop(run_id, None)
@@ -60,7 +60,7 @@ class Elsewhere:
         return bool(answer)
 
     async def control(self, run_id: str, holder: str, control: Control) -> Applied:
-        """Tell the run something; `unknown` where nobody there knows it."""
+        """Send a control; `unknown` if no process there knows the run."""
         applied: Applied | None = await self._ask(self._name(run_id, holder), "control", run_id, asdict(control))
         return applied or "unknown"
 
@@ -72,7 +72,7 @@ class Elsewhere:
         return None if answer is None else msgspec.convert(answer, Row)
 
     async def batches(self, run_id: str, after: int, holder: str = "") -> AsyncGenerator[list[Event], None]:
-        """The run's log behind `after`, as far as the process that has it tells; nothing where it tells nothing."""
+        """The run's log after `after`, as far as its process answers."""
         if not (name := self._name(run_id, holder)):
             return
         async with aclosing(self.peers.follow(name, "batches", run_id, after)) as answers:

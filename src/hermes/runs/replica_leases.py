@@ -1,4 +1,4 @@
-"""Leases that a replica holds as a whole: a sign that its process is there, and for one of them the right to keep house."""
+"""Leases of a replica as a whole: that its process is alive, and the leader's for housekeeping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def process_lease(holder: str) -> str:
 
 
 class ReplicaLeases:
-    """Held by `keep` until it is cancelled; `release` gives back what it has."""
+    """Held by `keep` until it is cancelled; `release` gives them back."""
 
     def __init__(self, leases: AsyncLeases, renew_more: Callable[[], Awaitable[None]] | None = None) -> None:
         self._leases, self._renew_more = leases, renew_more
@@ -30,7 +30,7 @@ class ReplicaLeases:
 
     @property
     def leads(self) -> bool:
-        """Whether this replica does what is to be done by one of them."""
+        """Whether this replica does the work that only one replica does."""
         _, until = self._held.get(_LEADER, (0, 0.0))
         return asyncio.get_running_loop().time() < until
 

@@ -1,4 +1,4 @@
-"""Where a log ends that has no end: what is to become of its run, and what is known to go on with. Pure."""
+"""Interprets a log without an end: whether and how its run is resumed. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ Verdict = Literal["go_on", "cancelled", "server_restarted", "crash_loop", "store
 
 @dataclass(slots=True)
 class Resumption:
-    """What a log says about a run that was cut off.
-
-    `message_id` names the model call that was open; without one, what follows the last message is still to be done.
-    `lost`: the machine was started anew since, so text that was shown last may be on no record.
-    """
+    """The state of an interrupted run. `message_id` names the model call that was open; without one, what follows the
+    last message is still to be done. `lost`: the machine was rebooted since, so that text shown last may not be
+    stored."""
 
     verdict: Verdict
     reason: Literal["crash", "shutdown"]
@@ -45,7 +43,7 @@ class Resumption:
 
     @property
     def cut(self) -> dict[str, int]:
-        """How much of each open message is there: what was shown beyond it is lost."""
+        """The stored length of each open message: what was shown beyond it is lost."""
         return {p.stream_id: len(p.text) for p in self.partials if p.kind == "text"}
 
     def output_of(self, call_id: str) -> str:
@@ -79,7 +77,7 @@ def look(
 
 
 def _take(resumption: Resumption, event: Event, resumes: int) -> int:
-    """Take one event into account; how often the run was taken up since it last got further."""
+    """Apply one event; returns how often the run was resumed since its last progress."""
     kind, data = event.type, event.data
     if kind == "run.resumed":
         return resumes + 1

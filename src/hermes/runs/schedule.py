@@ -1,4 +1,4 @@
-"""When a job is due: schedules as people write them, and the times that follow from them. Pure but for time zones."""
+"""Schedules of jobs: parsing, and the times that follow from them. Pure except for time zones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _YEAR_MIN, _YEAR_MAX = 1971, 2999
 
 
 class BadSchedule(ValueError):
-    """A schedule that says nothing, or nothing that will ever come; the sentence ends with what may be written."""
+    """An invalid schedule, or one that is never due; the message ends with the accepted forms."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason} {GRAMMAR}")
 
 
 def zone_named(name: str) -> tzinfo:
-    """The time zone of that name; without one, the machine's. Raises BadSchedule."""
+    """The named time zone; the machine's by default. Raises BadSchedule."""
     if not name:
         from dateutil.tz import tzlocal  # type: ignore[import-untyped]
 
@@ -44,7 +44,7 @@ def zone_named(name: str) -> tzinfo:
 
 
 def parse(text: str, now: float, zone: tzinfo) -> JsonObject:
-    """A schedule as it is kept: `kind` once, interval or cron, its run_at, minutes or expr, and how it is shown."""
+    """A schedule as it is stored: `kind` once, interval or cron, its run_at, minutes or expr, and its display form."""
     text = " ".join(text.split())
     if span := _SPAN.fullmatch(text):
         minutes = int(span[2]) * _MINUTES[span[3][0].lower()]
@@ -70,7 +70,7 @@ def parse(text: str, now: float, zone: tzinfo) -> JsonObject:
 
 
 def next_time(schedule: JsonMapping, after: float, zone: tzinfo, last: float | None = None) -> float | None:
-    """The first time later than `after`; None: there is none. Spans are counted from the last time, if there was one."""
+    """The first time after `after`; None if there is none. Intervals count from the last time, if there was one."""
     if schedule["kind"] == "once":
         at = datetime.fromisoformat(schedule["run_at"]).timestamp()
         return at if at > after else None

@@ -1,4 +1,4 @@
-"""Jobs when they are due: each time becomes one run, whichever process is there, however often it is started."""
+"""Starts jobs when they are due: each time becomes one run, whichever process is there, however often it restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Deliver = Callable[[Job, Report], Awaitable[None]]
 
 
 class Scheduler:
-    """Looks for jobs that are due and hands their runs to the engine. `parallel` is how many may run at once."""
+    """Looks for due jobs and submits their runs to the engine. `parallel`: how many may run at once."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Scheduler:
             await asyncio.sleep(JOB_LOOK_S)
 
     async def look(self) -> None:
-        """Note the ends of runs, then begin what is due."""
+        """Record the ends of runs, then start what is due."""
         running = await self._settle()
         jobs = self._jobs
         now, free = self._clock(), self._parallel() - running
@@ -75,7 +75,7 @@ class Scheduler:
             await jobs.finish(job["id"], holder=self._holder, **fields)
 
     async def _settle(self) -> int:
-        """How many jobs run. Those whose run has ended say so in their record; times that are too late are set again."""
+        """Record the ends of jobs' runs and correct times that are too late; returns how many jobs are running."""
         running, now = 0, self._clock()
         for job in await self._jobs.list():
             if self._deliver is not None and due_delivery(job, now) and job["id"] not in self._deliveries:
@@ -104,10 +104,8 @@ class Scheduler:
             del self._deliveries[job["id"]]
 
     async def _begin(self, job: Job, now: float) -> JsonObject:
-        """Begin the run of a time that has come; what becomes different of the job's record.
-
-        The run is named after job and time: whoever takes this time up again, after a crash in between, finds it there.
-        """
+        """Start the run of a due job; returns the changes of its record. The run is named after job and time: after a
+        crash in between, a second attempt finds it."""
         following = _next_run(job, now)
         last = await self._engine.get(job["last_run_id"]) if job["last_run_id"] else None
         spec = spec_of(job, now).replace(run_id=run_id_of(job))
@@ -138,7 +136,7 @@ async def settled(engine: RunEngine, record: RunRecord) -> Job:
 async def deliver_due(
     engine: RunEngine, jobs: Any, job: Job, deliver: Deliver, clock: Callable[[], float] = time.time
 ) -> None:
-    """Try to deliver the oldest result that waits for it, and note what came of that in the job's record."""
+    """Try to deliver the oldest pending result, and record the outcome in the job."""
     run_id = due_delivery(job, clock())
     record = await engine.get(run_id) if run_id is not None else None
     if run_id is None:
@@ -167,7 +165,7 @@ def run_id_of(job: Job) -> str:
 
 
 def _earlier_time(job: Job, now: float) -> float | None:
-    """The next time of a job by its schedule, where its own is later: a clock was ahead when that was set."""
+    """The next time by the schedule, if the stored one is later: a clock was ahead when that was set."""
     schedule, at = job["schedule"], job["next_run_at"]
     if not job["enabled"] or at is None or schedule["kind"] == "once":
         return None
@@ -182,6 +180,6 @@ def _earlier_time(job: Job, now: float) -> float | None:
 
 
 def _next_run(job: Job, now: float) -> JsonObject:
-    """The time after this one; those that were missed in between are this one."""
+    """The next time; missed times count as the present one."""
     zone = schedules.zone_named(job["timezone"])
     return {"next_run_at": schedules.next_time(job["schedule"], now, zone, last=job["next_run_at"])}

@@ -1,4 +1,4 @@
-"""Texts that are growing: what was given out of each, what the store knows, and saving the rest now and then."""
+"""Growing texts: what of each was published, what is stored, and saving the rest now and then."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 
 class Stream(msgspec.Struct, eq=False):
-    """A text that is growing: a message's text or reasoning, or one output of a tool.
-
-    `pieces` is all that was written, `length` how much of it was given out, `saved…` how much the store knows, and
-    `journal…` is its place in the journal. It is `completed` when a commit that closes it is on its way.
-    """
+    """A growing text: a message's text or reasoning, or an output of a tool. `pieces` is all that was written, `length`
+    how much of it was published, `saved…` how much is stored, `journal…` its position in the journal. It is `completed`
+    when a commit that closes it is on its way."""
 
     id: str
     kind: str
@@ -65,7 +63,7 @@ class Stream(msgspec.Struct, eq=False):
 
 
 class Saver:
-    """Has the texts that have grown put into their stores, those of all runs together."""
+    """Saves the grown texts of all runs together."""
 
     def __init__(self) -> None:
         self._due: dict[RunWriter, None] = {}
@@ -73,7 +71,7 @@ class Saver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, writer: RunWriter) -> None:
-        """A text of this log has grown. While a journal has it, there is time."""
+        """A text of this log has grown. With a journal there is more time."""
         self._due[writer] = None
         loop, wait_s = asyncio.get_running_loop(), JOURNALED_S_MAX if writer.journals else PARTIAL_S_MAX
         if self._timer is not None and self._timer.when() > loop.time() + wait_s:
@@ -116,7 +114,7 @@ class Saver:
 
 
 def tails_of(events: Iterable[Event]) -> list[Tail]:
-    """The deltas among events, by the stream that each belongs to."""
+    """The deltas among events, by stream."""
     tails: dict[str, Tail] = {}
     for event in events:
         data = event.data

@@ -1,7 +1,6 @@
-"""Traces of runs for OpenTelemetry: spans made of what a run puts on record, at the times noted there, without texts.
+"""OpenTelemetry traces of runs: spans from recorded events, with their times and without texts.
 
-Nothing of OpenTelemetry is loaded before there is somewhere to send them to.
-"""
+OpenTelemetry is not imported before an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def traces(settings: Settings) -> Traces | None:
 
 @dataclass(slots=True)
 class _Run:
-    """The open spans of a run, and the tools that it was offered."""
+    """The open spans of a run, and the tools it was offered."""
 
     span: Span
     offered: frozenset[str]
@@ -61,7 +60,7 @@ class _Run:
 
 
 class Traces:
-    """Makes spans of the events that it hears, and hands them to a processor."""
+    """Turns events into spans and hands them to a processor."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -74,7 +73,7 @@ class Traces:
         self._runs: dict[str, _Run] = {}
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for long."""
+        """Export the rest, with a short timeout."""
         closing = threading.Thread(target=self._provider.shutdown, name="hermes-traces", daemon=True)
         closing.start()
         closing.join(TRACES_SENT_S_MAX)

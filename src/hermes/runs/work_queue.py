@@ -1,8 +1,7 @@
-"""Submitted runs that any replica may carry out: put on record and into the queue, and taken from there.
+"""Submitted runs that any replica may execute: recorded, queued, and taken from the queue.
 
-The store says which run is next: a message of the queue is only the permit to look. So a message that is lost, or comes
-twice, neither loses a run nor starts it twice; and without NATS the store is looked at now and then.
-"""
+The store decides which run is next: a message of the queue is only the permit to look. So a lost or repeated message
+neither loses a run nor starts it twice; without NATS the store is polled."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class RunQueue(Protocol):
 
 
 def may_travel(spec: RunSpec) -> bool:
-    """Whether another process can carry a run out: credentials that a request brings along are kept nowhere."""
+    """Whether another process can execute a run: credentials from a request are stored nowhere."""
     route = spec.route
     return spec.persist and (route is None or not (route.api_key or route.fallbacks))
 
@@ -64,14 +63,14 @@ class WorkQueue:
         self._ended = asyncio.Event()
 
     async def put(self, live: LiveRun) -> None:
-        """Let any replica have a run that is on record as queued."""
+        """Let any replica have a recorded, queued run."""
         run_id = live.spec.run_id
         await self._engine.lifecycle.hand_over(live)
         await self._engine.store.runs.offer(run_id)
         await self._queue.put(run_id)
 
     async def serve(self) -> None:
-        """Take runs until this is cancelled; those that were taken go on."""
+        """Take runs until cancelled; those that were taken continue."""
         looking = [asyncio.create_task(work) for work in (self._take_all(), self._keep())]
         try:
             await asyncio.gather(*looking)
@@ -80,7 +79,7 @@ class WorkQueue:
                 task.cancel()
 
     async def close(self) -> None:
-        """Once the runs of this process have ended: acknowledge them."""
+        """Acknowledge the runs of this process after they have ended."""
         if self._working:
             _, late = await asyncio.wait(set(self._working), timeout=CLOSE_S_MAX)
             for task in late:
@@ -179,7 +178,7 @@ class WorkQueue:
                 await self._engine.recovery.end_refused(record, error)
 
     async def _put_again(self) -> None:
-        """Runs for which there may be no message."""
+        """Queue runs again that may have no message."""
         messages = await self._queue.size()
         if messages is None:
             return

@@ -1,4 +1,4 @@
-"""Writing a run's log: volatile text that leaves at once, durable events that are committed first, in one order."""
+"""Writes a run's log: volatile text is published at once, durable events after their commit, in one order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.store.stores import AsyncRuns
 
 
 class LogEnded(Exception):
-    """The log has its last event; nothing can follow it."""
+    """The log has its last event."""
 
 
 def _mark_retrieved(done: asyncio.Future[None]) -> None:
@@ -29,11 +29,8 @@ def _mark_retrieved(done: asyncio.Future[None]) -> None:
 
 
 class RunWriter:
-    """The one writer of a run's log.
-
-    Volatile text leaves at once, or is joined for up to `window_s` with what follows it; while a durable event is being
-    committed it waits for that, so that every reader sees one order.
-    """
+    """The only writer of a run's log. Volatile text is published at once, or joined for up to `window_s` with what
+    follows; while a durable event is being committed it waits, so that every reader sees one order."""
 
     def __init__(
         self,
@@ -96,17 +93,17 @@ class RunWriter:
 
     @property
     def shown_seq(self) -> int:
-        """The last number of what was given out, or is about to be: not of text between events that are not stored yet."""
+        """The last number that was published or is about to be, without text between events that are not stored yet."""
         return self.last_seq if self._committed_seq is None else self._committed_seq
 
     @property
     def lease_released(self) -> bool:
-        """Whether the commit of the last event has given the session back."""
+        """Whether the commit of the last event has released the session."""
         return self.token is not None and (self.state.ended or self.state.status == "interrupted")
 
     @property
     def holds_start(self) -> bool:
-        """Whether nothing of the run is on record yet, and need not be before more has happened."""
+        """Whether nothing of the run is stored yet, and need not be before more has happened."""
         return self.start_may_wait and self.creates is not None
 
     # --- volatile -----------------------------------------------------------------------------------------------
@@ -118,7 +115,7 @@ class RunWriter:
         self._write(stream, text)
 
     def reasoning(self, message_id: str, text: str, form: str) -> None:
-        """The form of all reasoning of a message is that of its beginning."""
+        """The first form of a message's reasoning applies to all of it."""
         stream_id, fixed = f"{message_id}:reasoning", {"message_id": message_id, "form": form}
         stream = self._streams.get(stream_id) or self._open(stream_id, "reasoning", "reasoning.delta", fixed)
         self._write(stream, text)
@@ -128,29 +125,29 @@ class RunWriter:
         self._write(self._streams.get(stream_id) or self._open(stream_id, "tool", "tool.output", fixed), text)
 
     def drafted(self, message_id: str, index: int, name: str) -> None:
-        """The model has begun to write a call: shown live, kept nowhere."""
+        """The model has started to write a call: published live, never stored."""
         self._pending.append((None, {"message_id": message_id, "index": index, "name": name}))
         self.flush()
 
     def text_of(self, stream_id: str) -> str:
-        """All text of an open stream that was given out or is about to be, what its mask holds back included."""
+        """All text of an open stream that was published or is about to be, including what its mask holds back."""
         stream = self._streams.get(stream_id)
         return stream.text + stream.mask.held if stream and not stream.completed else ""
 
     def flush(self) -> None:
-        """Give out what waits to be joined, unless a durable event is on its way: then it follows that."""
+        """Publish text that waits to be joined, unless a durable event is being committed: then it follows that."""
         if not self._awaited and self._pending:
             pending, self._pending = self._pending, []
             self._publish(pending)
 
     def pause(self) -> None:
-        """Give nothing out until `go_on`: another process may have taken the run over."""
+        """Publish nothing until `go_on`: another process may have taken the run over."""
         if self._paused is None:
             self._paused = self._loop.create_future()
             self._awaited += 1
 
     def go_on(self, *, lost: bool = False) -> None:
-        """The run is still this process's, or `lost`: then nothing that waits is ever given out."""
+        """The run is still this process's, or `lost`: then nothing that waits is ever published."""
         if lost:
             self.pause()
         if self._paused is None:
@@ -212,7 +209,7 @@ class RunWriter:
                 self._bus.publish(self.run_id, event)
 
     def _delta(self, stream: Stream, text: str, later: list[Event] | None = None) -> None:
-        """Give a piece of text its place in the log, and publish it: at once by way of the journal, or `later`."""
+        """Assign a piece of text its number in the log, and publish it: through the journal at once, or `later`."""
         seq = self.last_seq = self.last_seq + 1
         ts, size = self._now(), len(text)
         data = {**stream.fixed, "offset": stream.length, "text": text}
@@ -234,8 +231,8 @@ class RunWriter:
             self._enqueue(Commit())
 
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
-        """The token, and what has grown since the last time, to be put into the store until `saving` is done. None
-        while something else is on its way there: the rest follows that."""
+        """The token, and what has grown since the last save, to be stored until `saving` is done. None while another
+        commit is on its way: the rest follows that."""
         if self._closed:  # whoever goes on with it has what is stored
             return None
         if self._draining is not None:
@@ -266,7 +263,7 @@ class RunWriter:
             await asyncio.wait([self._draining])
 
     def restore(self, partials: Sequence[Partial]) -> None:
-        """Go on with the open messages of a run that was cut off."""
+        """Continue the open messages of an interrupted run."""
         for partial in partials:
             message_id = partial.stream_id.removesuffix(":reasoning")
             if partial.kind == "text":
@@ -283,7 +280,7 @@ class RunWriter:
     # --- durable ------------------------------------------------------------------------------------------------
 
     def event(self, type_: str, **data: Any) -> Event:
-        """An event of the current step, not yet in the log. What concerns the whole run belongs to no step."""
+        """An event of the current step, not yet in the log. Events about the whole run have no step."""
         return Event(self.run_id, type_, 0 if type_.startswith("run.") else self.step, data)
 
     async def append(
@@ -295,7 +292,7 @@ class RunWriter:
         sync: bool = False,
         hold: bool = False,
     ) -> None:
-        """Commit events with the rows they announce; then, and only then, readers see them."""
+        """Commit events with the rows they announce; readers see them only then."""
         await self.commit(Commit(events, rows, session, closes, sync=sync, hold=hold))
 
     async def commit(self, commit: Commit) -> None:
@@ -346,7 +343,7 @@ class RunWriter:
     async def complete(
         self, message_id: str, row: Row, *, after: Sequence[Event] = (), hold: bool = False, **data: Any
     ) -> None:
-        """Commit a whole message: its row, its completion and what goes with it. The row gets the text given out."""
+        """Commit a whole message: its row, its completion and `after`. The row gets the published text."""
         text, reasoning = self._end_stream(message_id), self._end_stream(f"{message_id}:reasoning")
         row.content, row.reasoning = text.text if text else "", reasoning.text if reasoning else None
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(row.content), **data)
@@ -369,7 +366,7 @@ class RunWriter:
         await self.commit(Commit([*events, *after], [row], closes=closes, prepare=add_cuts, hold=hold))
 
     def _end_stream(self, stream_id: str) -> Stream | None:
-        """The stream with what its mask still held back."""
+        """The stream, with what its mask still held back."""
         stream = self._streams.get(stream_id)
         if stream is not None and (text := stream.mask.finish()):
             self._accept(stream, text)
@@ -416,8 +413,8 @@ class RunWriter:
             self.flush()
 
     def _retry_start(self, batch: list[Commit], error: Exception) -> bool:
-        """Whether the start of a run that could not be put on record is tried again with what follows: nothing of the run
-        can be without it."""
+        """Whether the start of a run that could not be stored is retried with what follows: nothing of the run can be
+        stored without it."""
         following = self._commits
         retry = self.creates is not None and not any(commit.events for commit in following)
         retry = retry and not isinstance(error, RunExists)
@@ -429,7 +426,7 @@ class RunWriter:
         return retry
 
     def _next_batch(self) -> list[Commit]:
-        """The next commit, and those behind it that can be one transaction with it."""
+        """The next commit, and those after it that can share its transaction."""
         commits = self._commits
         batch = [commits.pop(0)]
         if batch[0].shares:
@@ -536,7 +533,7 @@ class RunWriter:
             self.saved(partials)
 
     async def save_rest(self, token: int | None) -> None:
-        """Save the texts of a log that was closed while the store could not be written to."""
+        """Save the texts of a log that was closed while the store was unavailable."""
         self.token = token
         await self._save_partials()
         for stream in self._streams.values():
@@ -551,7 +548,7 @@ class RunWriter:
         return [stream.partial(whole=True) for stream in self._streams.values() if stream.length]
 
     def _release(self, stream: Stream, *, closed: bool = False) -> None:
-        """The journal need not keep what the store knows."""
+        """The journal need not keep what is stored."""
         if self._journal is not None:
             self._journal.release(stream, inf if closed else stream.saved_seq)
 
@@ -568,14 +565,14 @@ class RunWriter:
         return self._latest_ts
 
     def drop_start(self) -> None:
-        """Do not try again to put the start of the run on record."""
+        """Do not retry to store the start of the run."""
         self._commits = []
         if self._held_timer is not None:
             self._held_timer.cancel()
             self._held_timer = None
 
     async def close(self) -> None:
-        """Leave nothing behind: timers and tasks of this log end here."""
+        """Cancel the timers and tasks of this log."""
         self._closed = True
         self._saver.drop(self)
         if self._join_timer is not None:

@@ -1,4 +1,4 @@
-"""The interface of every sandbox, and the process that it starts: its output, its end, and nothing left behind."""
+"""The interface of every sandbox, and its processes: output, end, and cleanup."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Group:
 
 
 class Process:
-    """A command that runs, or has run. Use it in `async with`: at its end the command is gone. Only the reader of
+    """A running or ended command. Use it in `async with`: when that ends, the command has ended. Only the reader of
     `chunks` empties the pipe: a command whose output is not read waits."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Process:
                 await wait_readable(self._output.fileno(), self._gone)
 
     async def wait(self) -> int:
-        """The exit code, once everything that the command has started is gone; 124 after a timeout, 130 if
+        """The exit code, once everything that the command has started has ended; 124 after a timeout, 130 if
         interrupted."""
         return await asyncio.shield(self._gone)
 

@@ -1,4 +1,4 @@
-"""A sandbox per session, made of Linux namespaces: a read-only system, the workspace, and no network but a proxy."""
+"""A sandbox per session, made of Linux namespaces: a read-only system, the workspace, and no network except a proxy."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Bubblewrap(WatchedSandbox):
         return await namespace.spawn_with_pipes(self._request(), command)
 
     async def _ready(self, watch: WorkspaceWatch) -> Namespace:
-        """The namespaces to start a command in. They protect what the watch has found."""
+        """The namespaces to start a command in; they protect what the watch has found."""
         if self._namespace is not None and self._namespace.alive and self._protected is watch:
             return self._namespace
         await self._close()
@@ -111,7 +111,7 @@ class Bubblewrap(WatchedSandbox):
         return proxy_env(PROXY_PORT)
 
     def _bound(self, pid: int) -> None:
-        """Put the first process into a control group, where one can be made; its children inherit it."""
+        """Put the first process into a control group, if one can be made; its children inherit it."""
         place = self.place
         self._group = cgroup.create(place.private.parent.name, place.memory_mb, place.cpus, SANDBOX_PROCESSES_MAX)
         if self._group is not None:

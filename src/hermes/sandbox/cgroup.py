@@ -1,7 +1,6 @@
-"""Control groups: memory, CPU and processes of a sandbox bounded together, also for root, whom rlimits pass over.
+"""Control groups (v1 and v2): limits on memory, CPU and processes of a sandbox, also for root, unlike rlimits.
 
-Works where the hierarchy can be written: as root, or where it is delegated. Version 1 and version 2.
-"""
+They need a writable hierarchy: as root, or by delegation."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ class Group:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> bool:
-        """Whether the group is gone. One that holds a process stays; a process leaves its group a moment after its end."""
+        """Whether the group was removed. One that holds a process stays; a process leaves its group a moment after its
+        end."""
         for folder in self._folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -44,7 +44,7 @@ class Group:
 
 
 def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group | None:
-    """Make a group for one sandbox; None where no limit can be set. `name` is only for people."""
+    """Create a group for one sandbox; None if no limit can be set. `name` is only for people."""
     title = f"{_PREFIX}{os.getpid()}-{next(_numbers)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}"
     memory, quota = str(memory_mb * 1024**2), str(max(1000, round(cpus * _PERIOD_US)))
     v1: dict[Controller, dict[str, str]] = {
@@ -79,7 +79,7 @@ def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group 
 
 
 def sweep() -> None:
-    """Remove the groups of processes that are gone."""
+    """Remove the groups of dead processes."""
     for group in (group for parent in _parents() for group in parent.glob(f"{_PREFIX}*-*")):
         maker = group.name.removeprefix(_PREFIX).partition("-")[0]
         if maker.isdigit() and not is_alive(int(maker), None):
@@ -87,7 +87,7 @@ def sweep() -> None:
 
 
 def _bound(folder: Path, limits: Mapping[Controller, Mapping[str, str]]) -> set[Controller]:
-    """Make the group, and set the limits that can be set; without any it is removed again."""
+    """Create the group, and set the limits that can be set; without any it is removed again."""
     bounded: set[Controller] = set()
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which sandbox the settings mean, where its commands work, and the sandboxes of all sessions."""
+"""Which sandbox the settings select, where its commands work, and the sandboxes of all sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container per session. It is made with its first command, removed when idle, and swept should its maker be gone."""
+"""A container per session: created with its first command, removed when idle, and swept after its server has died."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Container:
             self._idle.cancel()
 
     async def leave(self) -> None:
-        """A command has ended. With the last one everything is killed that any of them has left behind."""
+        """A command has ended. After the last one, everything that any of them left behind is killed."""
         async with self._owner.making:
             if self.active == 1 and not self.doomed:
                 await _run_docker("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))

@@ -1,4 +1,4 @@
-"""Which settings of a repository that a command has made may stay: those that make git run nothing."""
+"""Filters the settings of a repository that a command has created: only those that make git run nothing stay."""
 
 from __future__ import annotations
 

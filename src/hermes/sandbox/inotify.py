@@ -1,4 +1,4 @@
-"""What appears or changes in folders, as the kernel reports it."""
+"""New and changed files in folders, by inotify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No sandbox: commands see and reach what the user does. Only their time and their end are looked after."""
+"""No sandbox: commands have the user's access. Only their time limit and end are managed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HAS_REAPER = sys.platform == "linux"
 
 
 class NoSandbox(Sandbox):
-    """No command may be run. File tools work in the workspace and the folders that the settings add."""
+    """Commands cannot be run. File tools work in the workspace and the folders that the settings add."""
 
     name = "none"
     isolated = True

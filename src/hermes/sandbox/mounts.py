@@ -1,4 +1,4 @@
-"""What a sandbox shows of the machine: the folders it is given, and within them what it must not read or change."""
+"""The mounts of a sandbox: the folders it shows, and within them what it must not read or change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Programs of the operator's that are spoken to over their pipes: servers of tools, the local model's worker.
+"""Programs of the operator that are used over their pipes: MCP servers, the local model's worker.
 
-Servers of tools run in a sandbox of their own unless the settings say otherwise.
-"""
+MCP servers run in their own sandbox unless the settings say otherwise."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ async def piped_process(
     end_s: float,
     cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process in a group of its own; at the end it is gone with all that it has started. `note` gets its error
-    output, up to a limit."""
+    """A process in its own group, killed at the end with all that it has started. `note` gets its error output, up to a
+    limit."""
     reaper = [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid())] if _HAS_REAPER else []
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,6 @@
-"""Disk use of a sandbox, and of the files that long answers are spilled to: measured now and then, and bounded.
+"""Disk use of sandboxes and spill files: measured periodically, and limited.
 
-There is no quota of the file system here, so a command can overshoot: it is ended within seconds of being seen.
-"""
+There is no file system quota, so a command can overshoot: it is killed within seconds."""
 
 from __future__ import annotations
 

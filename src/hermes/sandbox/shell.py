@@ -1,4 +1,4 @@
-"""A task's shell: where it is and what it has exported, handed from one command to the next."""
+"""The state of a session's shell: folder and exported variables, passed from one command to the next."""
 
 from __future__ import annotations
 

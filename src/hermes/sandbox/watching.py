@@ -1,4 +1,4 @@
-"""The watch over the workspace of one sandbox for as long as that lives, and sandboxes that have one."""
+"""The lifetime of the watch over a sandbox's workspace, and sandboxes that have one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where state is kept: one interface, and one module for each place it can live."""
+"""Persistence: one set of repositories over two database engines, SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""What the stores share with the rest of the house: their errors, the things they keep, and the interfaces."""
+"""What the stores share with the other packages: errors, records and interfaces."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from hermes.core.spec import RunSpec
 
 
 class StoreError(HermesError):
-    """Something is wrong with the store; `hint` says what to do about it."""
+    """`hint` says what to do about it."""
 
     exit_code = 69
 
 
 class StoreBusy(StoreError):
-    """Another process held the store for too long. Trying again may help."""
+    """Another process held the store for too long; a retry may help."""
 
     exit_code = 4
 
 
 class StoreTimeout(StoreBusy):
-    """A search or another long read had no answer in time, or did not get its turn."""
+    """A search or another long read was not answered, or not started, in time."""
 
 
 class StoreUnreachable(StoreBusy):
-    """The database server does not answer. Trying again may help."""
+    """The database server does not answer; a retry may help."""
 
     exit_code = 69
 
 
 class StoreRuleBroken(StoreError):
-    """A change that UNIQUE or FOREIGN KEY does not allow."""
+    """A change violates UNIQUE or FOREIGN KEY."""
 
 
 class RunExists(StoreRuleBroken):
-    """A run of that number is on record already: whoever else was asked for it was quicker."""
+    """A run of that id is stored already: another process was quicker."""
 
     def __init__(self, where: str = "") -> None:
         super().__init__("A run of this number is on record already (UNIQUE).", where=where)
 
 
 class NoPlace(StoreError):
-    """The owner of a run has as many without an end as it may have."""
+    """The owner of a run has reached its limit of unfinished runs."""
 
 
 class StoreFull(StoreError):
-    """There is no room left on the disk."""
+    """The disk is full."""
 
 
 class StoreReadOnly(StoreError):
@@ -58,52 +58,50 @@ class StoreReadOnly(StoreError):
 
 
 class StoreTooNew(StoreError):
-    """The store was written by a newer Hermes."""
+    """The store was written by a newer version of Hermes."""
 
 
 class StoreUnfinished(StoreError):
-    """The store is a copy whose migration was interrupted."""
+    """The store is the target of a migration that was interrupted."""
 
     exit_code = 78
 
 
 class StoreDamaged(StoreError):
-    """The store's file is not what it should be. Nothing is repaired without being asked for."""
+    """The store's file is damaged. It is repaired only on request."""
 
     exit_code = 74
 
 
 class LeaseLost(StoreError):
-    """A write under a token that is no longer the current one: somebody else holds the session now."""
+    """The lease token of a write is no longer current: somebody else holds the session."""
 
 
 class EventsExpired(HermesError):
-    """The run's log was kept as long as it had to be, and is gone. Its status and answer are still there."""
+    """The run's log was deleted after its retention time. Its status and answer are still stored."""
 
 
 class SessionExists(HermesError):
-    """There is a session of that id already."""
+    """A session of that id exists already."""
 
 
 class SessionNotFound(HermesError):
-    """There is no session of that id for this owner. One of another owner answers exactly like an unknown one."""
+    """The owner has no session of that id. A session of another owner is reported exactly like an unknown one."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"There is no session {session_id!r}.")
 
 
 class SessionBusy(HermesError):
-    """The session was not free in time, too many wait for it already, or a turn of it is running."""
+    """The session was not free in time, too many requests wait for it, or one of its turns is running."""
 
     exit_code = 4
 
 
 @dataclass(slots=True)
 class Row:
-    """A message of a transcript. The store sets `id`, and names it in the events of `announced_in`, each in the given field.
-
-    One that `continues` is the rest of the session's last message: that one is made longer, and this is kept for the log.
-    """
+    """A message of a transcript. The store sets `id`, and writes it to the given field of each event of `announced_in`.
+    A row with `continues` extends the session's last message; the row itself is stored for the log only."""
 
     session_id: str
     role: str
@@ -130,12 +128,12 @@ class Row:
     continues: bool = False
 
     def as_message(self) -> JsonObject:
-        """The canonical message that goes to a model."""
+        """The canonical message that is sent to a model."""
         content = self.content if self.api_content is None else self.api_content
         return self._message(content, "tool_calls", "tool_call_id", "tool_name", "opaque", "name")
 
     def as_given(self) -> JsonObject:
-        """The message as whoever said it would send it again."""
+        """The message as its author would send it again."""
         return self._message(self.content, "tool_calls", "tool_call_id", "name")
 
     def _message(self, content: object, *names: str) -> JsonObject:
@@ -168,7 +166,7 @@ MESSAGE_COLUMNS = tuple(item.name for item in fields(Row) if item.name not in ("
 
 @dataclass(slots=True)
 class Partial:
-    """The open end of a stream: text that is delivered and not yet a row, from `offset` on."""
+    """The open end of a stream: text that is delivered but not yet a row, starting at `offset`."""
 
     stream_id: str
     kind: str
@@ -182,7 +180,7 @@ class Partial:
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream as a journal holds it: deltas as number, time in milliseconds and text, from `offset` on."""
+    """The end of a stream from a journal: deltas as number, time in milliseconds and text, starting at `offset`."""
 
     stream_id: str
     kind: str
@@ -205,11 +203,8 @@ class RunRecord:
 
 @dataclass(slots=True)
 class OpenedSession:
-    """A session that a turn holds, with the token of its lease and the runs in it that have no end.
-
-    `history` is the conversation, once somebody has read it; of a session that was found by content, what the turn
-    goes on from.
-    """
+    """A session that a turn holds, with its lease token and its unfinished runs. `history` is the conversation if it
+    has been read; for a session that was matched by content, the history the turn continues from."""
 
     session_id: str
     token: int | None

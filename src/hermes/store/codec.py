@@ -1,4 +1,4 @@
-"""How things become columns: whole text, JSON, large data URLs apart, words of scripts without spaces. Pure."""
+"""Encoding of values into columns: text, JSON, data URLs as blobs, search text of scripts without spaces. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 def clean(text: str) -> str:
-    """The text as every database can keep it: half surrogates and NUL are replaced."""
+    """Replace lone surrogates and NUL, which not every database can store."""
     return whole_text(text).replace("\x00", "\ufffd")
 
 
@@ -58,7 +58,7 @@ def pack(value: object) -> str:
 
 
 def _pack_anyhow(value: object) -> str:
-    """What cannot be kept as it is, as near to it as can be."""
+    """Encode a value that JSON cannot represent exactly, as closely as possible."""
     try:
         return json.dumps(cleaned(value), ensure_ascii=False)
     except RecursionError:
@@ -93,7 +93,7 @@ Content = str | list[JsonObject] | None
 
 
 def text_of(content: Any) -> str | None:
-    """The text of a message's content: what is searched and shown where there is no room for more."""
+    """The text of a message's content, for search and previews."""
     if content is None or isinstance(content, str):
         return content
     texts = [part if isinstance(part, str) else part.get("text") for part in content if isinstance(part, str | dict)]
@@ -151,7 +151,7 @@ def _put_back(value: object, blob: Callable[[str], tuple[str, bytes]]) -> Any:
 
 
 def _data_of(url: str) -> tuple[str, bytes]:
-    """Media type and bytes; with an empty type the bytes are the whole URL, which was not plain base64."""
+    """Media type and bytes. An empty type means that the bytes are the whole URL, which was not plain base64."""
     head, _, body = url[5:].partition(",")
     if head.endswith(";base64"):
         try:
@@ -171,7 +171,7 @@ def _url_of(media_type: str, data: bytes) -> str:
 
 
 def search_text(text: str | None) -> str | None:
-    """The words of a text apart, where its script writes none of them apart."""
+    """The text with its words separated, if its script writes no spaces; otherwise None."""
     if text is None:
         return None
     head = text[:SEARCHED_CHARS_MAX]
@@ -179,7 +179,7 @@ def search_text(text: str | None) -> str | None:
 
 
 def spaced(text: str) -> str:
-    """A zero-width space around each character that is a word of its own."""
+    """Put a zero-width space around each character that is a word by itself."""
     return _UNSPACED.sub(lambda match: f"{_ZERO_WIDTH}{match[0]}{_ZERO_WIDTH}", text)
 
 
@@ -193,12 +193,12 @@ def unspaced(text: str) -> str:
 class BadSessionId(ValueError):
     @classmethod
     def unusable(cls, session_id: str) -> BadSessionId:
-        """One that is reserved or belongs to another owner: the words do not say which."""
+        """For an id that is reserved or belongs to another owner; the message does not say which."""
         return cls(f"The session id '{session_id}' cannot be used; choose another one or leave it out.")
 
 
 def checked_id(session_id: object) -> str:
-    """An id that a caller may give to a session; anything else is a `BadSessionId`."""
+    """Raise `BadSessionId` for an id that a caller may not give to a session."""
     if not isinstance(session_id, str) or not session_id:
         raise BadSessionId("A session id is a text of at least one character.")
     if len(session_id) > SESSION_ID_CHARS_MAX:
@@ -217,7 +217,8 @@ def checked_role(role: object) -> str:
 
 
 def plain_title(title: object) -> str | None:
-    """A title as it is kept: one line, nothing invisible. Too long is a `ValueError`, empty is none."""
+    """The title as it is stored: one line without invisible characters, None if empty. Raises ValueError if it is too
+    long."""
     if title is None:
         return None
     line = _one_line(whole_text(str(title)))

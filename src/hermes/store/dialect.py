@@ -1,7 +1,6 @@
-"""Where SQLite and PostgreSQL say the same differently: named pieces of SQL that hold both, for use in any statement.
+"""SQL that differs between SQLite and PostgreSQL: named fragments that hold both forms, for use in any statement.
 
-`?` stands for a value in both. PostgreSQL's side is put in place by `translate`; to SQLite it is a comment.
-"""
+`?` is the placeholder in both. The PostgreSQL form is put in place by `translate`; SQLite sees it as a comment."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def translate(sql: str) -> bytes:
 
 
 def index_hint(name: str) -> str:
-    """The index that SQLite must use; an empty name: none. PostgreSQL chooses by its statistics."""
+    """The index that SQLite must use; an empty name means none. PostgreSQL chooses by its statistics."""
     return either(f"INDEXED BY {name}" if name else "NOT INDEXED", "")
 
 
@@ -38,12 +37,12 @@ def is_same(column: str) -> str:
 
 
 def like(column: str) -> str:
-    r"""A pattern that ignores case, with `\` before what is meant literally."""
+    r"""A case-insensitive pattern match; `\` escapes wildcards."""
     return either(rf"{column} LIKE ? ESCAPE '\'", rf"{column} ILIKE ? ESCAPE '\'")
 
 
 def in_json_list(column: str) -> str:
-    """One of the numbers of a list given as JSON, which may be longer than a statement may have parameters."""
+    """Membership in a list of numbers given as JSON, which may be longer than the number of parameters allowed."""
     return either(
         f"{column} IN (SELECT value FROM json_each(?))",
         f"{column} IN (SELECT value::bigint FROM json_array_elements_text(?::json))",
@@ -55,7 +54,7 @@ def json_text(column: str, key: str) -> str:
 
 
 def not_indexed(column: str) -> str:
-    """A column that SQLite is not to look up in an index."""
+    """A column that SQLite must not look up in an index."""
     return either(f"+{column}", column)
 
 

@@ -1,4 +1,4 @@
-"""Hashes by which a conversation is known again. Pure."""
+"""Hashes that identify a conversation by its content. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def digest_of(message: JsonMapping) -> str:
-    """The hash over the complete content of a message: two that differ in anything that was said differ in it."""
+    """The hash of a message's complete content."""
     content = _comparable_content(message.get("content"))
     extras: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
     if type(content) is str and not any(extras):  # as most are
@@ -34,7 +34,7 @@ def is_current(digest: str | None) -> bool:
 
 
 def _comparable_content(content: object) -> Any:
-    """Parts that are nothing but text are the same as their text."""
+    """Parts that are only text equal their joined text."""
     if isinstance(content, list) and any(not isinstance(p, str) and p.get("type") != "text" for p in content):
         return content
     return text_of(content) or ""
@@ -51,7 +51,7 @@ def _call(call: JsonMapping) -> list[Any]:
 
 
 def encoded(value: object) -> bytes:
-    """A value as bytes that are the same for equal values."""
+    """A canonical encoding: equal values give equal bytes."""
     try:
         encoded = _encode(value)
         return _encode(cleaned(value)) if b"\\u0000" in encoded else encoded

@@ -1,19 +1,27 @@
-"""What a database offers to the repositories: transactions, blocking and on an event loop. `sqlite` and `postgres` have it."""
+"""The interface of a database engine: transactions, blocking and on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, Self, TypeVar, overload
+from weakref import WeakSet
 
-from hermes.store.base import MIGRATION, StoreUnfinished
+from hermes.core.limits import SLOW_READ_S_MAX
+from hermes.core.threads import Threads
+from hermes.store.base import MIGRATION, StoreError, StoreTimeout, StoreUnfinished
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
+# Work is typed by what any transaction offers, so that the same repositories use both databases.
+Work = Callable[[Any], R]
 Params = Sequence[Any]
 Backend = Literal["sqlite", "postgres"]
 # What an unfinished migration has noted in its target.
@@ -21,7 +29,7 @@ MARK_SQL = f"SELECT value FROM state_meta WHERE key = '{MIGRATION}'"
 
 
 class TimeUp(Exception):
-    """A read that was given a time has used it up."""
+    """The time limit of a read has passed."""
 
 
 class Conflict(Exception):
@@ -29,7 +37,7 @@ class Conflict(Exception):
 
 
 class Record(Protocol):
-    """A row of a result: its values by column name or by position, in order."""
+    """A row of a result, with values by column name or position."""
 
     @overload
     def __getitem__(self, key: int | str) -> Any: ...
@@ -53,11 +61,11 @@ class Tx(ABC):
 
     @abstractmethod
     def execute(self, sql: str, params: Params = ()) -> None:
-        """Run a statement whose outcome nobody needs here; it may fail as late as the next statement or the commit."""
+        """Run a statement without waiting for its outcome; it may fail as late as the next statement or the commit."""
 
     @abstractmethod
     def change(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement and return how many rows it changed."""
 
     @abstractmethod
     def many(self, sql: str, rows: Sequence[Params]) -> None: ...
@@ -73,31 +81,31 @@ class Tx(ABC):
 
     @abstractmethod
     def prefetch(self, sql: str, params: Params = ()) -> None:
-        """Ask now for what this very query is asked for later, where that saves a round trip. Its answer must not change
-        by what this transaction does in between."""
+        """Send a query early whose result is needed later, where that saves a round trip. This transaction must not
+        change its result in between."""
 
     @abstractmethod
     def value(self, sql: str, params: Params = (), default: object = None) -> Any: ...
 
     @abstractmethod
     def next_value(self, counter: Literal["lease_token", "response_use"]) -> int:
-        """The next number of a counter, which grows for good."""
+        """Increment a counter that never goes back."""
 
     @abstractmethod
     def nested(self, work: Callable[[Any], R]) -> R:
-        """A part of a transaction that is undone alone when it fails."""
+        """Run a part of the transaction that is rolled back alone if it fails."""
 
     @abstractmethod
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        """Raise `TimeUp` when what is read inside takes longer."""
+        """Raise `TimeUp` if the reads inside take longer."""
 
     def after(self, act: Callable[[], None]) -> None:
-        """Have something done once the transaction counts; not at all if it is undone."""
+        """Register a callback for after the commit; it is dropped on a rollback."""
         self.later.append(act)
 
 
 class Maintenance(Protocol):
-    """What care of a database means; `Upkeep` has the words for it."""
+    """See `Upkeep` for what each operation does."""
 
     def backup(self, engine: Any, path: Path) -> None: ...
     def check(self, engine: Any, deep: bool, progress: Callable[[str], None]) -> list[str]: ...
@@ -109,11 +117,8 @@ class Maintenance(Protocol):
 
 
 class Engine(ABC):
-    """One database, for all who use it in this process.
-
-    `write` and `read` block; `submit_write` and `read_soon` are for an event loop. Work is a function of the transaction,
-    and may run more than once before it counts.
-    """
+    """One database, shared by all its users in this process. `write` and `read` block; `submit_write` and `read_soon`
+    are for an event loop. Work is a function of the transaction, and may run more than once before it is committed."""
 
     backend: Backend
     # The database's file; None in memory and on a server.
@@ -123,20 +128,57 @@ class Engine(ABC):
     read_only: bool
     # Set by what finishes or repairs a copy; whoever would use one is refused.
     takes_unfinished = False
+    # Guards the registries of engines and the counts of their users.
+    registry_lock = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, place: str, threads: int) -> None:
+        self.place = place
         self.notices: list[str] = []
+        self._users = 0
+        self._ready = self._closed = self._forked = False
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+        self._callers = Threads(threads)
+        _all.add(self)
         # Called with the ids of deleted sessions once that is committed, before the caller's `write` returns.
         self.deletion_listeners: list[Callable[[Sequence[str]], None]] = []
 
-    def check_finished(self, mark: str | None, place: str) -> None:
-        """Refuse a copy that is not complete: the next `migrate` may begin it anew, without what was added."""
+    def check_finished(self, mark: str | None) -> None:
+        """Reject an incomplete copy: the next `migrate` may start it again and lose what was added."""
         if mark is not None and not self.takes_unfinished:
             raise StoreUnfinished(
                 f"The migration of {json.loads(mark)['source']} to this database was interrupted.",
-                where=place,
+                where=self.place,
                 hint="finish it with hermes migrate (--from and --to as before), or name another database in storage.url",
             )
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise StoreError(
+                "The database was opened before this process was forked off, and cannot be used in it.",
+                where=self.place,
+                hint="start the process anew instead of forking it (for example the spawn method of multiprocessing)",
+            )
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> StoreError:
+        return StoreError("The database is closed.", where=self.place)
+
+    def _nested_error(self) -> StoreError:
+        return StoreError("This cannot be done in the middle of a transaction.", where=self.place)
+
+    @staticmethod
+    def _timeout_error() -> StoreTimeout:
+        message = f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once."
+        return StoreTimeout(message, hint="ask for less, or try again later")
+
+    def _run_callbacks(self, tx: Tx) -> None:
+        for act in tx.later:
+            try:
+                act()
+            except Exception:
+                log.exception("what was to follow a change of %s", self.place)
 
     def tell_deleted(self, session_ids: Sequence[str]) -> None:
         for listen in tuple(self.deletion_listeners):
@@ -152,38 +194,54 @@ class Engine(ABC):
 
     @abstractmethod
     def read(self, work: Callable[[Tx], R], *, slow: bool = False, stop: threading.Event | None = None) -> R:
-        """Run `work` on one consistent view of the database, or on the view that this thread has. Slow reads have
-        connections of their own. Once `stop` is set, a statement that still runs is interrupted."""
+        """Run `work` on one consistent view of the database, or on the view that this thread has. Slow reads have their
+        own connections. Setting `stop` interrupts the running statement."""
 
     @abstractmethod
     def submit_write(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
-        """The same as `write`, for a loop; done whether it is awaited or not."""
+        """Like `write`, for an event loop; it completes whether it is awaited or not."""
 
     @abstractmethod
     async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R: ...
 
-    @abstractmethod
     async def apply(self, function: Callable[[], R]) -> R:
-        """Run something that uses this engine in a thread that no read waits for."""
+        """Run a function that uses this engine in a thread that no read waits for."""
+        self._check_usable()
+        return await self._callers.call(function)  # type: ignore[no-any-return]
 
     @abstractmethod
     def open(self) -> None:
-        """Open the database now, so that what is wrong with it is told now."""
+        """Open the database now, so that errors are raised now."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is a database before it is opened, which makes it."""
+        """Whether the database exists; opening it creates it."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Raise what keeps the database from taking a change and keeping it."""
+        """Raise the reason why the database cannot store a change."""
 
-    @abstractmethod
-    def shared(self) -> Engine:
-        """Count one more user; each calls `release`, or `drop` from a finalizer."""
+    def shared(self) -> Self:
+        """Add one user; each calls `release`, or `drop` from a finalizer."""
+        with Engine.registry_lock:
+            self._check_usable()
+            self._users += 1
+        return self
 
     @abstractmethod
     def drop(self) -> None: ...
 
     @abstractmethod
     def release(self) -> None: ...
+
+
+_all: WeakSet[Engine] = WeakSet()
+
+
+def _after_fork() -> None:
+    Engine.registry_lock = threading.Lock()
+    for engine in _all:
+        engine._forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)

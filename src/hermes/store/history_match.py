@@ -1,4 +1,4 @@
-"""Which stored conversation a caller means who brings its own history: found by content, not by name."""
+"""Finds the stored conversation that a request continues, by the content of the history it brings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ Message = JsonMapping
 
 
 class Binding(Repository):
-    """Equal openings of two people stay apart; one person's conversation is found again."""
-
     @reads
     def bind_session(
         self,
@@ -36,14 +34,14 @@ class Binding(Repository):
         owner: str = "default",
         session_key: str | None = None,
     ) -> str:
-        """The id of the session that holds this history, or a free one for a session that will begin with it."""
+        """The id of the session that holds this history, or of a new session that will begin with it."""
         return find_session(tx, base_id, history, owner, session_key).session_id
 
 
 @dataclass(slots=True)
 class Bound:
-    """Where a turn is recorded. `new`: there is no such session yet, and nobody holds it. `history` is the given one
-    with what the server did in between and its client never saw; None where nothing is to be added."""
+    """Where a turn is recorded. `new`: the session does not exist yet, so nobody holds it. `history` is the given one
+    plus what the server did in between and its client never saw; None if there is nothing to add."""
 
     session_id: str
     new: FreeSession | None
@@ -51,7 +49,8 @@ class Bound:
 
 
 class FreeSession(NamedTuple):
-    """The id of a session that is not there and that nobody is about to make, and what `acquire_free` wants."""
+    """The id of a session that does not exist and that nobody is about to create, with the token `acquire_free`
+    needs."""
 
     id: str
     next_token: int | None
@@ -67,8 +66,8 @@ def find_session(
     *,
     shown_tools: bool = False,
 ) -> Bound:
-    """The session whose messages are those of the given history, turn by turn. `call_ids` are calls that the caller
-    answers now; with `shown_tools` it has seen the server's own calls too."""
+    """The session whose messages match the given history, turn by turn. `call_ids` are the calls that the client
+    answers now; with `shown_tools` it has also seen the server's own calls."""
     checked_id(base_id)
     if not history:
         free = find_free_session(tx, base_id)
@@ -111,7 +110,7 @@ def find_session(
 
 
 def _waiting_sessions(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
-    """Sessions in which these calls were left to the client, and whether a turn may be recorded there by content."""
+    """Sessions in which these calls wait for the client, and whether a turn may be recorded there by content."""
     if not call_ids:
         return {}
     placeholders = ", ".join("?" * len(call_ids))
@@ -148,8 +147,7 @@ def find_free_session(tx: Tx, base_id: str) -> FreeSession:
 
 @dataclass(slots=True)
 class Match:
-    """A given history beside the rows that hold it: each message with the rows it stands for. `remaining` counts further
-    rows."""
+    """A given history with the rows that each of its messages stands for. `remaining` counts the further rows."""
 
     pairs: list[tuple[Message | None, list[Row]]] = field(default_factory=list)
     remaining: int = 0
@@ -165,7 +163,7 @@ def match(
     *,
     shown_tools: bool = False,
 ) -> Match | None:
-    """How the rows hold the given messages; None when they hold something else."""
+    """Match the given messages with the rows; None if the rows hold something else."""
     result, remaining = Match(), deque(stored)
     for index, message in enumerate(messages):
         if message.get("role") == "system":  # no row holds it
@@ -188,7 +186,7 @@ def match(
 
 
 def _remove_rows(remaining: deque[Row], matched: Sequence[Row]) -> None:
-    """Take these rows out, which stand near the beginning; outputs of the client may lie between them."""
+    """Remove these rows, which are near the beginning; outputs of the client may lie between them."""
     ids, skipped = {id(row) for row in matched}, []
     while ids:
         row = remaining.popleft()
@@ -200,7 +198,7 @@ def _remove_rows(remaining: deque[Row], matched: Sequence[Row]) -> None:
 
 
 def _matching_rows(message: Message, remaining: deque[Row]) -> list[Row] | None:
-    """The rows of which a client sees one answer: its last text or all of them, and the calls that are the client's."""
+    """The rows that a client sees as one answer: the last text or all of them, and the calls that are the client's."""
     content, matched = _text(message.get("content")), list[Row]()
     digest = digest_of({**message, "content": ""})
     without_calls = digest_of({**message, "content": "", "tool_calls": []})
@@ -225,7 +223,7 @@ def _matching_rows(message: Message, remaining: deque[Row]) -> list[Row] | None:
 
 
 def _steps(remaining: Iterator[Row]) -> Iterator[tuple[Row, list[Row]]]:
-    """The messages of the assistant that begin these rows, each with the results of its calls."""
+    """The assistant messages that begin these rows, each with the results of its calls."""
     row = next(remaining, None)
     while row is not None and row.role == "assistant":
         results, following = list[Row](), next(remaining, None)
@@ -237,7 +235,7 @@ def _steps(remaining: Iterator[Row]) -> Iterator[tuple[Row, list[Row]]]:
 
 
 def _skip_unseen(remaining: deque[Row], result: Match) -> None:
-    """Pass over calls that a client has seen nothing of: the turn ended before it said a word."""
+    """Skip calls that the client has not seen: the turn ended before it produced text."""
     while (
         remaining and remaining[0].role == "assistant" and remaining[0].tool_calls and not _text(remaining[0].content)
     ):

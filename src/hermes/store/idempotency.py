@@ -1,4 +1,4 @@
-"""Idempotency records: a request that comes again under its key gets the answer of the first, and no second run."""
+"""Idempotency records: a repeated request with the same key gets the first response and starts no second run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is known under a key. `running` names the run to join, `done` brings the answer to give again."""
+    """The state of a key: `running` names the run to join, `done` holds the response to repeat."""
 
     state: Literal["new", "running", "done", "conflict"]
     run_id: str | None = None
@@ -33,7 +33,7 @@ class Claim:
 
 
 class Idempotency(Repository):
-    """Claims by scope and key. A claim is committed before its run starts, its answer with the run's end."""
+    """Claims by scope and key. A claim is committed before its run starts, its response with the run's end."""
 
     @writes
     def claim(
@@ -60,19 +60,19 @@ class Idempotency(Repository):
 
     @writes
     def finish(self, tx: Tx, scope: str, key: str, status: int, body: bytes) -> None:
-        """Keep the answer, to be given again byte for byte. The first one stands."""
+        """Store the response to be repeated byte for byte. The first one stays."""
         sql = "UPDATE idempotency SET state = 'done', status = ?, body = ? WHERE scope = ? AND key = ?"
         sql += " AND state = 'running'"
         tx.execute(sql, (status, body, scope, key))
 
     @writes
     def release(self, tx: Tx, scope: str, key: str) -> None:
-        """The work was not begun: the key is free again."""
+        """Free a key whose work was not started."""
         tx.execute("DELETE FROM idempotency WHERE scope = ? AND key = ? AND state = 'running'", (scope, key))
 
     @writes
     def release_unstarted(self, tx: Tx) -> int:
-        """At a start: free the keys behind which there is no run."""
+        """At startup: free the keys that have no run."""
         return tx.change(
             "DELETE FROM idempotency WHERE state = 'running' AND "
             "(run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"

@@ -1,4 +1,4 @@
-"""Scheduled jobs in their table. When a job is due is in its row; what a schedule means is not known here."""
+"""Scheduled jobs. A row holds when its job is due; schedules are interpreted in `runs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_a
 
 
 class Jobs(Repository):
-    """Jobs by id. One that is due is given to one caller at a time."""
+    """Jobs by id. A due job is given to one caller at a time."""
 
     @writes
     def create(self, tx: Tx, job: JsonMapping) -> JsonObject:
@@ -59,14 +59,14 @@ class Jobs(Repository):
 
     @reads
     def due(self, tx: Tx, now: float) -> builtins.list[JsonObject]:
-        """Jobs whose time has come and that nobody has taken, the longest overdue first."""
+        """Unclaimed jobs that are due, the longest overdue first."""
         return _due(tx, now, SQL_ROWS_MAX)
 
     @writes
     def claim_due(
         self, tx: Tx, now: float, holder: str, ttl: float = 300, limit: int = 10
     ) -> builtins.list[JsonObject]:
-        """Take jobs that are due. Nobody else is given them until they are finished, or `ttl` has passed."""
+        """Claim due jobs. Nobody else gets them until they are finished or `ttl` has passed."""
         jobs = _due(tx, now, limit, FOR_UPDATE_SKIP_LOCKED)
         for job in jobs:
             tx.execute("UPDATE jobs SET claimed_by = ?, claimed_until = ? WHERE id = ?", (holder, now + ttl, job["id"]))
@@ -74,7 +74,7 @@ class Jobs(Repository):
 
     @writes
     def finish(self, tx: Tx, /, job_id: str, holder: str | None = None, **fields: Any) -> JsonObject | None:
-        """Give a job back, with what has changed. With a holder, only if it is still that one's."""
+        """Return a job with its changed fields; with a holder, only if that holder still has it."""
         if holder is not None and tx.value("SELECT claimed_by FROM jobs WHERE id = ?", (job_id,)) != holder:
             return None
         tx.execute("UPDATE jobs SET claimed_by = NULL, claimed_until = 0 WHERE id = ?", (job_id,))

@@ -31,11 +31,11 @@ _TO_ACQUIRE = (
 
 
 class Leases(Repository):
-    """Leases with growing tokens. A holder of this host whose process is gone has lapsed at once."""
+    """Leases with growing tokens. A lease of a dead process of this host has expired at once."""
 
     @writes
     def acquire(self, tx: Tx, name: str, holder: str, ttl: float) -> int | None:
-        """The token to write under, or None while somebody else holds it."""
+        """The token to write under, or None while somebody else holds the lease."""
         return acquire(tx, name, holder, ttl)
 
     @writes
@@ -48,7 +48,7 @@ class Leases(Repository):
 
     @writes
     def release_gone(self, tx: Tx) -> int:
-        """Remove the leases of processes of this host that are gone, and those that expired long ago; how many there
+        """Delete leases of dead processes of this host and leases that expired long ago; returns how many there
         were."""
         released = tx.change(f"DELETE FROM leases WHERE name <> '' AND until < {CLOCK} - ?", (_EXPIRED_KEPT_S,))
         holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
@@ -61,13 +61,11 @@ class Leases(Repository):
 
     @reads_slowly
     def holders(self, tx: Tx) -> list[str]:
-        """Who holds any lease now."""
         leases = tx.rows(f"SELECT holder, token, until - {CLOCK} AS left_s FROM leases WHERE name <> ''")
         return sorted({lease["holder"] for lease in leases if not is_free(lease)})
 
 
 def acquire(tx: Tx, name: str, holder: str, ttl: float) -> int | None:
-    """The token to write under, or None while somebody else holds it."""
     lease = tx.rows(_TO_ACQUIRE, (name,))[0]
     return acquire_free(tx, name, holder, ttl, lease["next_token"]) if is_free(lease) else None
 
@@ -84,7 +82,7 @@ def release(tx: Tx, name: str, token: int) -> None:
 
 
 def held_by(tx: Tx, name: str) -> str | None:
-    """Who holds a lease now: one that ran out, or whose process is gone, is held by nobody."""
+    """The current holder; None if the lease has expired or its process is dead."""
     lease = tx.row(f"SELECT holder, token, until - {CLOCK} AS left_s FROM leases WHERE name = ?", (name,))
     return None if lease is None or is_free(lease) else str(lease["holder"])
 
@@ -98,6 +96,6 @@ def is_current(tx: Tx, name: str, token: int) -> bool:
 
 
 def current_token(tx: Tx, name: str) -> int | None:
-    """The token of a lease, which nobody else acquires before this transaction has ended."""
+    """The token of a lease, locked until this transaction ends."""
     token: int | None = tx.value(f"SELECT token FROM leases WHERE name = ? {FOR_SHARE}", (name,))
     return token

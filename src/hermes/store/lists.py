@@ -1,4 +1,4 @@
-"""Lists of sessions: filtered, ranked, in pages without gap or repetition."""
+"""Lists of sessions: filtered, ranked, paged without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
 class SessionFilters(TypedDict, total=False):
-    """Which sessions a list holds; what is None or left out does not matter. `archived` is true, false or 'all'."""
+    """Which sessions a list holds; None means no condition. `archived` is true, false or 'all'."""
 
     source: str | None
     cwd_prefix: str | None
@@ -65,7 +65,7 @@ class Lists(Repository):
         pinned: bool | None = None,
         order: str = "last_active",
     ) -> list[JsonObject]:
-        """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
+        """Sessions without their prompts, latest first. Each has the `cursor` after which the list continues."""
         filters = SessionFilters(source=source, cwd_prefix=cwd_prefix, owner=owner, session_key=session_key)
         filters |= SessionFilters(include_children=include_children, archived=archived, search=search, pinned=pinned)
         if order not in ("last_active", "started_at"):
@@ -104,15 +104,15 @@ class Lists(Repository):
         order: str,
         **filters: Unpack[SessionFilters],
     ) -> tuple[list[JsonObject], dict[str, JsonObject], int]:
-        """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
+        """A page of a list, extra facts by session id (`around_sessions`), and the length of the whole list."""
         sessions = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
         around = self.around_sessions([session["id"] for session in sessions])
         return sessions, around, self.count_sessions(**filters)
 
     @reads_slowly
     def branches(self, tx: Tx, session_id: str) -> list[tuple[JsonObject, int]]:
-        """The forks that a session belongs to, the one that all come from first; each with how many messages it has from
-        its parent."""
+        """The forks that a session belongs to, starting with their common root; each with how many messages it shares
+        with its parent."""
         root = session_id
         for _ in range(BRANCHES_MAX):
             parent = tx.value(_FORKED_FROM, (root,))
@@ -127,7 +127,7 @@ class Lists(Repository):
 
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, JsonObject]:
-        """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
+        """Facts about sessions beside their rows: the active run, a parent of the same owner, prompts."""
         if not session_ids:
             return {}
         placeholders = ", ".join("?" * len(session_ids))
@@ -169,7 +169,7 @@ def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
 
 
 def _rank(search: str | None) -> tuple[str, list[str]]:
-    """What is the very text comes before what begins with it, and that before what holds it somewhere."""
+    """Exact matches rank before prefixes, prefixes before matches elsewhere."""
     if not search:
         return "0", []
     exact, beginning = escaped(search), f"{escaped(search)}%"
@@ -181,7 +181,7 @@ def _rank(search: str | None) -> tuple[str, list[str]]:
 def _after_cursor(
     tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool
 ) -> tuple[str, list[Any]]:
-    """The condition under which a list goes on: behind a cursor that it gave, or behind a session."""
+    """The condition that continues a list after a cursor or after a session."""
     row = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
     match = _CURSOR.fullmatch(cursor)
     if row is not None:
@@ -208,7 +208,8 @@ def is_inside(cwd: str | None, folder: str) -> bool:
 
 
 def folder_of(path: str) -> list[str]:
-    """What `INSIDE` asks for: the folder itself, unless it ends with a slash, and twice what paths below begin with."""
+    """The parameters of `INSIDE`: the folder itself, unless it ends with a slash, and twice the prefix of paths below
+    it."""
     below = f"{path.rstrip('/')}/"
     return [path, below, below]
 

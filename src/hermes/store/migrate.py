@@ -1,4 +1,4 @@
-"""A whole store moved from one database to another: copied in batches, verified, continued where it was interrupted."""
+"""Moves a whole store from one database to another: copied in batches, verified, resumable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TargetNotEmpty(HermesError):
 
 
 class CopyDiffers(HermesError):
-    """The target does not hold what the source holds."""
+    """The target does not equal the source."""
 
 
 class Progress(NamedTuple):
@@ -73,7 +73,7 @@ class Report:
 
 
 class Side:
-    """One of the two stores, with its place in words. On SQLite the responses are a database of their own."""
+    """One of the two stores, with its place for messages. On SQLite the responses are in a database of their own."""
 
     def __init__(self, store: Store, place: str) -> None:
         self.store, self.place = store, place
@@ -102,7 +102,7 @@ class Side:
             after = [rows[-1][at] for at in key]
 
     def mark(self) -> Any:
-        """What an unfinished migration has noted in this store."""
+        """The mark that an unfinished migration left in this store."""
         text = self.state.read(lambda tx: tx.value(MARK_SQL))
         return json.loads(text) if text is not None else None
 
@@ -120,7 +120,7 @@ class Side:
 
 @contextlib.contextmanager
 def open_sides(source_url: str, target_url: str, home: Home) -> Iterator[tuple[Side, Side]]:
-    """Both stores. A source that does not exist is not made, nor is a target without a source."""
+    """Open both stores. A missing source is not created, nor is a target without a source."""
     places = [place_of(url) for url in (source_url, target_url)]
     for url, place in zip((source_url, target_url), places, strict=True):
         if not is_server(url) and path_of(url) is None:
@@ -144,10 +144,8 @@ def _folder(url: str) -> Path:
 
 
 def migrate(source: Side, target: Side, progress: Callable[[Progress], None] = lambda _: None) -> Report:
-    """Copy all of a store into an empty one and compare the two. Interrupted at any point, the next call continues it.
-
-    Nobody may use either of them meanwhile.
-    """
+    """Copy a store into an empty one and compare the two. A later call resumes an interrupted one. Nobody may use
+    either store meanwhile."""
     return _Migration(source, target, progress).run()
 
 
@@ -200,7 +198,7 @@ class _Migration:
         return any(rows for name, rows in self._target.counts().items() if name not in _NOT_COUNTED)
 
     def _expect_same(self) -> None:
-        """Of a target that is not empty only an equal one is accepted: an earlier call was complete."""
+        """A target that is not empty must equal the source: an earlier call was complete."""
         counts = self._target.counts()
         if counts != self._totals or self._verify():
             names = [name for name, rows in counts.items() if rows and name not in _NOT_COUNTED]
@@ -226,7 +224,7 @@ class _Migration:
         self._target.state.write(start)
 
     def _copy(self, first: str, after: list[Any]) -> None:
-        """From the table `first` on, there behind a key."""
+        """Copy from the table `first` on, there after a key."""
         names = [table.name for table in TABLES]
         for table in TABLES[names.index(first) :]:
             self._copy_table(table, after)
@@ -267,7 +265,7 @@ class _Migration:
     # ---- verifying
 
     def _verify(self) -> list[str]:
-        """How the two differ, in words."""
+        """The differences, as sentences."""
         differences = []
         for table in TABLES:
             there, here = (self._sum(side, table) for side in (self._source, self._target))

@@ -1,4 +1,4 @@
-"""Prompts, each kept once by the hash of its text: sessions and runs name the hash."""
+"""Prompts, stored once by the hash of their text; sessions and runs refer to the hash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNUSED = (
 class Prompts(Repository):
     @blocks
     def remove_unused_prompts(self, now: float | None = None) -> int:
-        """Remove prompts that nothing names any more. How many."""
+        """Delete prompts that nothing refers to; returns how many."""
         # Whoever begins to name a prompt notes its use, so that nobody can have begun to name one of these since they
         # were looked for.
         before = (time.time() if now is None else now) - 2 * PROMPT_USE_NOTED_S

@@ -1,4 +1,4 @@
-"""A stored log read back: durable events with the deltas of their texts put in between again. Pure."""
+"""Rebuilds the events of a stored log: durable events with the deltas of their texts between them. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ def replay(
     after: int,
     later: Iterable[Event] = (),
 ) -> Iterator[Event]:
-    """Everything later than `after`, in order.
-
-    A completed message gives its deltas from its row and its cuts, an open one from its partial, which may have been
-    looked at before it was completed. The events `later` come later than all that is asked for; only the deltas before
-    them are given.
-    """
+    """All events after `after`, in order. The deltas of a completed message come from its row and cuts, those of an
+    open one from its partial, which may have been read before the message was completed. The events `later` follow
+    everything that is wanted; they only contribute the deltas before them."""
     events = [event for event in durable if event.seq > after]
     streams: list[Iterable[Event]] = [events]
     closing = [*events, *later]
@@ -79,7 +76,7 @@ def _open(run_id: str, partial: Partial, after: int) -> Iterable[Event]:
 
 
 def joined(partials: Iterable[Partial], tails: Iterable[Tail]) -> list[Partial]:
-    """Open streams as the database has them, with what a journal has beyond that."""
+    """Open streams of the database, extended by what a journal has beyond them."""
     streams = {partial.stream_id: partial for partial in partials}
     for tail in tails:
         stream = streams.get(tail.stream_id) or Partial(tail.stream_id, tail.kind, tail.step, "", "", 0, tail.form)

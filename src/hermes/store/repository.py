@@ -1,4 +1,4 @@
-"""Base of the stores: methods that get a transaction, and their asynchronous counterparts."""
+"""Base of the stores: methods that receive a transaction, and their asynchronous counterparts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = TypeVar("S", bound="Repository")
 
 
 class Repository:
-    """A store: methods on an engine. Those marked `reads` and `writes` are given the transaction they work in."""
+    """A store: methods on an engine. Those marked `reads` and `writes` receive the transaction they work in."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,12 +28,12 @@ class Repository:
         return self._engine
 
     def transaction(self, work: Callable[[], R]) -> R:
-        """Do several things as one: all that `work` asks of this engine's stores happens, or nothing."""
+        """Run `work` so that all changes it makes through this engine's stores are committed together."""
         return self._engine.write(lambda _: work())
 
 
 class AsyncPart:
-    """A store whose methods are coroutines. What blocks, blocks one of the store's own threads."""
+    """A store whose methods are coroutines; blocking work runs in the store's own threads."""
 
     def __init__(self, store: object) -> None:
         self.blocking = store
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 def reads(
     method: Callable[Concatenate[S, Tx, P], R], *, slow: bool = False, slow_with: Sequence[str] = ()
 ) -> Method[P, R]:
-    """A method that looks at one consistent view of the database, and finds what it wants by an index."""
+    """A method that reads one consistent view of the database, by an index."""
     names = list(inspect.signature(method).parameters)[2:]
 
     def is_slow(args: Sequence[Any], kwargs: JsonMapping) -> bool:
@@ -91,7 +91,7 @@ def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
 def reads_slowly_with(
     *names: str,
 ) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Method[P, R]]:
-    """The same for what looks at many rows when one of these arguments is given."""
+    """Like `reads`; slow (many rows) if one of these arguments is given."""
 
     def mark(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
         return reads(method, slow_with=names)
@@ -114,7 +114,8 @@ def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
 
 
 def blocks(method: Callable[Concatenate[S, P], R]) -> Method[P, R]:
-    """A method that uses others of its store: the asynchronous counterpart runs it in a thread that no read waits for."""
+    """A method that calls others of its store: the asynchronous counterpart runs it in a thread that no read waits
+    for."""
 
     async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._engine.apply(functools.partial(method, self, *args, **kwargs))
@@ -134,7 +135,7 @@ def _method(call: Any, soon: Any, method: Any) -> Any:
 
 @functools.cache
 def async_class(cls: Any) -> type[AsyncPart]:
-    """The class whose methods are those of a store, as coroutines."""
+    """The asynchronous counterpart of a store's class."""
     members = inspect.getmembers(cls, lambda member: hasattr(member, "soon"))
     return type(f"Async{cls.__name__}", (AsyncPart,), {name: _awaited(method) for name, method in members})
 

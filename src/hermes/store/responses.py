@@ -1,4 +1,4 @@
-"""`ResponseStore`: answers of the Responses API that can be asked for again, each history kept once however long."""
+"""`ResponseStore`: stored responses and conversations of the Responses API; items of a history are stored once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _UNFINISHED = ("queued", "in_progress")
 
 
 class ResponseStore(Repository):
-    """Records by id, the least recently used of an owner going first. Without a path it is in memory and begins empty; with an `engine` it is in that one."""
+    """Records by id; the least recently used of an owner are evicted first. Without a path the store is in memory; with
+    an `engine` it uses that one."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class ResponseStore(Repository):
 
     @writes
     def put(self, tx: Tx, response_id: str, data: JsonMapping, only: Literal["known", "new"] | None = None) -> None:
-        """Keep a record, in the place of one with the same id; `only` there, or only where there is none."""
+        """Store a record, replacing one with the same id; with `only`, only if that is known, or new."""
         owner = data.get("owner") or "default"
         response = data.get("response")
         status = response.get("status") if isinstance(response, Mapping) else None
@@ -78,7 +79,7 @@ class ResponseStore(Repository):
 
     @blocks
     def get(self, response_id: str, owner: str | None = None) -> JsonObject | None:
-        """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
+        """A copy of the record, or None; counts as use. With an owner, only that owner's."""
         record, fault = self._get(response_id, owner)
         if fault:
             message = f"A stored response could not be read and was removed: {response_id}."
@@ -117,7 +118,7 @@ class ResponseStore(Repository):
 
     @writes
     def set_conversation(self, tx: Tx, name: str, response_id: str, owner: str | None = None) -> None:
-        """Let a name point to a record; of one that is not there, or is another's, nothing is noted."""
+        """Point a name to a record; ignored if the record is missing or another owner's."""
         of = tx.value("SELECT owner FROM responses WHERE id = ?", (response_id,))
         if of is None or (owner is not None and of != owner):
             return
@@ -136,8 +137,8 @@ class ResponseStore(Repository):
 
     @reads_slowly
     def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, JsonObject]:
-        """Items of the owner's stored responses and conversations, asked or answered, by their ids; of two with one id
-        that of the response used last. Each record is read once, however many items are wanted."""
+        """Items of the owner's stored responses and conversations by their ids; of two with one id that of the response
+        used last. Each record is read once, however many items are wanted."""
         items_by_id: dict[str, JsonObject] = {}
         missing_ids = set(item_ids)
 
@@ -164,7 +165,7 @@ class ResponseStore(Repository):
     def put_conversation_object(
         self, tx: Tx, conversation_id: str, owner: str, metadata: Mapping[str, str], created_at: int
     ) -> None:
-        """Keep a conversation, or change what is said about it."""
+        """Create a conversation or change its metadata."""
         tx.execute(
             "INSERT INTO conversation_objects VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "metadata = excluded.metadata",
@@ -180,7 +181,7 @@ class ResponseStore(Repository):
 
     @writes
     def delete_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> bool:
-        """Forget a conversation; its responses stay."""
+        """Delete a conversation; its responses stay."""
         tx.execute("DELETE FROM conversations WHERE name = ? AND owner = ?", (conversation_id, owner))
         sql = "DELETE FROM conversation_objects WHERE id = ? AND owner = ?"
         return bool(tx.change(sql, (conversation_id, owner)))
@@ -194,8 +195,8 @@ class ResponseStore(Repository):
         items: Sequence[JsonMapping],
         response_id: str | None = None,
     ) -> list[JsonObject]:
-        """Put items behind those of a conversation; those of a response are put there once. Returns them as they are
-        kept: an id that another item of the conversation has is replaced."""
+        """Append items to a conversation; those of a response only once. Returns them as stored: an id that another
+        item of the conversation has is replaced."""
         of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
         if of != owner:
             return []
@@ -213,7 +214,7 @@ class ResponseStore(Repository):
 
     @writes
     def delete_conversation_item(self, tx: Tx, conversation_id: str, owner: str, item_id: str) -> bool:
-        """Remove an item. Responses that told of it are no longer what the conversation goes on from: its items are."""
+        """Delete an item. The conversation then continues from its items, not from responses that contain it."""
         position = _item_position(tx, conversation_id, item_id)
         of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
         if of != owner or position is None:
@@ -231,15 +232,15 @@ class ResponseStore(Repository):
     def conversation_items_since(
         self, tx: Tx, conversation_id: str, owner: str, response_id: str | None
     ) -> list[JsonObject]:
-        """Items that were put there by hand since a response; all of those without one."""
+        """Items that were added by a client since a response; all of them if there is no response."""
         last = "SELECT max(position) FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
         where = f"i.response_id IS NULL AND position > coalesce(({last}), 0)"
         return _items(tx, conversation_id, owner, where, (conversation_id, response_id))
 
     @writes
     def suspend(self, tx: Tx, call_ids: Sequence[str], scope: str, run_id: str, history: Sequence[JsonMapping]) -> None:
-        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls. Providers that
-        number their calls give several turns the same ids: each keeps its own."""
+        """Store the transcript of a stateless turn until its client has answered these calls. Providers that number
+        their calls give several turns the same ids: each stores its own."""
         now = time.time()
         tx.execute("DELETE FROM suspended WHERE expires_at <= ?", (now,))
         for call_id in call_ids:
@@ -294,7 +295,7 @@ def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequenc
 
 
 def _keep_items(tx: Tx, items: list[Any]) -> str:
-    """The items of a history by their hashes; each is kept once."""
+    """The hashes of the items of a history; each item is stored once."""
     hashes = []
     for item in items:
         text = pack(item)

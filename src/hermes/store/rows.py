@@ -1,4 +1,4 @@
-"""Messages in their table: written with the counters they move, read back as they were given."""
+"""The messages table: rows written together with the counters of their session, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MODEL_ORDER = "coalesce(position, id)"
 
 
 def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
-    """Put rows at the end of their session, each with its new id, and move the session's counters unless that is done."""
+    """Append rows to their session and set their ids; update the session's counters unless `counted`."""
     by_session: dict[str, list[Row]] = {}
     rows = list(rows)
     ids = _next_ids(tx, len(rows))
@@ -79,7 +79,6 @@ def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
 
 
 def prefetch_ids(tx: Tx, count: int) -> None:
-    """So many messages will be added."""
     if count and tx.backend == "postgres":
         tx.prefetch(_NEXT_IDS, (count,))
 
@@ -114,7 +113,7 @@ def _insert(tx: Tx, row: Row, row_id: int | None) -> int:
 
 
 def _search_columns(tx: Tx, content: str | None, tool_name: str | None) -> tuple[str | None, ...]:
-    """What the search index needs of a message beside its content."""
+    """The search columns of a message."""
     text = search_text(content)
     if tx.backend == "sqlite":
         return (text,)
@@ -122,12 +121,12 @@ def _search_columns(tx: Tx, content: str | None, tool_name: str | None) -> tuple
 
 
 def search_vector(text: str | None, content: str | None, tool_name: str | None) -> str | None:
-    """The `tsvector` of a message that is in the index; `text` is its `search_text`."""
+    """The `tsvector` of an indexed message; `text` is its `search_text`."""
     return ts_vector(text or (content or "")[:SEARCHED_CHARS_MAX], tool_name)
 
 
 def _extend_last_message(tx: Tx, addition: Row) -> None:
-    """Put the rest of the session's last message behind its beginning; it is kept by itself for the log of its run."""
+    """Append the rest of the session's last message to it; the row itself is stored for the log of its run."""
     rows = read(tx, f"session_id = ? AND active ORDER BY {MODEL_ORDER} DESC LIMIT 1", (addition.session_id,))
     last = rows[0] if rows else None
     if last is None or last.role != "assistant" or last.tool_calls or not isinstance(last.content, str):
@@ -150,7 +149,7 @@ def _extend_last_message(tx: Tx, addition: Row) -> None:
 
 
 def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
-    """Keep what was taken out of a row, once however many rows hold it."""
+    """Store the blobs of a row; each is stored once, however many rows refer to it."""
     for digest, (media_type, data) in blobs.items():
         tx.execute("INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (digest, media_type, data))
         tx.execute("INSERT INTO message_blobs VALUES (?, ?) ON CONFLICT DO NOTHING", (digest, row_id))
@@ -172,7 +171,7 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
 
 
 def tally(rows: Sequence[Row], digest: str | None = None) -> JsonObject:
-    """What rows add to their session: its counters, its preview, and the hash over the user's messages after them."""
+    """What rows add to their session: counters, preview, and the running hash over the user's messages."""
     user_rows = [row for row in rows if row.role == "user" and not row.synthetic]
     for row in user_rows:
         digest = continued(digest, digest_of_row(row))
@@ -185,14 +184,14 @@ def tally(rows: Sequence[Row], digest: str | None = None) -> JsonObject:
 
 
 def digest_of_row(row: Row) -> str:
-    """The hash over a message as it was given, whatever was made of it since."""
+    """The hash of a message as it was received, whatever was made of it since."""
     if row.digest is None and row.role == "user" and isinstance(row.content, list):
         row.digest = digest_of(row.as_given())
     return row.digest or digest_of(row.as_given())
 
 
 def conversation_rows(tx: Tx, session_id: str, where: str = "") -> list[Row]:
-    """The conversation of a session. The content of user messages is left out where its hash is stored."""
+    """The conversation of a session. User messages with a stored hash are read without their content."""
     stored = tx.rows(f"{SELECT} WHERE session_id = ? AND {CONVERSATION} {where} ORDER BY id", (session_id,))
     blob = functools.partial(_blob, tx)
     return list(
@@ -221,13 +220,13 @@ def model_position(row: Row | _Outline) -> int:
 
 
 def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
-    """What the model sees: live rows in their order, results in the order of their calls."""
+    """What the model sees: live rows in order, results in the order of their calls."""
     rows = read(tx, f"session_id = ? AND active {where} ORDER BY id", (session_id,))
     return list(in_call_order(sorted(rows, key=model_position)))
 
 
 def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
-    """What the model sees, as `Row.as_message` has it: only the columns of that are read, of very many rows perhaps."""
+    """What the model sees, as `Row.as_message` returns it, reading only the columns that needs."""
     blob = functools.partial(_blob, tx)
     sql = f"SELECT {MODEL_ORDER}, {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY id"
     messages: list[tuple[int, JsonObject]] = []
@@ -253,8 +252,8 @@ def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
 
 
 def live_up_to(kept: Sequence[Row], removed: Sequence[Row], live: Sequence[Row]) -> list[Row]:
-    """What the model is to see of a conversation that ends with the last of `kept`, before `removed`. Where a summary tells
-    of both, it is what was said itself."""
+    """What the model sees of a conversation that ends with the last of `kept`, before `removed`. A summary that covers
+    both is replaced by the messages themselves."""
     if not kept or not removed:
         return list(live if kept else ())
     kept_ids, removed_ids = {row.id for row in kept}, {row.id for row in removed}
@@ -289,12 +288,9 @@ def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
 
 
 def archive(tx: Tx, session_id: str, rows: Sequence[Row], indexes: Sequence[int | None] = ()) -> int:
-    """Make these what the model sees. How many of the live rows were taken out of that.
-
-    A message that stays keeps its row and id; if it was made shorter, its new words are for the model alone. The other
-    rows were written by us and belong to no transcript. `indexes` tells which of the live rows each of these is; without
-    that they are known by their content.
-    """
+    """Replace what the model sees by `rows`; returns how many live rows were archived. A message that stays keeps its
+    row and id; if it was shortened, the new text is for the model only. The other rows were generated and belong to no
+    transcript. `indexes` gives the live row that each row repeats; without it they are matched by content."""
     before = _outline(tx, session_id)
     if matched := _rows_at(before, rows, indexes):
         ids = [old.id for old in matched if old is not None]
@@ -328,7 +324,7 @@ def touch_session(tx: Tx, session_id: str) -> None:
 
 
 class _Outline(NamedTuple):
-    """A live row without what was said in it, which most of the work of reading it is."""
+    """A live row without its content, which is expensive to read."""
 
     id: int
     role: str
@@ -349,7 +345,7 @@ def _outline(tx: Tx, session_id: str) -> list[_Outline]:
 
 
 def _rows_at(before: list[_Outline], rows: Sequence[Row], indexes: Sequence[int | None]) -> list[_Outline | None]:
-    """The live rows that these are; empty when the places are none of theirs."""
+    """The live rows at `indexes`; empty if they do not fit."""
     matched = [before[index] if index is not None and index < len(before) else None for index in indexes]
     for row, old, index in zip(rows, matched, indexes, strict=True) if matched else ():
         if index is not None and (old is None or (old.role, old.tool_call_id) != (row.role, row.tool_call_id)):
@@ -358,7 +354,7 @@ def _rows_at(before: list[_Outline], rows: Sequence[Row], indexes: Sequence[int 
 
 
 def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:
-    """For each new row the one that it repeats: first what the beginning and the end have in common, then between."""
+    """The row that each new row repeats: first the common beginning and end are matched, then the rest."""
     origins: list[Row | None] = [None] * len(rows)
     head = tail = 0
     while head < min(len(before), len(rows)) and _same(before[head], rows[head]):
@@ -386,7 +382,7 @@ def _same(old: Row, new: Row) -> bool:
 
 
 def purge_due(tx: Tx) -> None:
-    """Words of deleted rows are to leave the index too, in an idle moment."""
+    """Schedule the removal of deleted rows from the search index."""
     if tx.backend == "postgres":
         return  # they left with their rows
     tx.execute(
@@ -395,8 +391,7 @@ def purge_due(tx: Tx) -> None:
 
 
 def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -> Iterator[T]:
-    """Results in the order of the calls they answer, whatever order they were stored in: of rows, or with `dict.get` of
-    messages."""
+    """Results in the order of the calls they answer, for rows or (with `dict.get`) messages."""
     index = 0
     while index < len(rows):
         row = rows[index]

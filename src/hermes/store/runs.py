@@ -1,4 +1,4 @@
-"""Runs and their logs on disk: what was committed is an event, what is growing is a partial, deltas are never rows."""
+"""Runs and their logs: events are stored when committed, growing texts as partials, deltas never as rows."""
 
 from __future__ import annotations
 
@@ -97,14 +97,11 @@ _CLOSING = ("message.completed", "reasoning.completed")
 
 
 class AppendOptions(TypedDict, total=False):
-    """What is written with the events of a run beside their rows.
-
-    `session`: opened first; with `claims` (holder and seconds of the lease) a new one under a free id.
-    `creates`: the run itself, where it is not stored yet; with `owner_max` only if its owner has fewer without an end.
-    `replaces`: the rows become all that the model sees; the numbers are their positions in what it saw before.
-    `annotate`: a row id and the text that the model sees instead of the row's own.
-    `closes`: streams that have ended. `sync`: the commit waits for the disk.
-    """
+    """What is written together with the events and rows of a run. `session`: opened first; with `claims` (holder and
+    seconds of the lease) a new one under a free id. `creates`: the run itself if it is not stored yet; with `owner_max`
+    only if its owner has fewer unfinished runs. `replaces`: the rows replace what the model sees; the numbers are their
+    positions in what it saw before. `annotate`: a row id and the text that the model sees instead of the row's own.
+    `closes`: streams that have ended. `sync`: the commit waits for the disk."""
 
     session: JsonMapping | None
     partials: Sequence[Partial]
@@ -118,7 +115,7 @@ class AppendOptions(TypedDict, total=False):
 
 
 class ClaimedSession(NamedTuple):
-    """The session that a run was put on record with, and the token of its lease while the run has no end."""
+    """The session that a run was created with, and its lease token while the run is unfinished."""
 
     session_id: str
     token: int | None
@@ -132,7 +129,7 @@ class RunFilters(TypedDict, total=False):
 
 
 class Runs(Repository):
-    """Runs, each with its one writer: whoever holds the lease of its session."""
+    """Runs; the only writer of a run is the holder of its session's lease."""
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -142,7 +139,7 @@ class Runs(Repository):
 
     @writes
     def adopt(self, tx: Tx, run_id: str, holder: str) -> bool:
-        """Make a run that its process has left one's own. False: somebody else was quicker."""
+        """Take over a run of a dead process. False: another process was quicker."""
         sql = "UPDATE runs SET holder = ? WHERE run_id = ? AND holder = ? AND ended_at IS NULL"
         return tx.change(sql, (this_process(), run_id, holder)) > 0
 
@@ -156,7 +153,7 @@ class Runs(Repository):
         rows: Sequence[Row] = (),
         **options: Unpack[AppendOptions],
     ) -> ClaimedSession | None:
-        """One transaction: the events and the rows they announce. A last event gives the session's lease back."""
+        """One transaction: the events and the rows they announce. A terminal event releases the session's lease."""
         session, creates, replaces = options.get("session"), options.get("creates"), options.get("replaces")
         claims, usage = options.get("claims"), None
         free: FreeSession | None = None
@@ -236,7 +233,7 @@ class Runs(Repository):
 
     @writes
     def put_grown(self, tx: Tx, grown: Sequence[tuple[str, int | None, Sequence[Partial]]]) -> None:
-        """The same for several runs, each with its token; those that have lost their session are left out."""
+        """`put_partials` for several runs, each with its token; runs that have lost their session are skipped."""
         for run_id, token, partials in grown:
             with suppress(LeaseLost):
                 _leased_run(tx, run_id, token)
@@ -244,7 +241,7 @@ class Runs(Repository):
 
     @writes
     def absorb(self, tx: Tx, tails: Mapping[str, Sequence[Tail]]) -> None:
-        """Keep what a process that is gone has left of the open streams of its runs."""
+        """Store what a dead process has left of the open streams of its runs."""
         for run_id, run_tails in tails.items():
             run = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
             if run is None or run["ended_at"] is not None:
@@ -260,7 +257,7 @@ class Runs(Repository):
 
     @writes
     def discard(self, tx: Tx, run_id: str) -> None:
-        """Forget a run of this process and, if it kept its rows under its own id, those too."""
+        """Delete a run of this process, and its rows if they are stored under its own id."""
         if tx.change("DELETE FROM runs WHERE run_id = ? AND holder = ?", (run_id, this_process())):
             tx.execute("DELETE FROM sessions WHERE id = ?", (run_id,))
 
@@ -277,11 +274,8 @@ class Runs(Repository):
         streams: Sequence[Partial] | None = None,
         tails: Sequence[Tail] = (),
     ) -> list[Event]:
-        """A page of the log behind `after`, with the deltas of its texts put in between again.
-
-        `streams` are the open ones where they are known; otherwise what is stored of them is used, with the `tails`
-        that a journal has.
-        """
+        """A page of the log after `after`, with the deltas of its texts between the events. `streams` are the open ones
+        if known; otherwise the stored ones are used, with the `tails` from a journal."""
         limit = max(1, limit)
         expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
         if expired:
@@ -307,7 +301,7 @@ class Runs(Repository):
 
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
-        """The messages of the run that are live, in order; of one that it went on with, its own part."""
+        """The live messages of the run, in order; of a message that it continued, its own part."""
         condition = (
             f"{_OF_RUN.format('session_id')} AND id >= (SELECT coalesce(first_row, 0) FROM runs WHERE run_id = ?)"
         )
@@ -328,7 +322,7 @@ class Runs(Repository):
 
     @reads
     def carrier(self, tx: Tx, run_id: str) -> str | None:
-        """The process that carries on a run; None where the run has an end, or waits for the next server."""
+        """The process that works on a run; None if the run has ended or waits for the next server."""
         leased = f"(SELECT holder FROM leases WHERE name = 'session:' || session_id AND until > {CLOCK})"
         sql = f"SELECT CASE WHEN started_at IS NULL THEN holder ELSE coalesce({leased}, holder) END FROM runs"
         sql += " WHERE run_id = ? AND ended_at IS NULL AND status <> 'interrupted'"
@@ -380,10 +374,8 @@ class Runs(Repository):
         before: str | None = None,
         **filters: Unpack[RunFilters],
     ) -> tuple[builtins.list[RunRecord], dict[int | None, str | None], int]:
-        """Runs, newest first and with the beginning of what was asked, the texts they ended with, and how many there are.
-
-        An unknown `before` is a `KeyError`.
-        """
+        """Runs, newest first, with the beginning of their input; their final texts; and the total. An unknown `before`
+        is a `KeyError`."""
         where, params = ("TRUE", []) if owner is None else ("owner = ?", [owner])
         session_id, job_id = filters.get("session_id"), filters.get("job_id")
         chosen: dict[str, Sequence[str]] = {
@@ -415,7 +407,7 @@ class Runs(Repository):
 
     @writes
     def remove(self, tx: Tx, run_id: str) -> bool:
-        """Forget a run that has ended, and its log. What was said stays in its session. False: it has no end yet."""
+        """Delete a finished run and its log; its messages stay in the session. False: it is not finished."""
         return tx.change("DELETE FROM runs WHERE run_id = ? AND ended_at IS NOT NULL", (run_id,)) > 0
 
     @reads
@@ -430,14 +422,14 @@ class Runs(Repository):
 
     @writes
     def offer(self, tx: Tx, run_id: str) -> None:
-        """Let any replica take a queued run that is this process's."""
+        """Let any replica take a queued run of this process."""
         sql = "UPDATE runs SET holder = '' WHERE run_id = ? AND holder = ? AND started_at IS NULL AND ended_at IS NULL"
         tx.execute(sql, (run_id, this_process()))
 
     @writes
     def take_queued(self, tx: Tx) -> RunRecord | None:
-        """Make a queued run one's own: of those that are the first of their session, and whose session is free, one of the
-        owner with the fewest runs at work, the oldest first."""
+        """Take a queued run: the first of a session that is free, of the owner with the fewest active runs, the oldest
+        first."""
         at_work = (
             "(SELECT count(*) FROM runs o WHERE o.owner = runs.owner AND o.ended_at IS NULL AND o.holder <> ''"
             " AND o.status <> 'interrupted')"
@@ -458,7 +450,7 @@ class Runs(Repository):
 
     @reads_slowly
     def unfinished_counts(self, tx: Tx) -> dict[str, tuple[int, int]]:
-        """By owner, how many runs have no end, and how many of them are queued and nobody has taken."""
+        """Unfinished runs by owner, and how many of them are queued and not taken."""
         queued = f"sum(CASE WHEN {_QUEUED} THEN 1 ELSE 0 END)"
         sql = f"SELECT owner, count(*) AS runs, {queued} AS queued FROM runs WHERE ended_at IS NULL GROUP BY owner"
         return {row["owner"]: (row["runs"], row["queued"]) for row in tx.rows(sql, ())}
@@ -469,15 +461,14 @@ class Runs(Repository):
 
     @reads_slowly
     def queued(self, tx: Tx, before: float) -> builtins.list[str]:
-        """The ids of queued runs that nobody has taken and that were submitted before a time, the oldest first."""
+        """The ids of queued runs that nobody has taken and that were submitted before a time, oldest first."""
         sql = f"SELECT run_id FROM runs WHERE {_QUEUED} AND created_at < ? ORDER BY created_at, run_id"
         return [row["run_id"] for row in tx.rows(sql, (before,))]
 
     @reads_slowly
     def left_behind(self, tx: Tx) -> builtins.list[tuple[str, str | None]]:
-        """The runs without an end that are not in the queue and that nobody may be carrying on, and who holds the session
-        of each by a lease that has not run out. Whether a holder is gone is known of processes of this host only: runs
-        that one of another host holds are left out."""
+        """Unfinished runs outside the queue that may have no process, each with the holder of its session's unexpired
+        lease. Only processes of this host are known to be dead: runs held from another host are left out."""
         host = f"{host_of(this_process())}:"
         leased = f"leases.name = 'session:' || runs.session_id AND leases.until > {CLOCK}"
         columns = "runs.run_id AS run_id, leases.holder AS leased_by"
@@ -491,7 +482,7 @@ class Runs(Repository):
 
     @writes
     def add_control(self, tx: Tx, run_id: str, control: Control) -> bool:
-        """Leave a control for whoever holds the run. False: it was left before, or there is no such run any more."""
+        """Leave a control for the holder of the run. False: it was left before, or the run has ended."""
         if tx.value("SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NULL", (run_id,)) is None:
             return False
         origin = {"by": control.by, "surface": control.surface, "credential": control.credential}
@@ -508,7 +499,7 @@ class Runs(Repository):
 
     @writes
     def take_controls(self, tx: Tx, run_id: str) -> builtins.list[Control]:
-        """The controls that nobody has taken yet, oldest first; they are taken now."""
+        """Take the pending controls, oldest first."""
         sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL RETURNING *"
         rows = sorted(tx.rows(sql, (time.time(), run_id)), key=lambda row: (row["created_at"], row["control_id"]))
         return [Control(row["control"], control_id=row["control_id"], **unpack(row["data"])) for row in rows]
@@ -523,11 +514,9 @@ class Runs(Repository):
         max_stored: int,
         now: float | None = None,
     ) -> dict[str, int]:
-        """Let go of what was kept long enough, a few hundred at a time.
-
-        Both tables are by kind. `run_days` has `""` for all others; a kind without hours keeps its log as long as the
-        run. Of each owner and kind the newest `max_stored` stay. A run with an unexpired idempotency record stays.
-        """
+        """Delete what has passed its retention time, a few hundred rows at a time. Both tables are by kind. `run_days`
+        has `""` for all others; a kind without hours keeps its log as long as the run. The newest `max_stored` of each
+        owner and kind stay, as do runs with an unexpired idempotency record."""
         now = time.time() if now is None else now
         done = {"logs": 0, "runs": 0}
         for kind, hours in log_hours.items():
@@ -573,7 +562,7 @@ class Runs(Repository):
 
 
 def _listed_by(owner: str | None, session_id: str | None) -> tuple[str, str]:
-    """The index that has runs in the order of their beginning, and that order."""
+    """The index to list runs by, and its order."""
     if session_id is not None:
         return index_hint("runs_session"), "created_at, rowid"
     if owner is not None:
@@ -598,7 +587,7 @@ def _create(
     *,
     opened: bool = False,
 ) -> None:
-    """Put a run on record; `opened`: the owner of its session has been checked."""
+    """`opened`: the owner of its session has been checked."""
     if not opened:
         check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
@@ -643,7 +632,8 @@ def set_session_id(session_id: str, events: Sequence[Event], rows: Sequence[Row]
 
 
 def _open_session(tx: Tx, session: JsonMapping, rows: Sequence[Row], usage: JsonMapping | None) -> bool:
-    """The session of a turn; True: it was made, and begins with these rows. One with `usage` is known to be new."""
+    """Open the session of a turn; True if it was created, beginning with these rows. With `usage` it is known to be
+    new."""
     fields = {name: value for name, value in session.items() if name not in ("id", "source")}
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
@@ -685,7 +675,7 @@ def _state_of(run: Record) -> RunState:
 def _put_state(
     tx: Tx, run_id: str, state: RunState, events: Sequence[Event], first_row: int | None, *, status_changed: bool
 ) -> None:
-    """Keep the state; `status_changed`: its status or its end is another than before."""
+    """`status_changed`: the status or the end differs from the stored one."""
     resumes = sum(event.type == "run.resumed" for event in events)
     columns = _columns(state, events[-1].ts)
     values = (*(columns if status_changed else columns[2:]), resumes, first_row, run_id)
@@ -743,7 +733,7 @@ def _pack_events(events: Sequence[Event]) -> str:
 
 
 def _events(tx: Tx, run_id: str, after: int = 0) -> Iterator[Event]:
-    """The log from the commit on that leads beyond `after`."""
+    """The log, starting with the commit that goes beyond `after`."""
     first = tx.rows("SELECT first_events FROM runs WHERE run_id = ?", (run_id,))
     sql = "SELECT events FROM run_log WHERE run_id = ? AND last_seq > ? ORDER BY last_seq"
     for (events,) in chain(first, tx.each(sql, (run_id, after))):
@@ -752,7 +742,7 @@ def _events(tx: Tx, run_id: str, after: int = 0) -> Iterator[Event]:
 
 
 def _partials(tx: Tx, run_id: str) -> list[Partial]:
-    """The open streams, each put together from its pieces, in the order of their last deltas."""
+    """The open streams, joined from their pieces, in the order of their last deltas."""
     pieces_by_stream: dict[str, list[Any]] = {}
     for row in tx.rows('SELECT * FROM run_partials WHERE run_id = ? ORDER BY stream_id, "offset"', (run_id,)):
         pieces_by_stream.setdefault(row["stream_id"], []).append(row)
@@ -772,7 +762,7 @@ def _partials(tx: Tx, run_id: str) -> list[Partial]:
 
 
 def _put(tx: Tx, run_id: str, partials: Sequence[Partial]) -> None:
-    """Write pieces. One that begins a stream takes the place of all that is there of it."""
+    """Write pieces. One at offset 0 replaces what is stored of its stream."""
     for p in partials:
         if not p.offset:
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, p.stream_id))

@@ -1,4 +1,4 @@
-"""Finding messages: what people type becomes a query that cannot fail, and an answer that says if it is whole."""
+"""Full-text search: any text becomes a valid query, and the result says whether it is complete."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ MARKS = ("\x02", "\x03")
 
 
 class Found(list[JsonObject]):
-    """Matches; `complete` is false when time ended the search early."""
+    """Matches; `complete` is false if the search ran out of time."""
 
     complete = True
 
 
 class SessionsSearched(TypedDict, total=False):
-    """Which sessions are searched; what is None or left out does not matter."""
+    """Which sessions are searched; None means no condition."""
 
     source: str | None
     owner: str | None
@@ -87,8 +87,8 @@ class Search(Repository):
         sort: str = "relevance",
         **filters: Unpack[SessionsSearched],
     ) -> tuple[list[JsonObject], Found, int | None]:
-        """Sessions by their titles, then messages: of both together at most `limit`. The words of the query stand between
-        `MARKS`. The total is None when that would take too long to say."""
+        """Sessions by their titles, then messages: together at most `limit`. Matched words stand between `MARKS`. The
+        total is None if counting would take too long."""
         titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **filters)
         remaining, skipped = limit - len(titled), max(0, offset - titles)
         messages = self.search_messages(
@@ -113,7 +113,7 @@ class Search(Repository):
         include_inactive: bool = False,
         marks: tuple[str, str] = (">>>", "<<<"),
     ) -> Found:
-        """Messages that hold these words. Rewound ones and what we wrote ourselves are hidden, compacted ones found."""
+        """Messages that match. Rewound and generated ones are hidden, compacted ones are found."""
         if len(query) > QUERY_CHARS_MAX:
             raise ValueError(f"A query has at most {QUERY_CHARS_MAX} characters; this one has {len(query)}.")
         if sort not in _SORTS:
@@ -132,7 +132,7 @@ class Search(Repository):
     def count_matches(
         self, tx: Tx, query: str, role: str | None = None, **filters: Unpack[SessionsSearched]
     ) -> int | None:
-        """How many messages hold these words; None when that would take too long to say."""
+        """The number of matching messages; None if counting would take too long."""
         of_sessions = {name.removeprefix("session_"): value for name, value in filters.items()}
         where, params, _ = _conditions(tx, role, False, of_sessions)
         sql = _COUNT.format(where=where)
@@ -151,7 +151,7 @@ class Search(Repository):
         offset: int = 0,
         **filters: Unpack[SessionsSearched],
     ) -> tuple[list[JsonObject], int]:
-        """Sessions with these words in their titles, the latest first, and how many there are."""
+        """Sessions with these words in their titles, latest first, and how many there are."""
         where, params = title_condition(query)
         if not where:
             return [], 0
@@ -173,7 +173,7 @@ class Search(Repository):
 def _conditions(
     tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, object]
 ) -> tuple[str, list[Any], bool]:
-    """What is asked of matches, its values, and whether that leaves only few messages."""
+    """The conditions on matches, their values, and whether they leave only few messages."""
     where = "" if include_inactive else " AND (m.active OR m.compacted)"
     params: list[Any] = []
     few = False
@@ -191,7 +191,8 @@ def _conditions(
 
 
 def _run_query(tx: Tx, query: str, ask: Callable[[str, list[str]], R], nothing: R) -> R:
-    """The answer to a query, or to its plain words where it is too much for the index; with it the phrases to show."""
+    """The answer to a query, or to its plain words if it is too complex for the index; with the phrases to
+    highlight."""
     expression = fts_query(query)
     if tx.backend == "postgres":
         return ask(ts, phrases_of(expression)) if (ts := ts_query(query)) else nothing
@@ -207,7 +208,7 @@ def _run_query(tx: Tx, query: str, ask: Callable[[str, list[str]], R], nothing: 
 
 
 def _is_small(tx: Tx, condition: str, values: JsonMapping) -> bool:
-    """Whether the chosen sessions hold so little that it is quicker to begin with them."""
+    """Whether the chosen sessions are so small that it is quicker to start with them."""
     sessions = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
     count, message_count = tx.rows(f"SELECT count(*), sum(held) FROM ({sessions}) AS chosen", list(values.values()))[0]
     return count <= CHOSEN_SESSIONS_MAX and (message_count or 0) <= CHOSEN_ROWS_MAX
@@ -218,7 +219,7 @@ Ids = list[tuple[int, float | None]]
 
 @dataclass(slots=True)
 class _Matches:
-    """The messages that match an expression of the index, and what else is asked of them."""
+    """The messages that match an index expression and further conditions."""
 
     tx: Tx
     expression: str
@@ -244,7 +245,7 @@ class _Matches:
         return results
 
     def _ordered(self, limit: int, offset: int, sort: str) -> tuple[Ids, bool]:
-        """The matches of the page that is asked for, and whether there was time enough to find the right ones."""
+        """The matches of a page, and whether there was time to find the right ones."""
         seconds, complete = SEARCH_S_MAX, True
         if sort == "relevance":
             # Ranking has to look at every match before it gives the first; the newest matches come at once.
@@ -268,7 +269,7 @@ class _Matches:
         return few[offset : offset + limit], complete and whole
 
     def _gather(self, limit: int, offset: int, order: str, seconds: float) -> tuple[Ids, bool]:
-        """Matches in an order, as far as the time reaches. False: it did not."""
+        """Matches in an order. False: the time ran out."""
         ids: Ids = []
         score = "NULL" if order.startswith(_ID) else f"-({order})"
         try:
@@ -300,13 +301,13 @@ _TERM = re.compile(r'"((?:[^"]|"")*+)"( \*)?')
 
 
 def phrases_of(expression: str) -> list[str]:
-    """The phrases of a query as they stand in a line of words."""
+    """The phrases of a query as they appear in a line of words."""
     lines = ((line_of(WORD.finditer(term[1])), term[2]) for term in _TERM.finditer(expression))
     return list(dict.fromkeys(line[:-1] if prefix else line for line, prefix in lines if line.strip()))
 
 
 def excerpt(texts: Sequence[str], phrases: Sequence[str], marks: tuple[str, str]) -> str:
-    """A part with hits of the first text that has any, with marks around them; otherwise how the first text begins."""
+    """A part of the first text with hits, with marks around them; without hits the beginning of the first text."""
     for text in texts:
         words = list(WORD.finditer(text))
         line = line_of(words)
@@ -331,7 +332,7 @@ def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
 
 
 def _hits(line: str, phrases: Sequence[str]) -> list[tuple[int, int]]:
-    """The words that are hits, from the first of each up to the one behind it."""
+    """The ranges of words that are hits."""
     hits: list[tuple[int, int]] = []
     for phrase in phrases:
         length, position = len(phrase.split()), -1
@@ -376,12 +377,12 @@ class _Group:
 
 
 def fts_query(text: str) -> str:
-    """Phrases, AND, OR, NOT, brackets and prefixes as the index takes them; what makes no sense is left out."""
+    """Phrases, AND, OR, NOT, brackets and prefixes in the syntax of FTS5; what is invalid is left out."""
     return _render(_parse(text)) or plain_query(text)
 
 
 def ts_query(text: str) -> str:
-    """The same for PostgreSQL."""
+    """The query in the syntax of `tsquery`."""
 
     def phrase(term: str) -> str:
         return ts_phrase(_unquoted(term), prefix=term.endswith(" *"))
@@ -393,7 +394,7 @@ def ts_query(text: str) -> str:
 
 
 def title_condition(text: str) -> tuple[str, list[Any]]:
-    """The same as a condition on titles, each word wherever it stands; nothing where there is no word."""
+    """The query as a condition on titles, each word anywhere; empty if there is no word."""
     params: list[Any] = []
 
     def has_word(term: str) -> str:
@@ -456,12 +457,12 @@ def _parse(text: str) -> _Group:
 
 
 def _has_forms(word: str) -> bool:
-    """Whether a word is looked for with all endings: one of letters only, of a script with spaces between words."""
+    """Whether a word is searched with all endings: letters only, in a script with spaces between words."""
     return len(word) >= _FORMS_CHARS_MIN and word.isalpha() and spaced(word) == word
 
 
 def _stem(word: str) -> str:
-    """The word without the ending of a plural, so that each form finds the other."""
+    """The word without a plural ending, so that each form finds the other."""
     has_plural = len(word) > _FORMS_CHARS_MIN and word[-1] in "sS" and word[-2] not in "sSuUiI"
     return word[:-1] if has_plural else word
 
@@ -472,7 +473,7 @@ def plain_query(text: str) -> str:
 
 
 def _term(text: str, prefix: bool) -> str:
-    """A word or a phrase in quotes; nothing when it holds nothing that is indexed."""
+    """A quoted word or phrase; empty if nothing in it is indexed."""
     if not any(unicodedata.category(char)[0] in "LN" or unicodedata.category(char) == "Co" for char in text):
         return ""
     quoted = spaced(text).replace('"', '""')
@@ -482,7 +483,7 @@ def _term(text: str, prefix: bool) -> str:
 def _render(
     group: _Group, render: Callable[[str], str] = str, operators: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Operators stand between two operands; any other is left out. Operands side by side must both be there."""
+    """Operators without two operands are left out; adjacent operands are joined by AND."""
     out: list[str] = []
     operator = ""
     for item in group.items:

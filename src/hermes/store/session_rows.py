@@ -1,4 +1,4 @@
-"""Rows of the table of sessions, and what every store does with them inside a transaction of its own."""
+"""The sessions table, and the operations on it that other stores use in their own transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.store.prompts import put
 
 
 class SessionRow(msgspec.Struct):
-    """The columns of a session as `SessionDB` shows them; `system_prompt` is a text of `prompts`."""
+    """The columns of a session as `SessionDB` returns them; `system_prompt` is a text of `prompts`."""
 
     id: str
     owner: str
@@ -115,13 +115,13 @@ def owner_of(tx: Tx, session_id: str) -> str | None:
 
 
 def check_owner(tx: Tx, session_id: str, owner: str) -> None:
-    """A `SessionNotFound` when the session belongs to another owner; a session that does not exist is anybody's."""
+    """Raise `SessionNotFound` if the session belongs to another owner; a missing session is accepted."""
     if owner_of(tx, session_id) not in (None, owner):
         raise SessionNotFound(session_id)
 
 
 def refuse_foreign(tx: Tx, session_id: str, owner: str) -> None:
-    """A `BadSessionId` when the id of a session to be made is another owner's."""
+    """Raise `BadSessionId` if the id of a session to be created is another owner's."""
     if owner_of(tx, session_id) not in (None, owner):
         raise BadSessionId.unusable(session_id)
 
@@ -135,8 +135,8 @@ def open_session(
     reopen: bool = False,
     counters: JsonMapping | None = None,
 ) -> bool:
-    """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
-    where it has no other, and `counters` what it begins with."""
+    """Create the session, or fill the empty fields of an existing one. True if it was created; then `auto_title` is its
+    title if it has no other, and `counters` are its first values."""
     session = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
     if session is None:
         make_session(tx, session_id, source, fields, counters=counters)
@@ -162,7 +162,8 @@ def open_session(
 def make_session(
     tx: Tx, session_id: str, source: str, fields: JsonMapping, *, counters: JsonMapping | None = None
 ) -> None:
-    """Make a session that is not there. `auto_title` is its title where it has no other, `counters` what it begins with."""
+    """Create a session that does not exist. `auto_title` is its title if it has no other, `counters` are its first
+    values."""
     kind = _check_kind(fields)
     owner, title = fields.get("owner") or "default", plain_title(fields.get("title"))
     columns = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
@@ -185,12 +186,12 @@ def _check_kind(fields: JsonMapping) -> str:
 
 
 def keep(tx: Tx, session_id: str) -> None:
-    """Somebody has named the session: it is no longer one that goes by itself."""
+    """Mark the session as named by a caller: it is no longer deleted as stateless."""
     tx.execute("UPDATE sessions SET stateless = FALSE WHERE id = ? AND stateless", (session_id,))
 
 
 def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str) -> None:
-    """Add one call to the counters; a session that is not there has none."""
+    """Add one call to the counters; ignored if the session does not exist."""
     row = tx.row(_USAGE, (session_id,))
     if row is None:
         return
@@ -203,7 +204,7 @@ def count_usage(tx: Tx, session_id: str, usage: JsonMapping, model: str, provide
 
 
 def used(calls: Sequence[JsonMapping]) -> JsonObject:
-    """The counters of a session in which only these calls were made."""
+    """The counters of a new session after these calls."""
     entries: list[JsonObject] = []
     columns: JsonObject = {"api_call_count": 0, **dict.fromkeys(_TOKENS, 0), "actual_cost_usd": None}
     for call in calls:
@@ -220,7 +221,7 @@ def used(calls: Sequence[JsonMapping]) -> JsonObject:
 def _add_call(
     entries: list[JsonObject], usage: JsonMapping, model: str, provider: str, task: str
 ) -> tuple[dict[str, int], float | None]:
-    """Add one call to the entries of a session; its tokens and its cost."""
+    """Add one call to the entries of a session; returns its tokens and its cost."""
     numbers = {name: int(usage.get(name) or 0) for name in _TOKENS}
     cost: float | None = usage.get("actual_cost_usd", usage.get("cost_usd"))
     key = {"model": model or "", "provider": provider or "", "task": task or ""}
@@ -246,13 +247,13 @@ def check_token(tx: Tx, session_id: str, token: int) -> None:
 
 
 def free_title(tx: Tx, owner: str, title: str | None) -> str | None:
-    """The title as it is kept, with a number behind it when it is taken."""
+    """The title as it is stored, numbered if it is taken."""
     plain = plain_title(title)
     return plain if plain is None or title_holder(tx, owner, plain) is None else next_title(tx, owner, plain)
 
 
 def next_title(tx: Tx, owner: str, title: str) -> str:
-    """The title with the next number behind it that is free, found without asking for each that is not."""
+    """The title with the next free number, found by bisection."""
     stem = re.sub(r" #\d+$", "", title)
 
     def is_taken(number: int) -> bool:
@@ -273,12 +274,10 @@ def title_holder(tx: Tx, owner: str, title: str) -> str | None:
 
 
 def prefetch_usage(tx: Tx, session_id: str) -> None:
-    """One call of a model will be counted."""
     tx.prefetch(_USAGE, (session_id,))
 
 
 def prefetch_titles(tx: Tx, fields: JsonMapping) -> None:
-    """A session will be made with these."""
     owner = fields.get("owner") or "default"
     if title := plain_title(fields.get("title")) or plain_title(fields.get("auto_title")):
         tx.prefetch(_TITLE_HOLDER, (owner, title))

@@ -1,4 +1,4 @@
-"""`SessionDB`: conversations and their messages, kept in SQLite so that none is ever lost."""
+"""`SessionDB`: conversations and their messages."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ _FOLDERS, _RESULTS = ("uploads", "sandbox"), "cache/tool_results"
 
 
 def new_session_id() -> str:
-    """An id of our own: the time it began, and enough chance that nobody guesses it."""
+    """A local timestamp with a random suffix that cannot be guessed."""
     return f"{time.strftime('%Y%m%d_%H%M%S')}_{random_hex(6)}"
 
 
 class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
-    """The conversations of one database. Blocking, and safe from any thread."""
+    """The conversations of one database. Blocking, thread-safe."""
 
     def __init__(self, db_path: str | Path | None = None, read_only: bool = False) -> None:
         if db_path is None:
@@ -100,7 +100,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @blocks
     def close(self) -> None:
-        """Give the file back. The last one to do so closes it."""
+        """Release the file; the last user closes it."""
         if self._finalizer is not None and self._finalizer.detach() is not None:
             self._engine.release()
 
@@ -110,7 +110,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @property
     def notices(self) -> list[str]:
-        """What there was to be said about the file, in sentences."""
         return self._engine.notices
 
     # --- one session --------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     def create_session(
         self, tx: Tx, /, session_id: str | None, source: str, *, exist_ok: bool = True, **fields: Any
     ) -> str:
-        """Make a session. Of an existing one, what is empty is filled and nothing overwritten."""
+        """Create a session, or fill the empty fields of an existing one."""
         if unknown := set(fields) - set(CREATED_WITH):
             raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
         made_id = new_session_id() if session_id is None else checked_id(session_id)
@@ -139,7 +138,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads_slowly
     def resolve_session_id(self, tx: Tx, text: str, owner: str | None = None) -> str | None:
-        """The one session that this means: by its id, by the beginning of one, by its title."""
+        """The only session with this id, id prefix or title."""
         if not text or len(text) > SESSION_ID_CHARS_MAX or "\x00" in text:
             return None
         mine, params = ("AND owner = ?", [owner]) if owner is not None else ("", [])
@@ -169,7 +168,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def end_session(self, tx: Tx, session_id: str, reason: str) -> None:
-        """The conversation is over; the first reason stands."""
+        """End the session; the first reason stays."""
         require(tx, session_id)
         tx.execute(
             "UPDATE sessions SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL",
@@ -183,7 +182,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def set_session_title(self, tx: Tx, session_id: str, title: str | None) -> bool:
-        """Give it a title; an empty one clears it. False: there is no such session."""
+        """Set the title; an empty one clears it. False: there is no such session."""
         plain = plain_title(title)
         owner = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
         if owner is None:
@@ -195,7 +194,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def set_auto_title_if_empty(self, tx: Tx, session_id: str, title: str) -> bool:
-        """A title of ours for a session that has none, with a number behind it when it is taken."""
+        """Set a generated title on a session without one, numbered if it is taken."""
         session = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
         free = None if session is None or session["title"] else free_title(tx, session["owner"], title)
         return free is not None and tx.change("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id)) > 0
@@ -204,7 +203,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @blocks
     def delete_session(self, session_id: str, force: bool = False) -> bool:
-        """Remove it with all that belongs to it. A turn that runs is in the way, unless forced: it can write no more."""
+        """Delete a session with all that belongs to it. A running turn prevents that unless forced; it can write no
+        more then."""
         return bool(self._delete([session_id], force))
 
     @writes
@@ -238,7 +238,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @blocks
     def remove_unrecorded_folders(self, before: float) -> int:
-        """Remove the folders of turns that are on no record and were last used before then. How many."""
+        """Delete folders of turns without a record that were last used before then; returns how many."""
         if (home := self._engine.folder) is None:
             return 0
         folders = [*(folder for name in _FOLDERS for folder in (home / name).glob(f"{UNRECORDED}*"))]
@@ -250,7 +250,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads
     def _is_recorded(self, tx: Tx, name: str) -> bool:
-        """Whether there is a run of this name, or a session: its id is anything that a client has chosen."""
+        """Whether a run or a session has this name; session ids are chosen by clients."""
         sql = "SELECT 1 FROM runs WHERE run_id = ? UNION ALL SELECT 1 FROM sessions WHERE id = ?"
         return tx.value(sql, (name, name)) is not None
 
@@ -266,7 +266,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         archived: bool | None = None,
         dry_run: bool = False,
     ) -> list[str]:
-        """Remove sessions that ended, have long been left alone and are not pinned; with `dry_run`, only say which."""
+        """Delete sessions that have ended, are inactive and not pinned; with `dry_run` only list them."""
         conditions: list[tuple[str, Any]] = [
             ("NOT pinned AND ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
         ]
@@ -293,14 +293,14 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @reads_slowly
     def stateless_sessions(self, tx: Tx, before: float) -> dict[str, list[str]]:
-        """Sessions of calls that named none, left alone since `before`, each with the ids of its responses."""
+        """Sessions of requests that named none, inactive since `before`, each with the ids of its responses."""
         sessions = tx.rows(f"SELECT id FROM sessions WHERE {_STATELESS} ORDER BY last_active, id", (before,))
         sql = "SELECT response_id FROM runs WHERE session_id = ? AND response_id IS NOT NULL"
         return {row[0]: [run[0] for run in tx.rows(sql, (row[0],))] for row in sessions}
 
     @blocks
     def delete_stateless(self, session_ids: Sequence[str], before: float) -> list[str]:
-        """Remove those of these sessions that were named by nobody and left alone until now. Which."""
+        """Delete those of these sessions that are still stateless and inactive; returns which."""
         deleted: list[str] = []
         for start in range(0, len(session_ids), _DELETED_AT_ONCE):
             deleted += self._delete_stateless(session_ids[start : start + _DELETED_AT_ONCE], before)
@@ -338,8 +338,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         before_message_id: int | None = None,
         **fields: Any,
     ) -> str:
-        """A session of its own that begins like another: up to and with one message of it, or the last one of a run; or
-        with what comes before a message."""
+        """A new session that begins like another: up to and including a message, or the last message of a run; or with
+        what precedes a message."""
         row = tx.row(SESSION, (source_id,))
         if row is None:
             raise KeyError(f"There is no session '{source_id}'.")
@@ -379,7 +379,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def add_usage(self, tx: Tx, session_id: str, usage: JsonMapping, model: str, provider: str, task: str = "") -> None:
-        """Count one call of a model; of auxiliary tasks only under their own name."""
         count_usage(tx, session_id, usage, model, provider, task)
 
     @writes
@@ -444,7 +443,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         owner: str = "default",
         expires_at: float | None = None,
     ) -> None:
-        """Calls that the client is to answer, and until when."""
+        """Record calls that the client is to answer, and until when."""
         require(tx, session_id)
         now = time.time()
         tx.execute("DELETE FROM pending_calls WHERE expires_at <= ?", (now,))
@@ -473,7 +472,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
 
 def _last_used(folder: Path) -> float:
-    """When something in a folder was changed last, as far as its first thousand files tell."""
+    """The latest modification in a folder, judged by its first thousand files."""
     latest = 0.0
     for path in islice(chain([folder], folder.rglob("*")), 1000):
         with suppress(OSError):
@@ -482,7 +481,7 @@ def _last_used(folder: Path) -> float:
 
 
 def remove_folders(home: Path, session_ids: Iterable[str], run_ids: Iterable[str]) -> None:
-    """Remove the files of sessions and runs: received and sandboxed ones, and long results."""
+    """Delete the files of sessions and runs: uploads, sandboxes, long results."""
     for folder in _FOLDERS:
         for session_id in session_ids:
             _remove_folder(home / folder / folder_name(session_id))
@@ -491,7 +490,7 @@ def remove_folders(home: Path, session_ids: Iterable[str], run_ids: Iterable[str
 
 
 def _remove_folder(folder: Path) -> None:
-    """Take it away at once, whatever lies in it: a new session of the same id must find nothing."""
+    """Remove it at once, whatever it contains: a new session of the same id must find nothing."""
     trash = folder.with_name(f".gone-{random_hex(8)}")
     with suppress(OSError):
         folder.rename(trash)
@@ -499,7 +498,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _open_and_retry(remove: object, path: str, _: object) -> None:
-    """A folder that commands have closed to their user is opened again."""
+    """Make a folder accessible again whose mode commands have changed."""
     with suppress(OSError):
         for entry in (os.path.dirname(path), path):
             os.chmod(entry, 0o700, follow_symlinks=False) if not os.path.islink(entry) else None
@@ -507,7 +506,7 @@ def _open_and_retry(remove: object, path: str, _: object) -> None:
 
 
 def _family(tx: Tx, session_id: str) -> list[str]:
-    """The session and those that were made for its subtasks, theirs too."""
+    """The session and the sessions of its subtasks, recursively."""
     sql = (
         "WITH RECURSIVE family(id) AS (SELECT ? UNION SELECT s.id FROM sessions s JOIN family f "
         "ON s.parent_session_id = f.id WHERE s.kind = 'delegate') SELECT id FROM family"
@@ -516,7 +515,7 @@ def _family(tx: Tx, session_id: str) -> list[str]:
 
 
 def _copied(transcript: list[Row], live: list[Row], session_id: str) -> list[Row]:
-    """What was said as rows of another session, and what the model alone sees of it."""
+    """The transcript as rows of another session, with the rows that only its model sees."""
     positions = {row.id: position for position, row in enumerate(live, 1)}
     ordered = any(row.model_only for row in live)
     copied = [*transcript, *(row for row in live if row.model_only)]
@@ -535,7 +534,7 @@ def _up_to_run(rows: list[Row], run_id: str) -> list[Row]:
 
 
 def _before(rows: list[Row], message_id: int) -> list[Row]:
-    """What comes before a message; before an answer of a tool, what comes before its call."""
+    """What precedes a message; for a tool result, what precedes its call."""
     index = next((i for i, row in enumerate(rows) if row.id == message_id), None)
     if index is None:
         raise KeyError(f"There is no message {message_id} in this session.")

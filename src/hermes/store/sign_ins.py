@@ -1,4 +1,4 @@
-"""Who is signed in with a browser: a random token each, kept as its hash, with the key that it was given for."""
+"""Browser sign-ins: hashes of random tokens, with the API key each was given for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class SignIn(NamedTuple):
 
 
 class SignIns(Repository):
-    """Sign-ins by the hash of their token. One that has expired is none."""
+    """Sign-ins by the hash of their token; expired ones are ignored."""
 
     @writes
     def add(self, tx: Tx, token_sha256: str, owner: str, key_sha256: str, kept_s: float) -> SignIn:
-        """Beyond the most that an owner may have, the oldest go."""
+        """The oldest are deleted when an owner has too many."""
         sql = f"INSERT INTO sign_ins VALUES (?, ?, ?, {CLOCK}, {CLOCK} + ?) RETURNING expires_at"
         expires_at = tx.value(sql, (token_sha256, owner, key_sha256, kept_s))
         oldest = "SELECT token_sha256 FROM sign_ins WHERE owner = ? ORDER BY created_at DESC, token_sha256 "

@@ -67,10 +67,8 @@ else:
 
 
 class Store:
-    """Sessions, runs, leases, idempotency records, jobs, sign-ins and usage in one database, responses in one beside it.
-
-    Making it opens nothing: a file is opened by the first who asks something of it.
-    """
+    """Sessions, runs, leases, idempotency records, jobs, sign-ins and usage in one database, responses in one beside
+    it. The constructor opens nothing; a file is opened by the first operation."""
 
     def __init__(self, where: Path | Engine | None, *, read_threads: int = 4) -> None:
         self.engine = engine = (
@@ -101,11 +99,10 @@ class Store:
         return self.engine.path is None and self.engine.backend == "sqlite"
 
     def transaction(self, work: Callable[[], R]) -> R:
-        """Do several things as one: all that `work` asks of these stores (but for responses) happens, or nothing."""
+        """Run `work` so that all changes it makes through these stores (except responses) are committed together."""
         return self.engine.write(lambda _: work())
 
     def open(self) -> None:
-        """Open the file now, so that what is wrong with it is told now."""
         self.engine.open()
 
     def close(self) -> None:
@@ -135,15 +132,13 @@ class AsyncStore:
         return AsyncResponses(self.blocking.responses)
 
     async def transaction(self, work: Callable[[], R]) -> R:
-        """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
+        """Like `Store.transaction`; `work` runs in the store's own thread with the blocking parts."""
         return await self.blocking.engine.submit_write(lambda _: work())
 
     def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[OpenedSession | None]:
-        """The lease on a turn's session, and what is to be known of that, in one step.
-
-        With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another
-        owner raises `SessionNotFound`, whether or not it is free.
-        """
+        """Acquire the lease of a turn's session and load what the turn needs of it. With `bind` the session is the one
+        that matches the spec's history, or a new one. A session of another owner raises `SessionNotFound`, whether or
+        not it is free."""
         sessions, runs = self.blocking.sessions, self.blocking.runs
         base_id, history = spec.base_id or spec.session_id, spec.history or []
 
@@ -183,7 +178,7 @@ def Async(store: ResponseStore) -> AsyncResponses: ...
 @overload
 def Async(store: object) -> Any: ...
 def Async(store: object) -> Any:
-    """The methods of a store, or of one of its parts, as coroutines. A stand-in for a store is awaited in a thread."""
+    """The asynchronous counterpart of a store or of one of its parts. Any other object is called in a thread."""
     if isinstance(store, Store):
         return AsyncStore(store)
     kind: Any = type(store)
@@ -209,12 +204,11 @@ def store_at(url: str, *, read_threads: int = 4, home: Home | None = None) -> St
 
 
 def is_server(url: str) -> bool:
-    """Whether an address is that of a database server, which others may use too."""
     return url.partition("://")[0] in ("postgresql", "postgres")
 
 
 def place_of(url: str) -> str:
-    """Where a database is, in words without a password."""
+    """A description of the database's location, without its password."""
     if not is_server(url):
         return str(path_of(url) or "in memory")
     try:
@@ -237,7 +231,7 @@ def _invalid_address() -> ConfigError:
 
 
 def held_alone(url: str, home: Home) -> AbstractAsyncContextManager[None]:
-    """Be the only server of a database until the end; a file has the lock of its home for that."""
+    """Hold the database as its only server; a file is protected by the lock of its home."""
     if not is_server(url):
         return contextlib.nullcontext()
     with _extra_needed():
@@ -265,7 +259,7 @@ def _extra_needed() -> Iterator[None]:
 
 
 def path_of(url: str) -> Path | None:
-    """The file of an address; None for one in memory."""
+    """The file of a URL; None for a database in memory."""
     scheme, separator, path = url.partition("://")
     if not separator or scheme != "sqlite":
         kind = re.match(r"([a-z0-9+]{1,20}):", url)  # anything else may hold a password
@@ -281,7 +275,7 @@ def path_of(url: str) -> Path | None:
 
 
 def open_store(url: str, *, read_threads: int = 4, home: Home | None = None) -> Store:
-    """The store of an address, open: `sqlite:///path/to/state.db`, `sqlite://` for one in memory, or `postgresql://…`."""
+    """Open the store of a URL: `sqlite:///path/to/state.db`, `sqlite://` for one in memory, or `postgresql://…`."""
     store = store_at(url, read_threads=read_threads, home=home)
     try:
         store.open()

@@ -1,4 +1,4 @@
-"""The tables of a store as `migrate` copies them: their keys, pages of rows in the order of a key, digests, counters."""
+"""The tables of a store as `migrate` copies them: keys, pages of rows in key order, digests, counters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OF_ANY_LENGTH = {"text": '"{}"', "bytea": '"{}"', "json": '"{}"::text'}
 
 
 class Columns(NamedTuple):
-    """The columns of a table that both databases have, in the same order in both."""
+    """The columns that both databases have, in the same order."""
 
     names: tuple[str, ...]
     booleans: frozenset[str]
@@ -102,7 +102,7 @@ def count(tx: Tx, table: Table) -> int:
 
 
 def page(tx: Tx, table: Table, columns: Columns, after: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The rows that follow a key, as many as fit into a batch; at least one, if there is one."""
+    """The rows after a key that fit into a batch; at least one if there is one."""
     key = _list(table.key)
     where = f"({key}) > ({', '.join('?' * len(after))})" if after else "TRUE"
     rows = f"FROM {table.name} WHERE {table.where} AND {where} ORDER BY {key} LIMIT {MIGRATE_BATCH_ROWS}"
@@ -124,7 +124,7 @@ def page(tx: Tx, table: Table, columns: Columns, after: Sequence[Any]) -> list[t
 
 
 def insert(tx: Tx, table: Table, columns: Columns, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Rows that are there already stay."""
+    """Insert rows; existing ones stay."""
     values = [f"?{either('', '::int::boolean')}" if name in columns.booleans else "?" for name in columns.names]
     names = columns.sql
     if table.self_reference:  # the row it refers to may follow later
@@ -143,7 +143,7 @@ def _search(message: dict[str, Any]) -> str | None:
 
 
 def set_references(tx: Tx, table: Table, columns: Columns, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Set the self-reference of rows that are all there now."""
+    """Set the self-references of a table once all its rows exist."""
     [key], reference = table.key, table.self_reference
     at, key_at = columns.names.index(reference), columns.names.index(key)
     changes = [(row[at], row[key_at]) for row in rows if row[at] is not None]
@@ -151,7 +151,7 @@ def set_references(tx: Tx, table: Table, columns: Columns, rows: Sequence[tuple[
 
 
 def clear(tx: Tx, *, responses: bool) -> None:
-    """Delete all rows, but for leases."""
+    """Delete all rows except leases."""
     names = [table.name for table in reversed(TABLES) if table.in_responses is responses]
     if tx.backend == "postgres":
         tx.execute(f"TRUNCATE {', '.join(names)}")
@@ -164,12 +164,12 @@ def clear(tx: Tx, *, responses: bool) -> None:
 
 
 def digest(row: Sequence[Any]) -> int:
-    """The digest of a row, the same in both databases; the sum of them is that of the rows in any order."""
+    """The digest of a row, equal in both databases; digests of rows are added, so their order does not matter."""
     return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode([_normal(value) for value in row])).digest(), "big")
 
 
 def _normal(value: Any) -> Any:
-    """A value as both databases have it: SQLite has no booleans and no -0.0, PostgreSQL no NUL in text."""
+    """A value as both databases represent it: SQLite has no booleans and no -0.0, PostgreSQL no NUL in text."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
     if isinstance(value, bool):
@@ -181,7 +181,7 @@ def _normal(value: Any) -> Any:
 
 
 class Counter(NamedTuple):
-    """A counter, as the statements that read and set it."""
+    """A counter: the statements that read and set it."""
 
     read_sql: str
     set_sql: str

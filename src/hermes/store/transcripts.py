@@ -1,4 +1,4 @@
-"""The messages of a session: adding, reading, compacting, going back."""
+"""The messages of a session: append, read, compact, rewind."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Transcripts(Repository):
         after_id: int | None = None,
         order: str = "asc",
     ) -> list[JsonObject]:
-        """What was said, each message once under its first id, whatever was compacted since; with `include_inactive` also
-        what was taken back and what only the model sees."""
+        """The transcript, each message once under its first id, whatever was compacted since; with `include_inactive`
+        also rewound messages and those that only the model sees."""
         if order not in ("asc", "desc"):
             raise ValueError("`order` is 'asc' or 'desc'.")
         where, params = f"session_id = ? AND {_visible(include_inactive)}", [session_id]
@@ -98,13 +98,13 @@ class Transcripts(Repository):
     def message_page(
         self, tx: Tx, /, session_id: str, include_inactive: bool = False, **window: Any
     ) -> tuple[list[JsonObject], int]:
-        """What `get_messages` finds in this window, and how many there are in all."""
+        """A page of `get_messages`, and the total."""
         messages = self.get_messages(session_id, include_inactive, **window)
         return messages, self.count_messages(session_id, include_inactive)
 
     @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
-        """How many there are; of those that were said the session itself keeps count."""
+        """The number of messages; the session stores that of its transcript."""
         if not include_inactive:
             return int(tx.value("SELECT message_count FROM sessions WHERE id = ?", (session_id,), 0))
         where = f"session_id = ? AND {_visible(include_inactive)}"
@@ -112,7 +112,7 @@ class Transcripts(Repository):
 
     @reads
     def get_messages_around(self, tx: Tx, session_id: str, message_id: int, window: int = 5) -> list[JsonObject]:
-        """A message and those around it; nothing when it is not of this session."""
+        """A message and its neighbours; empty if it is not of this session."""
         if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
             return []
         where = f"session_id = ? AND (({rows.TRANSCRIPT}) OR id = ?) AND id"
@@ -124,12 +124,13 @@ class Transcripts(Repository):
 
     @reads
     def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[JsonObject]:
-        """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
+        """What is sent to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
         return rows.conversation(tx, session_id)
 
     @reads
     def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
-        """What the model sees of the conversation before a run, or up to the run's end; all where it has no rows there."""
+        """What the model sees of the conversation before a run, or up to the run's end; everything if it has no rows
+        there."""
         live = rows.live(tx, session_id)
         of_run = [index for index, row in enumerate(live) if row.run_id == run_id]
         end = len(live) if not of_run else of_run[-1] + 1 if with_it else of_run[0]
@@ -137,7 +138,7 @@ class Transcripts(Repository):
 
     @writes
     def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[JsonMapping]) -> int:
-        """Have the model see these instead of the live rows, which stay in the transcript. How many were archived."""
+        """Replace what the model sees; the live rows stay in the transcript. Returns how many were archived."""
         require(tx, session_id)
         return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
 
@@ -145,7 +146,7 @@ class Transcripts(Repository):
     def put_compaction(
         self, tx: Tx, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[JsonMapping]
     ) -> None:
-        """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
+        """Store the replacement of messages of a client's own history: those up to this hash, except the first few."""
         now = time.time()
         tx.execute("DELETE FROM compactions WHERE created_at < ?", (now - COMPACTIONS_KEPT_S,))
         sql = (
@@ -157,7 +158,7 @@ class Transcripts(Repository):
 
     @reads
     def find_compaction(self, tx: Tx, owner: str, digests: Sequence[str]) -> tuple[str, int, list[JsonObject]] | None:
-        """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
+        """The last of these hashes that has a compaction, how many messages stay, and what follows them."""
         for digest in reversed(digests):
             sql = "SELECT first_kept, messages FROM compactions WHERE owner = ? AND digest = ?"
             if (row := tx.row(sql, (owner, digest))) is not None:
@@ -166,7 +167,7 @@ class Transcripts(Repository):
 
     @writes
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> JsonObject:
-        """Take back a message of the user and all that followed it."""
+        """Remove a user message and all that follows from the conversation."""
         require(tx, session_id)
         before, removed = _split_transcript(tx, session_id, message_id)
         if not removed or removed[0].role != "user":
@@ -182,7 +183,7 @@ class Transcripts(Repository):
     def rewind_to_calls(
         self, tx: Tx, session_id: str, call_ids: Sequence[str], *, lease_token: int | None = None
     ) -> int:
-        """Hide the outputs that a client gave for its calls, and all that followed, so that it can give them again."""
+        """Hide the outputs that a client gave for its calls, and all that follows, so that it can give them again."""
         if lease_token is not None:
             check_token(tx, session_id, lease_token)
         live, ids = rows.live(tx, session_id), set(call_ids)
@@ -197,7 +198,7 @@ class Transcripts(Repository):
 
     @writes
     def hide_last_notes(self, tx: Tx, session_id: str, *, lease_token: int | None = None) -> None:
-        """Hide what was written behind the last message where a turn had no answer, so that it can be gone on with."""
+        """Hide what was written after the last message of a turn without an answer, so that it can be continued."""
         if lease_token is not None:
             check_token(tx, session_id, lease_token)
         live = rows.live(tx, session_id)
@@ -211,14 +212,14 @@ def _visible(include_inactive: bool) -> str:
 
 
 def _split_transcript(tx: Tx, session_id: str, message_id: int) -> tuple[list[Row], list[Row]]:
-    """What was said before a message, and that message with all that followed; the latter is empty where it is none."""
+    """The transcript before a message, and from that message on; the latter is empty if there is no such message."""
     transcript = rows.read(tx, f"session_id = ? AND {rows.TRANSCRIPT} ORDER BY id", (session_id,))
     index = next((index for index, row in enumerate(transcript) if row.id == message_id), len(transcript))
     return transcript[:index], transcript[index:]
 
 
 def _take_back_from(tx: Tx, session_id: str, first: Row) -> int:
-    """Take back a message and all that followed. How many."""
+    """Rewind to before a message; returns how many were removed."""
     before, removed = _split_transcript(tx, session_id, first.id or 0)
     if removed:
         _take_back(tx, session_id, before, removed)

@@ -1,4 +1,4 @@
-"""Sessions as documents of their own: written out whole, and read in again, all or nothing."""
+"""Export and import of sessions as documents; an import takes all of them or none."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _NOT_IMPORTED = frozenset(
 class Transfer(Repository):
     @reads_slowly
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> JsonObject | None:
-        """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
-        apart. `redact` is applied to every text of it."""
+        """A session with its transcript, rewound messages flagged. What only the model sees is a separate list.
+        `redact` is applied to every text."""
         record = tx.row(SESSION, (session_id,))
         if record is None:
             return None
@@ -70,7 +70,7 @@ class Transfer(Repository):
     def export_all(
         self, source: str | None = None, session_key: str | None = None, redact: Redact | None = None
     ) -> Iterator[JsonObject]:
-        """Every session, parents before what came of them, one at a time."""
+        """Every session, one at a time, parents before their children."""
         for session_id in self._ids(source, session_key):
             if (item := self.export_session(session_id, redact)) is not None:
                 yield item
@@ -94,8 +94,8 @@ class Transfer(Repository):
         owner: str = "default",
         hide_others: bool = False,
     ) -> JsonObject:
-        """Take sessions in, as this owner's. One that is not sound keeps all of them out; one that is there already is
-        skipped. With `hide_others` an id of another owner is refused like one that cannot be used."""
+        """Import sessions for an owner. One invalid document rejects all of them; an existing session is skipped. With
+        `hide_others` an id of another owner is reported like an invalid one."""
         if on_conflict != "skip":
             raise ValueError("`on_conflict` can only be 'skip': what is there already stays.")
         batch = list(items)
@@ -148,7 +148,7 @@ def _redacted(value: object, redact: Redact) -> Any:
 
 
 def _faults(batch: list[JsonMapping]) -> list[JsonObject]:
-    """What is wrong, each with the place of its session in the list."""
+    """The faults, each with the index of its session."""
     if len(batch) > IMPORT_SESSIONS_MAX:
         return [{"index": IMPORT_SESSIONS_MAX, "message": f"At most {IMPORT_SESSIONS_MAX} sessions are taken at once."}]
     errors: list[JsonObject] = []
@@ -283,7 +283,7 @@ def _insert(tx: Tx, item: JsonMapping, owner: str) -> None:
 
 
 def _rows_of(item: JsonMapping) -> list[Row]:
-    """The rows of a session, those that only the model sees at the end."""
+    """The rows of a session; those that only the model sees come last."""
     messages: list[JsonMapping] = item.get("messages", [])
     loaded = [_row_of(item["id"], message) for message in messages]
     for message in item.get("model_messages", []):
@@ -302,8 +302,8 @@ def _rows_of(item: JsonMapping) -> list[Row]:
 
 
 def _one_row_each(loaded: list[Row], origins: list[int | None]) -> list[Row]:
-    """The rows of a document of an older version, which repeats messages that a compaction kept, and names the ones that
-    they repeat: those are live in the place of their copies."""
+    """The rows of a document of an older version, which repeats messages that a compaction kept and refers to the
+    originals: those are live in the place of their copies."""
     unique: list[Row] = []
     for index, (row, origin) in enumerate(zip(loaded, origins, strict=True)):
         if origin is None or origin >= index:

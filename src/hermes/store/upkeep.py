@@ -1,4 +1,4 @@
-"""Care of the database: copies, checks, making it smaller, and what its parts take up."""
+"""Maintenance of the database: backup, checks, shrinking, sizes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Progress = Callable[[str], None]
 class Upkeep(Repository):
     @blocks
     def backup(self, path: str | Path) -> None:
-        """A copy of the database as it is now, while it is in use; only its owner can read it."""
+        """Back up the database while it is in use; only its owner can read the copy."""
         self._engine.maintenance.backup(self._engine, Path(path))
 
     @blocks
     def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
-        """What is wrong with the database, in words; nothing when it is sound. Without `deep` it takes seconds at most."""
+        """The faults of the database, as sentences; empty if it is sound. Without `deep` it takes seconds at most."""
         return self._engine.maintenance.check(self._engine, deep, progress)
 
     @blocks
@@ -28,12 +28,12 @@ class Upkeep(Repository):
 
     @blocks
     def vacuum_if_worthwhile(self) -> bool:
-        """Give free space back where the database does not do so by itself and much of it is free."""
+        """Vacuum if the database does not shrink by itself and much of it is free."""
         return self._engine.maintenance.vacuum_if_worthwhile(self._engine)
 
     @blocks
     def give_back_space(self) -> None:
-        """Give free space back now instead of in idle moments."""
+        """Return free space to the file system now instead of in idle moments."""
         self._engine.maintenance.give_back_space(self._engine)
 
     @blocks
@@ -42,6 +42,6 @@ class Upkeep(Repository):
 
     @blocks
     def sizes(self, seconds_max: float | None = None) -> dict[str, int]:
-        """Bytes by what they are for: `rows`, `index`, `blobs`, `logs`, `other`, `free`; nothing where the database does
-        not tell or that takes too long."""
+        """Bytes by use: `rows`, `index`, `blobs`, `logs`, `other`, `free`; empty if the database cannot say or it takes
+        too long."""
         return self._engine.maintenance.sizes(self._engine, seconds_max)

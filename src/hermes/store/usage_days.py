@@ -1,4 +1,4 @@
-"""What was used on which day (UTC), by owner and model: named numbers that are added up."""
+"""Usage by day (UTC), owner and model: named numbers that are added up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tok
 
 
 class UsageKey(NamedTuple):
-    """`day`: the number of days since 1970."""
+    """`day`: days since 1970."""
 
     day: int
     owner: str
@@ -45,7 +45,7 @@ class UsageDays(Repository):
     def sums(
         self, tx: Tx, first_day: int, groups: Sequence[Group], owner: str | None = None
     ) -> dict[tuple[str | int, ...], dict[str, float]]:
-        """The numbers since a day, added up by these columns; of one owner, or of all."""
+        """The sums since a day, grouped by these columns; of one owner or of all."""
         columns = [column for column in get_args(Group) if column in groups]
         where, values = (
             ("day >= ? AND owner = ?", (first_day, owner)) if owner is not None else ("day >= ?", (first_day,))

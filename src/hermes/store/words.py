@@ -1,4 +1,4 @@
-"""Words as the search indexes compare them: case, accents and punctuation do not matter. Pure."""
+"""Words as the search indexes compare them, ignoring case, accents and punctuation. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LEXEME_BYTES_MAX, _POSITION_MAX = 2046, 16_383
 
 
 def line_of(words: Iterable[re.Match[str]]) -> str:
-    """Words as they are compared, a space before and behind each."""
+    """The compared form of the words, with a space before and after each."""
     line = f" {' '.join(word[0] for word in words)} "
     return line.lower() if line.isascii() else _MARKS.sub("", unicodedata.normalize("NFD", line.casefold()))
 
 
 def ts_vector(text: str | None, tool_name: str | None) -> str | None:
-    """A message as a `tsvector` of PostgreSQL, made here so that both databases find the same words."""
+    """A message as a `tsvector` of PostgreSQL, computed here so that both databases match the same words."""
     positions: dict[str, list[int]] = {}
     position = 0
     for part in (text, tool_name):
@@ -32,7 +32,7 @@ def ts_vector(text: str | None, tool_name: str | None) -> str | None:
 
 
 def ts_phrase(text: str, *, prefix: bool) -> str:
-    """A word or a phrase as a part of a `tsquery`; empty where there is no word."""
+    """A word or phrase of a `tsquery`; empty if there is no word."""
     lexemes = [f"'{word}'" for word in _lexemes(text)]
     if not lexemes:
         return ""

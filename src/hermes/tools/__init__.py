@@ -1,1 +1,1 @@
-"""What the agent can do: the registry, toolsets, the tool round, and one module per toolset."""
+"""The agent's tools: the framework, and one module per toolset."""

@@ -1,4 +1,4 @@
-"""The tool `execute_code`: a Python script in the sandbox that can call other tools, each on the way every call takes."""
+"""The tool `execute_code`: a Python script in the sandbox that can call other tools like a model does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ScriptChannel:
             calls.cancel()
 
     async def close(self) -> None:
-        """The script has ended: read its last output, and remove its folder."""
+        """Read the script's last output, and remove its folder."""
         if self._server is not None:
             self._server.close()
         self.cancel_calls()

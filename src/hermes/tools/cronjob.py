@@ -1,4 +1,4 @@
-"""The tool `cronjob`: work to be done later, without anybody asking again."""
+"""The tool `cronjob`: jobs that run later without a new request."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _run(ctx: ToolContext, args: Cronjob) -> Answer:
 
 
 def _is_own(ctx: ToolContext, job: JsonMapping) -> bool:
-    """Whether a session may see a job: it is of the same owner, made under the same key."""
+    """Same owner and session key."""
     return job["owner"] == ctx.owner and job.get("session_key") == ctx.session_key
 
 
@@ -134,7 +134,7 @@ def _all_toolsets(ctx: ToolContext) -> set[str]:
 
 
 async def _check_place(ctx: ToolContext, args: Cronjob) -> None:
-    """The toolsets must be known, the model and a script allowed, and the folder one that runs may work in."""
+    """Check that the toolsets exist, the model and script are allowed, and runs may work in the folder."""
     if args.script and "terminal" not in ctx.tools:
         hint = "Leave `script` out and say in the prompt what is to be done."
         raise ToolError("`script` needs the tool terminal, which this turn does not have.", "invalid_arguments", hint)

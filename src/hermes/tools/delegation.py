@@ -1,4 +1,4 @@
-"""The tool `delegate_task`: pieces of work are given to runs of their own, which are followed to their end."""
+"""The tool `delegate_task`: tasks as runs of their own, followed to their end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Child:
         self._forwarded: dict[str, asyncio.Task[None]] = {}
 
     async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
-        """The outcome of the task. Its failure is an outcome, too."""
+        """The outcome of the task; failures are outcomes too."""
         try:
             async with slots:
                 await self._begin(recorded)

@@ -1,4 +1,4 @@
-"""Whether content is what its file's name promises: JSON, YAML, TOML or Python that parses."""
+"""Syntax check of JSON, YAML, TOML and Python files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Fault(ValueError):
 
 
 def diagnostics(path: str, data: bytes) -> list[JsonObject] | None:
-    """Syntax errors of a file's content; None where it is too large to be parsed."""
+    """Syntax errors of a file's content; None if it is too large to be parsed."""
     parse = _PARSERS.get(os.path.splitext(path)[1].lower())
     if parse is None:
         return []

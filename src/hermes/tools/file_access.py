@@ -1,4 +1,4 @@
-"""Shared by the file tools: paths, errors for the model, lines without secrets, and changes with their digests."""
+"""Shared by the file tools: paths, errors for the model, redacted lines, and atomic changes."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Lines:
 
 
 def content_chars_max(ctx: ToolContext) -> int:
-    """How many characters of files fit into an answer without being spilled."""
+    """How much file content fits into an answer without being spilled."""
     share = int(ctx.resources.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
     return min(ctx.settings.file_read_max_chars, max(limits.SPILLED_CHARS_MIN, share))
 
@@ -235,7 +235,7 @@ class LineRedactor:
 
 
 def refuse_redaction_marks(*texts: str) -> None:
-    """Refuse to write a mark that stands for a secret: the secret itself would be lost."""
+    """Refuse to write a redaction mark: the secret it stands for would be lost."""
     if mark := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
         raise ToolError(f"The text holds {mark}, which only stands for a secret.", "redacted_marker", hint)

@@ -157,7 +157,7 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
 
 
 def _count_lines(old: bytes | None, new: bytes) -> Answer:
-    """How many lines were added and removed; lines that only moved do not count."""
+    """Lines that only moved do not count."""
     if old is None:
         return {"added": len(new.splitlines()), "removed": None}
     lines = [Counter(data.splitlines()) for data in (old, new)]

@@ -1,4 +1,4 @@
-"""Images in a conversation: whether there are any, and making them smaller or into words when a model refuses them."""
+"""Images in a conversation: finding them, and scaling them down or describing them when a model refuses them."""
 
 from __future__ import annotations
 

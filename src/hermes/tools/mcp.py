@@ -55,7 +55,7 @@ _FAILED_HINT = "Change the arguments, or go on without it and tell the user."
 
 
 async def _any_host(_host: str, _port: int) -> bool:
-    """The operator has chosen the program, and so where it goes; the URL guard still applies."""
+    """The operator chose the program and so its hosts; the URL guard still applies."""
     return True
 
 
@@ -95,7 +95,7 @@ class Servers:
                 self._server(name, settings)
 
     def _server(self, name: str, settings: Settings) -> Server | None:
-        """The server as it is configured now: when its configuration has changed, it is connected anew."""
+        """A server whose configuration has changed is reconnected."""
         config = settings.mcp_servers.get(name)
         if name in self._servers and self._servers[name].config != config:
             self._retire(name)
@@ -474,7 +474,7 @@ class Server:
 
 
 async def _store_blobs(ctx: ToolContext, answer: JsonObject, blobs: list[names.Blob]) -> Answer:
-    """The answer with its binary parts written to files; images are shown to a model that sees them."""
+    """Write binary parts of an answer to files; images are shown to a model that sees them."""
     files: list[JsonObject] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"

@@ -1,4 +1,4 @@
-"""Connections to MCP servers: pipes to a process of our own, or HTTP through the URL guard. Loading it loads the SDK."""
+"""Connections to MCP servers: pipes to a child process, or HTTP through the URL guard. Importing it loads the SDK."""
 
 from __future__ import annotations
 

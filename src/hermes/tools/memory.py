@@ -1,4 +1,4 @@
-"""The tool `memory`: what is worth knowing in every session, small enough to be always in view."""
+"""The tool `memory`: facts for every session, small enough to be in every prompt."""
 
 from __future__ import annotations
 

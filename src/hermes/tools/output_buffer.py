@@ -1,4 +1,4 @@
-"""Output of a command: decoded, shown as it comes, and kept in bounded memory however long it is."""
+"""Output of a command: decoded, streamed, and stored in bounded memory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ _FILE_PIECE_CHARS = 256 * 1024
 
 
 class OutputDecoder:
-    """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked.
-
-    `coloured` is the last text with the sequences that set colours, for people who look on; where there are none, or
-    something in it was masked or is still held back, the text itself.
-    """
+    """Decodes bytes: invalid ones are replaced, escape sequences removed, known secrets masked. `coloured` is the last
+    text with its colour sequences, for people who watch; if there are none, or something in it was masked or is held
+    back, the text itself."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -41,7 +39,7 @@ class OutputDecoder:
         self.coloured = ""
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """The text of these bytes. An escape sequence or line end that may be incomplete is returned with the next."""
+        """The text of these bytes. A possibly incomplete escape sequence or line end is returned with the next call."""
         whole = text = self._pending + self._decoder.decode(data, end)
         self._pending = ""
         if "\x1b" in text or "\x9b" in text:
@@ -57,7 +55,7 @@ class OutputDecoder:
         return text
 
     def _with_colours(self, whole: str, text: str) -> str:
-        """The text as it came, where it differs by nothing but its colours: these could be in the middle of a secret."""
+        """The text with its colours, unless a colour sequence could split a secret."""
         kept = _ESCAPES.sub(lambda match: match[0] if COLOURS.fullmatch(match[0]) else "", whole)
         kept = _STRAY.sub("", kept).replace("\r\n", "\n").replace("\x00", "\ufffd")
         return kept if COLOURS.sub("", kept) == text == self._redact(text) else text

@@ -1,4 +1,4 @@
-"""Documents of the web as text: HTML as Markdown, PDF page by page, the rest as it is. It blocks, though not for long."""
+"""Web documents as text: HTML as Markdown, PDF page by page, other text unchanged. Blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Page(NamedTuple):
-    """A document. `complete` is False where there was no time or room for all of it."""
+    """A document. `complete` is False if time or space ran out."""
 
     title: str
     text: str
@@ -123,7 +123,7 @@ class TimeUp(Exception):
 
 
 def markdown(html: str, url: str) -> tuple[str, str, bool]:
-    """The title and the visible text of a page, of its main part where it has one; and whether all of it was read."""
+    """The title and visible text of a page, of its main part if it has one; and whether all of it was read."""
     writer = _Writer(url, time.monotonic() + PAGE_READ_S_MAX)
     complete = True
     try:
@@ -134,7 +134,7 @@ def markdown(html: str, url: str) -> tuple[str, str, bool]:
 
 
 def _parse(html: str, writer: _Writer) -> bool:
-    """Feed a page to the writer; False if it was too long for the parser at hand."""
+    """Feed a page to the writer; False if it was too long for the available parser."""
     parser: Any
     text, complete = html, True
     try:
@@ -166,7 +166,7 @@ class _Plain(HTMLParser):
 
 
 class _Block(NamedTuple):
-    """A paragraph: its kind (neighbours of the same kind are joined closely), its text, and the main parts it is in."""
+    """A paragraph: its kind (adjacent ones of a kind are joined closely), its text, and the main parts it is in."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""The tool `patch`: finds the lines to change although they are not quoted exactly, and changes several files as one."""
+"""The tool `patch`: matches lines that are not quoted exactly, and changes several files atomically."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def find_blocks(lines: list[str], sought: list[str], form: Callable[[str], str])
 
 
 def reindent(new: list[str], old: list[str], block: list[str]) -> list[str]:
-    """New lines, indented as much more or less as `block` is against `old`."""
+    """New lines, indented relative to `block` as they were relative to `old`."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
     was, now = _indent(old[first]), _indent(block[first])
     if was == now:
@@ -224,7 +224,7 @@ def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
 
 
 class _LineIndex:
-    """The positions of each line of a file, so that not every hunk of a patch reads all of it."""
+    """The positions of each line of a file, so that not every hunk has to read all of it."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines, self._compared = lines, 0

@@ -1,7 +1,6 @@
-"""Processes in the background, and the tool `process` that looks after them.
+"""Background processes, and the tool `process` that manages them.
 
-They outlive the turn that started them, unless it is stopped, and end with the server.
-"""
+They outlive the turn that started them, unless it is stopped, and end with the server."""
 
 from __future__ import annotations
 
@@ -34,10 +33,8 @@ _FLOOD_PAUSE_S = 0.01
 
 @dataclass(slots=True)
 class Background:
-    """A background process with the end of its output. Its sandbox lives as long as it does.
-
-    A stop of one of the runs in `run_ids`, its own and the one that this is part of, ends it unless it is to `keep` on.
-    """
+    """A background process with the end of its output. Its sandbox lives as long. A stop of one of the runs in
+    `run_ids`, its own and its parent's, ends it unless `keep` is set."""
 
     id: str
     owner: str

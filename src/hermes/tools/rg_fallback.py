@@ -1,7 +1,6 @@
-"""Searching where ripgrep is missing: globs, ignore files, and a program that walks, matches and prints as it does.
+"""Search without ripgrep: globs, ignore files, and a program that walks, matches and prints like it.
 
-It is run where commands are, and so needs nothing but Python. A pattern that never comes to an end ends with it.
-"""
+It runs where commands run, and needs only Python; a pattern that never terminates ends with it."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Glob:
 
 
 def _skip_globstars(form: list[re.Pattern[str] | None], states: set[int]) -> set[int]:
-    """The states of a match, with those behind any `**` that may stand for nothing."""
+    """The states of a match, including those after a `**` that matches nothing."""
     for i in range(len(form)):
         states |= {i + 1} if i in states and form[i] is None else set()
     return states

@@ -1,4 +1,4 @@
-"""The tool `search_files`: ripgrep, or a fallback, finds the lines; they are read through the path guard."""
+"""The tool `search_files`: ripgrep or a fallback finds the lines; they are read through the path guard."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class Search:
         return 0, bytes(output[: max(output.rfind(b"\n"), output.rfind(b"\0")) + 1])
 
     def let_through(self, listed: Listed, *, content: bool) -> Listed:
-        """The paths that match the globs and may be read, sorted. Refused files are counted whether they match or not:
-        their number tells nothing of what is in them. Blocks."""
+        """The paths that match the globs and may be read, sorted. Refused files are counted whether they match or not,
+        so that the count reveals nothing of their content. Blocks."""
         try:
             anchored = [glob.lstrip("/") if "/" in glob else f"**/{glob}" for glob in self.globs]
             ignore_case = self.ignore_case and not content
@@ -181,7 +181,7 @@ class Search:
 
 @cache
 def _source() -> str:
-    """The source of the fallback: it is passed with the command, because not every sandbox shows our own files."""
+    """Passed with the command, because not every sandbox shows our own files."""
     return inspect.getsource(rg_fallback)
 
 

@@ -1,4 +1,4 @@
-"""The tool `session_search`: what was said in earlier conversations of the same owner and session key."""
+"""The tool `session_search`: search in earlier conversations of the same owner and session key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def _run(ctx: ToolContext, args: SessionSearch) -> Answer:
 
 
 class _Scope:
-    """The conversations of one owner and session key, but for the one that is going on."""
+    """The conversations of one owner and session key, except the current one."""
 
     def __init__(self, ctx: ToolContext) -> None:
         # Also a turn that stores nothing may look at what others have stored.

@@ -1,4 +1,4 @@
-"""The tools `skills_list`, `skill_view` and `skill_manage`: ways of working kept for later, read and written as text."""
+"""The tools `skills_list`, `skill_view` and `skill_manage`: reusable instructions, read and written as text."""
 
 from __future__ import annotations
 

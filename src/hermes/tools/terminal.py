@@ -1,4 +1,4 @@
-"""The tool `terminal`: commands in a shell that remembers where it is, in the sandbox of the session."""
+"""The tool `terminal`: commands in the sandbox of the session, in a shell that keeps its state."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ async def _prepare(ctx: ToolContext, args: Terminal) -> Prepared:
 
 
 def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background: bool) -> bool:
-    """Whether the output may come from outside: from the network, or from a file that did. For a sandboxed command in
-    the foreground the proxy tells when it has ended; without a sandbox the names of the commands decide."""
+    """Whether the output may come from outside: from the network, or from a file that did. For a sandboxed foreground
+    command the proxy knows when it has ended; without a sandbox the names of the commands decide."""
     if sandbox.isolated:
         proxied = sandbox.name in PROXIED and not background
         online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
@@ -148,7 +148,7 @@ def _resolve_path(path: str, shell: Shell) -> str:
 
 
 def goes_online(command: str) -> bool:
-    """Whether a command line has a simple command that needs the network. A guess by names."""
+    """Whether a command line has a simple command that needs the network, guessed by name."""
     for form in simple_forms(command):
         operands = [word for word in form.split() if not word.startswith("-") and "=" not in word]
         while operands and (operands[0] in _WRAPPERS or operands[0].isdigit()):
@@ -198,7 +198,7 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
 
 
 def _network_hint(sandbox: Sandbox, output: str) -> str:
-    """What helps a command whose output says that it has no network; nothing for one that failed otherwise."""
+    """A hint for a command whose output says that it has no network; empty for other failures."""
     proxied = sandbox.name in PROXIED
     if not sandbox.isolated or (sandbox.place.network and not proxied) or not _UNREACHABLE.search(output):
         return ""
@@ -206,7 +206,7 @@ def _network_hint(sandbox: Sandbox, output: str) -> str:
 
 
 def output_chars_max(ctx: ToolContext) -> int:
-    """How long output may be so that the answer with it is not cut again."""
+    """How long output may be so that the answer is not truncated again."""
     return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.resources.window_tokens) * 3 // 4
 
 
@@ -241,7 +241,7 @@ async def follow_process(
 
 
 async def run_to_end(work: Awaitable[Any], cancelled: Callable[[], object] = lambda: None) -> None:
-    """Wait for work that must not be left half done; `cancelled` is called each time the caller is cancelled meanwhile."""
+    """Wait for work that must not be left half done; `cancelled` is called at each cancellation of the caller."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:

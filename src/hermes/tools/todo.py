@@ -1,4 +1,4 @@
-"""The tool `todo`: the plan of a session. The list is the session's last answer of this tool; it is kept nowhere else."""
+"""The tool `todo`: the plan of a session, stored only as the session's last answer of this tool."""
 
 from __future__ import annotations
 

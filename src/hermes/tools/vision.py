@@ -103,7 +103,7 @@ def data_url(data: bytes) -> str:
 
 
 def fit_image(data: bytes) -> tuple[str, bytes]:
-    """An image's type and bytes as a model accepts them, scaled down where it is too large. Blocks."""
+    """An image's type and bytes as models accept them, scaled down if it is too large. Blocks."""
     kind = type_of(data[:64], "") or ""
     if not can_shrink():
         if kind not in SENT_AS_IS:

@@ -1,4 +1,4 @@
-"""The tools `web_search` and `web_extract`: the web through the URL guard, found by the operator's search and read here."""
+"""The tools `web_search` and `web_extract`: the operator's search service, and pages read through the URL guard."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
 
 
 def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
-    """A page for the answer; one that is too long is cut, and written to a file as a whole."""
+    """A page for the answer; one that is too long is truncated, and written to a file as a whole."""
     from hermes.tools import pages
 
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)

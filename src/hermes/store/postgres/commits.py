@@ -41,7 +41,7 @@ class Marker:
         self.backend_pid = 0  # of the server's process that works on the transaction
 
     def next_statement(self) -> tuple[str, tuple[str, int]]:
-        """What the transaction writes right before COMMIT."""
+        """The statement that the transaction runs right before COMMIT."""
         self.serial += 1
         return _MARK, (self.slot, self.serial)
 
@@ -51,7 +51,7 @@ class Marker:
 
 
 class Markers:
-    """Those of one process, used again, so that there are no more rows than transactions at a time."""
+    """The markers of one process, reused so that there are no more rows than concurrent transactions."""
 
     def __init__(self) -> None:
         self._free: list[Marker] = []
@@ -63,5 +63,5 @@ class Markers:
             return Marker()
 
     def put(self, marker: Marker) -> None:
-        """Only one whose last transaction has ended."""
+        """Return a marker whose last transaction has ended."""
         self._free.append(marker)

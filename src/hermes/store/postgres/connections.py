@@ -32,14 +32,14 @@ for _type in ("json", "jsonb"):
 
 
 class Bridge(greenlet):  # type: ignore[misc]
-    """Work of a transaction that runs on an event loop."""
+    """A greenlet that runs the work of a transaction on an event loop."""
 
     tx: Tx | None = None
     engine: object = None
 
 
 def _await(awaitable: Awaitable[R]) -> R:
-    """In a bridge: have the task await this."""
+    """In a bridge: let the task await this."""
     result: R = getcurrent().parent.switch(awaitable)
     return result
 
@@ -59,17 +59,17 @@ async def run_in_bridge(bridge: Bridge, work: Callable[[], R]) -> R:
 
 
 class Unencodable(Exception):
-    """A text cannot be sent as it is: the transaction is run again with such text replaced."""
+    """Text that cannot be sent as it is: the transaction is run again with such text replaced."""
 
 
 class Tx(AnyTx):
-    """A transaction. Statements whose outcome nobody needs are sent with the next one that is waited for."""
+    """A transaction. Statements without a needed outcome are sent with the next one that is waited for."""
 
     __slots__ = ("_clean", "_db", "_deferred", "_on_loop", "_prefetched", "_prefetching", "has_changes")
     backend = "postgres"
 
     def __init__(self, db: Connection, begin: str, *, on_loop: bool, clean: bool = False) -> None:
-        """`clean`: text that PostgreSQL cannot keep is replaced before it is sent."""
+        """`clean`: replace text that PostgreSQL cannot store."""
         self._db: Any = db
         self._on_loop, self._clean = on_loop, clean
         self._deferred: list[Statement] = [(begin.encode(), ())]
@@ -137,12 +137,12 @@ class Tx(AnyTx):
         self._send([*self._deferred, (b"COMMIT", ())], rows=False)
 
     def settle(self) -> None:
-        """Have the outcome of everything so far."""
+        """Wait for the outcome of everything so far."""
         if self._deferred:
             self._send(self._deferred, rows=False)
 
     def _send(self, statements: list[Statement], *, rows: bool) -> tuple[list[Record], int]:
-        """Send these; the rows of the last one, where they are wanted, and how many it changed."""
+        """Send the statements; returns the rows of the last one, if wanted, and how many it changed."""
         prefetching, self._prefetching, self._deferred = self._prefetching, {}, []
         wanted = [*prefetching.values(), *([len(statements) - 1] if rows else [])]
         if self._clean:
@@ -193,7 +193,7 @@ class Tx(AnyTx):
 
 
 def _clean(param: object) -> object:
-    """Half a surrogate pair and NUL are no text to PostgreSQL."""
+    """PostgreSQL does not accept lone surrogates and NUL."""
     return whole_text(param).replace("\x00", "\ufffd") if isinstance(param, str) else param
 
 

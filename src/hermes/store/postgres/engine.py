@@ -1,15 +1,14 @@
-"""The PostgreSQL engine: transactions on pools of connections, retried when others were in the way or the server away."""
+"""The PostgreSQL engine: transactions on connection pools, retried after conflicts and lost connections."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,9 +30,8 @@ from hermes.core.limits import (
     SLOW_READ_S_MAX,
     SLOW_READERS_MAX,
 )
-from hermes.core.threads import Threads
-from hermes.store.base import StoreError, StoreTimeout, StoreUnreachable
-from hermes.store.engine import Conflict, Engine, Maintenance
+from hermes.store.base import StoreError, StoreUnreachable
+from hermes.store.engine import Conflict, Engine, Maintenance, Work
 from hermes.store.postgres import opening
 from hermes.store.postgres.commits import END_BACKEND, Marker, Markers
 from hermes.store.postgres.connections import Bridge, Unencodable, is_connected, run_in_bridge
@@ -42,19 +40,17 @@ from hermes.store.postgres.errors import STALE, explained, is_conflict, is_lost,
 from hermes.store.postgres.pools import LoopPool, ThreadPool
 from hermes.store.postgres.waiting import close_now
 
-log = logging.getLogger(__name__)
 R = TypeVar("R")
-Work = Callable[[Any], R]
 # What a transaction has read stays true for it; where another one has changed it since, it is run again.
 _WRITE = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class _Retries:
-    """How often, and how long, a transaction that did not come through is tried again."""
+    """How often and how long a failed transaction is retried."""
 
     def __init__(self, place: str, away_s: float | None = None) -> None:
-        """`away_s`: how long a server that is away is waited for, if not as long as one that is busy."""
+        """`away_s`: how long to wait for an unreachable server, if not as long as for a busy one."""
         now = time.monotonic()
         self._place, self._until = place, now + BUSY_S_MAX
         self._away_until = self._until if away_s is None else min(self._until, now + away_s)
@@ -62,7 +58,7 @@ class _Retries:
         self.clean = False
 
     def wait_s(self, error: BaseException) -> float:
-        """How long to wait before the next try; raises where there is none."""
+        """The delay before the next attempt; raises if there is none."""
         if isinstance(error, Unencodable):
             self.clean = True
             return 0.0
@@ -78,30 +74,24 @@ class _Retries:
 
 
 class PostgresEngine(Engine):
-    """One schema of one database. An event loop has a pool of its own; threads share another."""
+    """One schema of one database. Each event loop has a pool; threads share another."""
 
     backend = "postgres"
     path = None
     read_only = False
 
     def __init__(self, url: str, schema: str, place: str, folder: Path | None = None) -> None:
-        super().__init__()
-        self.url, self.schema, self.place, self.folder = url, schema, place, folder
+        super().__init__(place, PG_POOL_MIN)
+        self.url, self.schema, self.folder = url, schema, folder
         self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPool] = weakref.WeakKeyDictionary()
         self._slow: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
         self._pool: ThreadPool | None = None
         self.markers = Markers()
-        self._lock = threading.Lock()
-        self._thread = threading.local()
-        self._callers = Threads(PG_POOL_MIN)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ready = self._closed = self._forked = False
         # Why the last transaction on a loop found no server, if it did not.
         self._loss: BaseException | None = None
-        self._users = 0
-        _all.add(self)
 
     @property
     def maintenance(self) -> Maintenance:
@@ -137,7 +127,9 @@ class PostgresEngine(Engine):
                         self._thread.tx = attempt.begin(db)
                         attempt.run()
                     except BaseException:
-                        _roll_back(db)
+                        with suppress(psycopg.Error):
+                            if is_connected(db):
+                                db.execute("ROLLBACK")
                         raise
                     finally:
                         self._thread.tx = None
@@ -164,7 +156,7 @@ class PostgresEngine(Engine):
 
     def run_outside_transaction(self, statements: Sequence[str]) -> None:
         if self._current_tx() is not None:
-            raise StoreError("This cannot be done in the middle of a transaction.", where=self.place)
+            raise self._nested_error()
         try:
             with self._connection() as db:
                 for statement in statements:
@@ -227,8 +219,7 @@ class PostgresEngine(Engine):
         except TimeoutError:
             if self._loss is not None:
                 raise unreachable(self.place, self._loss) from None
-            message = f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once."
-            raise StoreTimeout(message, hint="ask for less, or try again later") from None
+            raise self._timeout_error() from None
 
     async def _run_on_loop(self, work: Work[R], begin: str) -> R:
         retries = _Retries(self.place)
@@ -242,7 +233,9 @@ class PostgresEngine(Engine):
                         await run_in_bridge(bridge, attempt.run)
                         self._loss = None
                     except BaseException:
-                        await _roll_back_on_loop(db)
+                        with suppress(psycopg.Error):
+                            if is_connected(db):
+                                await db.execute("ROLLBACK")
                         raise
                 return attempt.finish()
             except (psycopg.Error, Conflict, Unencodable) as error:
@@ -289,16 +282,12 @@ class PostgresEngine(Engine):
             weakref.finalize(loop, pool.idle.close)
         return pool
 
-    async def apply(self, function: Callable[[], R]) -> R:
-        self._check_usable()
-        return await self._callers.call(function)  # type: ignore[no-any-return]
-
     # --- its life -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         self._check_usable()
         if not self._ready:
-            self.check_finished(opening.make_ready(self.url, self.schema, self.place), self.place)
+            self.check_finished(opening.make_ready(self.url, self.schema, self.place))
             self._ready = True
 
     def exists(self) -> bool:
@@ -314,36 +303,20 @@ class PostgresEngine(Engine):
         except psycopg.Error as error:
             raise unreachable(self.place, error) from error
 
-    def _check_usable(self) -> None:
-        if self._forked:
-            raise StoreError(
-                "The database was opened before this process was forked off, and cannot be used in it.",
-                where=self.place,
-                hint="start the process anew instead of forking it (for example the spawn method of multiprocessing)",
-            )
-        if self._closed:
-            raise StoreError("The database is closed.", where=self.place)
-
     @classmethod
     def of(cls, url: str, schema: str, place: str, folder: Path | None = None) -> PostgresEngine:
         """The engine of a schema, shared by all who ask; each gives it back with `release`."""
-        with _registry_lock:
-            if (engine := _engines.get((url, schema))) is None or engine._forked:
+        with Engine.registry_lock:
+            if (engine := _engines.get((url, schema))) is None:
                 engine = _engines[url, schema] = cls(url, schema, place, folder)
             engine._users += 1
             return engine
-
-    def shared(self) -> PostgresEngine:
-        with _registry_lock:
-            self._check_usable()
-            self._users += 1
-        return self
 
     def drop(self) -> None:
         self.release()
 
     def release(self) -> None:
-        with _registry_lock:
+        with Engine.registry_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
                 return
@@ -359,7 +332,7 @@ class PostgresEngine(Engine):
 
 
 class _Attempt(Generic[R]):
-    """One run of the work of a transaction."""
+    """One attempt to run the work of a transaction."""
 
     def __init__(self, engine: PostgresEngine, work: Work[R], begin: str, *, on_loop: bool, clean: bool) -> None:
         self._engine, self._work, self._begin = engine, work, begin
@@ -390,14 +363,10 @@ class _Attempt(Generic[R]):
         self._tx.commit(self.marker)
 
     def finish(self) -> R:
-        """What is due once the transaction counts."""
+        """What follows the commit."""
         if self.marker is not None:
             self._engine.markers.put(self.marker)
-        for act in self._tx.later:
-            try:
-                act()
-            except Exception:
-                log.exception("what was to follow a change of %s", self._engine.place)
+        self._engine._run_callbacks(self._tx)
         return self._result
 
 
@@ -418,30 +387,5 @@ def _drop_useless(pool: LoopPool | ThreadPool, db: Any, error: BaseException) ->
         close_now(db)
 
 
-def _roll_back(db: psycopg.Connection[Any]) -> None:
-    with suppress(psycopg.Error):
-        if is_connected(db):
-            db.execute("ROLLBACK")
-
-
-async def _roll_back_on_loop(db: psycopg.AsyncConnection[Any]) -> None:
-    with suppress(psycopg.Error):
-        if is_connected(db):
-            await db.execute("ROLLBACK")
-
-
 _engines: dict[tuple[str, str], PostgresEngine] = {}
-_all: weakref.WeakSet[PostgresEngine] = weakref.WeakSet()
-_registry_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    """The connections are the parent's."""
-    global _registry_lock  # noqa: PLW0603
-    _registry_lock = threading.Lock()
-    for engine in _all:
-        engine._forked = True
-    _engines.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_engines.clear)

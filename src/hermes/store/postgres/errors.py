@@ -1,4 +1,4 @@
-"""What can be wrong with a PostgreSQL server: errors in words with what to do. No password is in them."""
+"""Errors of a PostgreSQL server as ours, with hints and without passwords."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _REFUSED_WORDS = re.compile(
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection is gone, or is of no use any more."""
+    """Whether the connection is lost or unusable."""
     if isinstance(error, _AWAY):
         return True
     # What the server has said has a state; the rest is the connection's.
@@ -69,12 +69,12 @@ def is_lost(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the transaction, run again, may find what was in its way and take it into account."""
+    """Whether a retry of the transaction can succeed."""
     return isinstance(error, (Conflict, *RETRIED)) and not _is_second_run(error)
 
 
 def _is_second_run(error: BaseException) -> bool:
-    """Whether a run was put on record that is there: nobody looks for it first."""
+    """Whether a run was inserted that exists: nobody looks for it first."""
     return isinstance(error, errors.UniqueViolation) and error.diag.constraint_name == _RUNS_KEY
 
 
@@ -112,7 +112,7 @@ def explained(error: BaseException, place: str) -> BaseException:
 
 
 def refused_at_start(error: BaseException, place: str) -> HermesError:
-    """What keeps a process from starting: a configuration to correct, or a server that is away."""
+    """Why the process cannot start: a configuration error, or a server that is unreachable."""
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
         # What libpq has to say may quote the password.
         message = "The address of PostgreSQL is not valid, or has a parameter that PostgreSQL does not know."

@@ -1,4 +1,4 @@
-"""Care of a PostgreSQL database: most of it is the server's own, and its administrator's."""
+"""Maintenance of a PostgreSQL database; most of it is left to the server and its administrator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def vacuum_if_worthwhile(engine: PostgresEngine) -> bool:
 
 
 def give_back_space(engine: PostgresEngine) -> None:
-    """The server's autovacuum does it."""
+    """Autovacuum does this."""
 
 
 def total_bytes(engine: PostgresEngine) -> int:

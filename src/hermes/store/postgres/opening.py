@@ -1,4 +1,4 @@
-"""Connecting to PostgreSQL: the settings of a connection, and tables that are brought up to date."""
+"""Connecting to PostgreSQL: settings of a connection, and schema migrations."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ async def connect_loop(url: str, schema: str) -> psycopg.AsyncConnection[Any]:
 
 
 def connect(url: str, place: str) -> psycopg.Connection[Any]:
-    """A connection to begin with; what keeps it from being made is told as a configuration to correct, or as a server
-    that is away."""
+    """A first connection; failures are raised as configuration errors, or as an unreachable server."""
     try:
         db = ThreadConnection.connect(url, **_CONNECTION)
     except psycopg.Error as error:
@@ -81,8 +80,8 @@ def connect(url: str, place: str) -> psycopg.Connection[Any]:
 
 
 def make_ready(url: str, schema: str, place: str) -> str | None:
-    """Make the schema, or bring it up to date; several replicas that start together do it one after the other. The mark
-    of an unfinished migration, if there is one."""
+    """Create or migrate the schema; replicas that start together do it one after the other. Returns the mark of an
+    unfinished migration."""
     with connect(url, place) as db:
         try:
             db.execute(_settings(schema))
@@ -129,7 +128,7 @@ def _version(db: psycopg.Connection[Any]) -> int:
 
 
 def check_version(version: int, place: str) -> None:
-    """Refuse a database that this code does not know: it may be one version ahead, while a cluster is upgraded."""
+    """Reject an unknown schema version; it may be one version ahead during a rolling upgrade."""
     if version > len(MIGRATIONS) + 1:
         raise StoreTooNew(
             f"The database was written by a newer Hermes (version {version}, this one knows {len(MIGRATIONS)}).",

@@ -22,7 +22,7 @@ C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
 
 
 class _Idle(Generic[C]):
-    """Connections that nobody uses, the one used last at the end."""
+    """Idle connections, the one used last at the end."""
 
     def __init__(self) -> None:
         self._connections: list[tuple[C, float]] = []
@@ -46,7 +46,7 @@ class _Idle(Generic[C]):
             close_now(self._connections.pop(0)[0])
 
     def drop_all(self) -> None:
-        """Close them: the server they were made to is gone."""
+        """Close them: their server is lost."""
         while self._connections:
             close_now(self._connections.pop()[0])
 

@@ -10,7 +10,7 @@ from psycopg import pq
 
 
 class Row(tuple[Any, ...]):
-    """A row of a result; `columns` belongs to the class that is made for the result's columns."""
+    """A row of a result; each set of column names has a subclass with its `columns`."""
 
     __slots__ = ()
     columns: ClassVar[dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""Without a bus, one server at a time works on a schema: it holds an advisory lock on a connection of its own."""
+"""Without a bus, one server at a time uses a schema: it holds an advisory lock on its own connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEEPALIVES = (
 
 
 class DatabaseServed(HermesError):
-    """Another server works on this database."""
+    """Another server uses this database."""
 
     exit_code = 4
 
@@ -38,7 +38,7 @@ class _Lock:
         self._db: psycopg.AsyncConnection[Any] | None = None
 
     async def acquire(self, timeout_s: float) -> bool:
-        """Connect and take the lock; a holder that is about to end is waited for."""
+        """Connect and take the lock, waiting for a holder that is about to end."""
         self.close()
         self._db = await connect_loop(self._url, self._schema)
         await self._db.execute(_KEEPALIVES)
@@ -54,7 +54,7 @@ class _Lock:
             await asyncio.sleep(_POLL_S)
 
     async def keep(self) -> None:
-        """Take it again whenever the connection was lost."""
+        """Take the lock again whenever the connection was lost."""
         held = True
         while True:
             await asyncio.sleep(PG_SERVER_LOCK_EVERY_S)

@@ -20,7 +20,7 @@ _WAKE_S = 0.1
 
 
 def _bounded(generator: Generator[Any, Any, Any], db: Any) -> Generator[Any, Any, Any]:
-    """What psycopg waits for, with a limit; psycopg wakes the generator several times a second."""
+    """psycopg's wait with a time limit; psycopg wakes the generator several times a second."""
     until = time.monotonic() + limits.PG_ANSWER_S_MAX
     try:
         wanted = next(generator)
@@ -41,8 +41,8 @@ class ThreadConnection(psycopg.Connection[Any]):
 
 class LoopConnection(psycopg.AsyncConnection[Any]):
     async def wait(self, gen: Any, interval: float = _WAKE_S, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-        """A wait that is cancelled costs the connection: an answer may be on its way, and asking the server to forget
-        the question would take as long as the server likes."""
+        """A cancelled wait closes the connection: an answer may be on its way, and cancelling the query could take
+        arbitrarily long."""
         try:
             return await wait_async(_bounded(gen, self), self.pgconn.socket, interval)
         except CancelledError:
@@ -51,7 +51,7 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 
 
 def close_now(db: Any) -> None:
-    """Close a connection without a word to the server, whether or not its loop still runs."""
+    """Close a connection without a message to the server, whether or not its loop still runs."""
     if not db.closed:
         db._closed = True  # or its finalizer would complain
         db.pgconn.finish()

@@ -48,7 +48,7 @@ def _encode(value: Any) -> bytes | None:
 
 
 class Wire:
-    """One connection's statements: what is prepared there, and what has been sent and not been answered."""
+    """The statements of one connection: what is prepared, and what is sent but not answered."""
 
     def __init__(self, db: Any) -> None:
         self._pgconn: pq.abc.PGconn = db.pgconn
@@ -86,7 +86,7 @@ class Wire:
         return len(self._prepared) < PG_PREPARED_MAX and _uses[sql] >= PG_PREPARED_USES_MIN
 
     def receive(self) -> bool:
-        """Take what has come. True: that was all."""
+        """Read what has arrived. True: everything has."""
         pgconn = self._pgconn
         pgconn.consume_input()
         while not pgconn.is_busy():
@@ -99,8 +99,8 @@ class Wire:
         return False
 
     def end(self, wanted: Sequence[int]) -> tuple[list[list[Any]], int]:
-        """The rows of the wanted statements, by their places, and how many rows the last one changed; raises the first
-        error."""
+        """The rows of the wanted statements, by their positions, and how many rows the last one changed; raises the
+        first error."""
         self._pgconn.exit_pipeline_mode()
         for result in self._results:
             if result.status in _FAILED or result.status == _ABORTED:
@@ -131,7 +131,7 @@ def wire_of(db: Any) -> Wire:
 async def send_on_loop(
     db: psycopg.AsyncConnection[Any], statements: Sequence[Statement], wanted: Sequence[int]
 ) -> tuple[list[list[Any]], int]:
-    """Send statements and wait for all answers: those of `wanted` places, and the count of the last."""
+    """Send statements and wait for all answers; returns those of `wanted` positions and the count of the last."""
     wire = wire_of(db)
     wire.begin(statements)
     try:
@@ -144,7 +144,7 @@ async def send_on_loop(
 
 
 async def _exchange(wire: Wire, pgconn: pq.abc.PGconn) -> bool:
-    """Send what has not been sent, and wait for an answer. True: that was all."""
+    """Send what is unsent, and wait for an answer. True: everything has arrived."""
     loop, fd = asyncio.get_running_loop(), pgconn.socket
     ready: asyncio.Future[None] = loop.create_future()
     too_late = loop.call_later(limits.PG_ANSWER_S_MAX, _fail, ready)
@@ -179,7 +179,7 @@ def _no_answer() -> psycopg.OperationalError:
 def send(
     db: psycopg.Connection[Any], statements: Sequence[Statement], wanted: Sequence[int]
 ) -> tuple[list[list[Any]], int]:
-    """The same on a blocking connection."""
+    """`send_on_loop` for a blocking connection."""
     wire, pgconn = wire_of(db), db.pgconn
     wire.begin(statements)
     try:

@@ -1,4 +1,4 @@
-"""Connections to SQLite: what a transaction offers, how a file is opened, and waiting for other processes."""
+"""Connections to SQLite: transactions, opening a file, waiting for other processes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
 
 @dataclass(frozen=True)
 class Schema:
-    """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be made
-    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says how far it has come. A
-    migration leaves its mark in a file that `has_marks`."""
+    """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be rebuilt
+    from the others, `probe` a quick check of it; `upkeep` does a little work in an idle moment and returns its
+    progress. A migration leaves its mark in a file that `has_marks`."""
 
     migrations: Sequence[Sequence[str]]
     index: str = ""
@@ -131,7 +131,7 @@ class Tx(AnyTx):
 
 
 def watch(db: sqlite3.Connection, stop: threading.Event | None, until: float = math.inf) -> None:
-    """Interrupt what this connection does once `stop` is set or the time has come; with neither, no longer."""
+    """Interrupt what this connection does once `stop` is set or the time is reached; with neither, stop watching."""
     if stop is None and until == math.inf:
         db.set_progress_handler(None, 0)
     else:
@@ -141,7 +141,7 @@ def watch(db: sqlite3.Connection, stop: threading.Event | None, until: float = m
 
 
 class Connection(sqlite3.Connection):
-    """A connection. With a stamp it reads a file that nobody had open then, and leaves nothing beside it."""
+    """With a stamp it reads a file that nobody had open then, and leaves nothing beside it."""
 
     stamp: tuple[int, int] | None = None
     stale = False
@@ -151,7 +151,7 @@ class Connection(sqlite3.Connection):
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:
-    """The state of a file, or nothing while it is in use."""
+    """The state of a file; None while it is in use."""
     if path.with_name(path.name + "-wal").exists() and path.with_name(path.name + "-wal").stat().st_size:
         return None
     status = path.stat()
@@ -159,7 +159,7 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one of the same name; None where there is none."""
+    """Identifies a file among others of the same name; None if it does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -208,7 +208,7 @@ def has_fts5() -> bool:
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system that a path lies on, as the system calls it; empty where it does not say."""
+    """The type of the file system of a path; empty if unknown."""
     best, kind = "", ""
     real = os.path.realpath(path)
     with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
@@ -227,10 +227,8 @@ def is_busy(error: BaseException) -> bool:
 
 
 def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
-    """Wait for another process, but not for ever.
-
-    The waits are short: SQLite's own grow to 100 ms, while two busy workers hold the lock for a millisecond each.
-    """
+    """Wait for other processes, with a limit. The delays are short: SQLite's own grow to 100 ms, while two busy workers
+    hold the lock for a millisecond each."""
     until, wait_s = time.monotonic() + limits.BUSY_S_MAX, limits.BUSY_WAIT_S_MIN
     db.execute("PRAGMA busy_timeout=0")
     try:
@@ -248,7 +246,6 @@ def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
 
 @contextmanager
 def write_transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that writes: all of it, or nothing."""
     patiently(db, "BEGIN IMMEDIATE")
     try:
         yield

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from hermes.core.limits import (
     BATCH_JOBS_MAX,
@@ -30,30 +29,15 @@ from hermes.core.limits import (
     UPKEEP_STEPS_LOGGED,
     WAL_ROWS,
 )
-from hermes.core.threads import Threads
-from hermes.store.base import StoreError, StoreReadOnly, StoreTimeout
-from hermes.store.engine import MARK_SQL, Engine, Maintenance, TimeUp
+from hermes.store.base import StoreError, StoreReadOnly
+from hermes.store.engine import MARK_SQL, Engine, Maintenance, TimeUp, Work
 from hermes.store.sqlite import opening
-from hermes.store.sqlite.connections import (
-    Connection,
-    Done,
-    Schema,
-    Tx,
-    file_id,
-    is_busy,
-    patiently,
-    watch,
-)
+from hermes.store.sqlite.connections import Connection, Done, Schema, Tx, file_id, is_busy, patiently, watch
 from hermes.store.sqlite.errors import Index, explained
 from hermes.store.sqlite.readers import Readers
 
 log = logging.getLogger(__name__)
-
 R = TypeVar("R")
-
-
-# Work is typed by what any transaction offers, so that the same repositories use both databases.
-Work = Callable[[Any], R]
 _STATE_FILE = "state.db"
 
 
@@ -88,42 +72,32 @@ class _Job:
 
 
 class SqliteEngine(Engine):
-    """One file, or a database in memory.
-
-    Whatever waits for the writer is committed together. Where something fails it is done again, each in a savepoint of
-    its own, so that one failure hurts nobody else; every caller goes on after the commit that holds its work. Readers
-    never wait for the writer. A database in memory has one connection and no threads: whoever asks does the work.
-    """
+    """One file, or a database in memory. Waiting jobs are committed together. If one fails, all are run again, each in
+    its own savepoint, so that a failure affects no other job; every caller continues after the commit of its job.
+    Readers never wait for the writer. A database in memory has one connection and no threads: callers do the work."""
 
     backend = "sqlite"
 
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
-        super().__init__()
+        super().__init__(str(path), max(1, read_threads))
         self.path, self.schema, self.read_only = path, schema, read_only
         # The folders of a home belong to its own database.
         self.folder = path.parent if path is not None and path.name == _STATE_FILE else None
         self.index = Index(schema, path, self._notice)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
         self._synced: bool | None = None
         self._checkpointing: threading.Thread | None = None
         self._checkpointed_at = 0
-        self._ready = self._was_opened = False
+        self._was_opened = False
         # Device and inode of the database and its write-ahead log when they were opened.
         self._files: dict[Path, tuple[int, int]] = {}
-        self._closed = self._forked = False
         self._closing = threading.Event()
-        self._thread = threading.local()
         self._readers = Readers(max(1, read_threads), self._reader, self._check_usable)
         self._slow_readers = Readers(SLOW_READERS_MAX, self._reader, self._check_usable, niceness=SLOW_READERS_NICENESS)
-        self._callers = Threads(max(1, read_threads))
-        self._upkeep_due = self._upkeep_continues = False
+        self._upkeep_due = self._upkeep_continues = self._truncate_log = False
         self._upkeep_steps = 0
-        self._truncate_log = False
-        self._users = 0
-        _all.add(self)
 
     @property
     def maintenance(self) -> Maintenance:
@@ -141,7 +115,7 @@ class SqliteEngine(Engine):
     def exclusive(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Run `work` with the writer's connection, outside of any transaction; other writers wait."""
         if getattr(self._thread, "tx", None) is not None:
-            raise StoreError("This cannot be done in the middle of a transaction.", where=str(self.path))
+            raise self._nested_error()
         return self._wait(_Job(work, raw=True))  # type: ignore[no-any-return]
 
     def _wait(self, job: _Job) -> Any:
@@ -194,16 +168,9 @@ class SqliteEngine(Engine):
                     lambda: self.read(work, slow=True, stop=stop)
                 )
         except TimeoutError:
-            raise StoreTimeout(
-                f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once.",
-                hint="ask for less, or try again later",
-            ) from None
+            raise self._timeout_error() from None
         finally:
             stop.set()  # nobody waits for it any more
-
-    async def apply(self, function: Callable[[], R]) -> R:
-        self._check_usable()
-        return await self._callers.call(function)  # type: ignore[no-any-return]
 
     def open(self) -> None:
         if self.read_only:
@@ -215,7 +182,6 @@ class SqliteEngine(Engine):
         return self.path is None or self.path.exists()
 
     async def check(self) -> None:
-        """Nothing is looked at on the loop."""
         if self.path is None:
             return
         died = self._writer is not None and not self._writer.is_alive()
@@ -231,7 +197,7 @@ class SqliteEngine(Engine):
         opening.try_write(db, self.path, self.schema)
 
     def _check_files(self) -> None:
-        """Raise when others no longer find what this process has open: a new connection would mix two databases."""
+        """Raise if a file was replaced or deleted: a new connection would mix two databases."""
         for path, opened in self._files.items():
             if (current := file_id(path)) != opened:
                 fate = "deleted" if current is None else "replaced"
@@ -280,16 +246,6 @@ class SqliteEngine(Engine):
                 self._writer = writer
             self._queue.put(job)
 
-    def _check_usable(self) -> None:
-        if self._forked:
-            raise StoreError(
-                "The database was opened before this process was forked off, and cannot be used in it.",
-                where=str(self.path),
-                hint="start the process anew instead of forking it (for example the spawn method of multiprocessing)",
-            )
-        if self._closed:
-            raise StoreError("The database is closed.", where=str(self.path))
-
     # --- the writer ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -321,7 +277,8 @@ class SqliteEngine(Engine):
                 self._upkeep_continues = False  # the moment is not idle any more
                 self._run_batch(transactional)
                 self._wake_callers(transactional)
-                self._checkpoint_if_due()
+                if self._db is not None and self._db.total_changes - self._checkpointed_at >= WAL_ROWS:
+                    self._start_checkpoint()
             for raw in [item for item in batch if item.raw]:
                 self._run_exclusive(raw)
                 self._wake_callers([raw])
@@ -333,12 +290,8 @@ class SqliteEngine(Engine):
             self._db.close()
             self._db = None
 
-    def _checkpoint_if_due(self) -> None:
-        """Checkpoint the write-ahead log in a thread of its own: it waits for the disk, and no turn should."""
-        if self._db is not None and self._db.total_changes - self._checkpointed_at >= WAL_ROWS:
-            self._start_checkpoint()
-
     def _start_checkpoint(self) -> None:
+        """Checkpoint the write-ahead log in its own thread: it waits for the disk."""
         with self._lock:
             if self._db is None or self._closed or (self._checkpointing is not None and self._checkpointing.is_alive()):
                 return
@@ -368,11 +321,12 @@ class SqliteEngine(Engine):
         with suppress(queue.Empty):
             while True:
                 if (job := self._queue.get_nowait()) is not None:
-                    job.error = StoreError("The database is closed.", where=str(self.path))
+                    job.error = self._closed_error()
                     self._wake_callers([job])
 
     def _run_batch(self, batch: list[_Job], *, isolated: bool = False) -> None:
-        """Commit the jobs in one transaction; when one fails, again with a savepoint for each (`isolated`), then one by one."""
+        """Commit the jobs in one transaction; if one fails, again with a savepoint for each (`isolated`), then one by
+        one."""
         exclusive = len(batch) == 1
         db: sqlite3.Connection | None = None
         tx: Tx | None = None
@@ -433,15 +387,8 @@ class SqliteEngine(Engine):
             job.error = explained(error, self.path)
         return True
 
-    def _run_callbacks(self, tx: Tx) -> None:
-        for act in tx.later:
-            try:
-                act()
-            except Exception:
-                log.exception("what was to follow a change of %s", self.path)
-
     def _retry_after_mending(self, batch: list[_Job]) -> None:
-        """Run a job that failed alone once more if the search index was damaged and has been rebuilt."""
+        """Run a job that failed alone again, if the search index was damaged and has been rebuilt."""
         job = batch[0]
         assert job.error is not None
         if job.mended or not self.index.may_be_hit_by(job.error):
@@ -458,7 +405,7 @@ class SqliteEngine(Engine):
 
     @staticmethod
     def _wake_callers(batch: list[_Job]) -> None:
-        """Wake the callers: one call per loop, however many they are."""
+        """Wake the callers with one call per loop."""
         loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         for job in batch:
             if job.done is not None:
@@ -476,7 +423,7 @@ class SqliteEngine(Engine):
         patiently(db, "BEGIN IMMEDIATE")
 
     def _upkeep(self) -> None:
-        """A little work that makes later work cheaper, while nobody waits."""
+        """Work that makes later work cheaper, in idle moments."""
         self._upkeep_due = False
         upkeep = self.schema.upkeep
         if upkeep is None or self._db is None:
@@ -541,7 +488,7 @@ class SqliteEngine(Engine):
 
     def _check_finished(self, db: sqlite3.Connection) -> None:
         if self.schema.has_marks and (row := db.execute(MARK_SQL).fetchone()) is not None:
-            self.check_finished(row[0], str(self.path))
+            self.check_finished(row[0])
 
     def _notice(self, message: str) -> None:
         if message not in self.notices:
@@ -552,12 +499,12 @@ class SqliteEngine(Engine):
 
     @classmethod
     def of(cls, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> SqliteEngine:
-        """The engine of a file, shared by all who ask; each gives it back with `release`."""
+        """The engine of a file, shared by all users; each calls `release`."""
         if path is None:
             return cls(None, schema).shared()
         _release_dropped()
         real = os.path.realpath(path)
-        with _registry_lock:
+        with Engine.registry_lock:
             if (inherited := _inherited.get(real)) is not None:
                 inherited._check_usable()
             if (engine := _engines.get((real, read_only))) is None:
@@ -572,12 +519,6 @@ class SqliteEngine(Engine):
         real = os.path.realpath(path)
         return (real, False) in _engines or (real, True) in _engines
 
-    def shared(self) -> SqliteEngine:
-        with _registry_lock:
-            self._check_usable()
-            self._users += 1
-        return self
-
     def drop(self) -> None:
         """Release one user later; safe to call from a finalizer, even one that runs inside this registry."""
         _dropped.put(self)
@@ -588,7 +529,7 @@ class SqliteEngine(Engine):
         self._release()
 
     def _release(self) -> None:
-        with _registry_lock:
+        with Engine.registry_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
                 return
@@ -618,11 +559,11 @@ class SqliteEngine(Engine):
 
 
 class _RolledBack(Exception):
-    """A job failed, and its transaction has to be rolled back."""
+    pass
 
 
 def _release_dropped() -> None:
-    """Count the users that the collector has taken away."""
+    """Release the users that were garbage-collected."""
     with suppress(queue.Empty):
         while True:
             _dropped.get_nowait()._release()
@@ -637,18 +578,12 @@ def _settle_all(jobs: list[_Job]) -> None:
 _engines: dict[tuple[str, bool], SqliteEngine] = {}
 # Engines that the parent process had opened: their files cannot be opened again in this one.
 _inherited: dict[str, SqliteEngine] = {}
-_all: WeakSet[SqliteEngine] = WeakSet()
 _dropped: queue.SimpleQueue[SqliteEngine] = queue.SimpleQueue()
-_registry_lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A child may not touch what its parent has open: SQLite's locks belong to the process."""
-    global _registry_lock  # noqa: PLW0603
-    _registry_lock = threading.Lock()
-    for engine in _all:
-        engine._forked = True
-    # A file that the parent had only named can be opened by the child as by any other process.
+    # A child must not use its parent's connections: SQLite's locks belong to the process. A file that the parent had only
+    # named can be opened by the child as by any other process.
     _inherited.update({path: engine for (path, _), engine in _engines.items() if engine._was_opened})
     _engines.clear()
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a database's file: errors in words with what to do, and an index that can be made anew."""
+"""Errors of a database file as ours, with hints; the search index and its repair."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
 
 
 class Index:
-    """The search index: a table that can be made anew from the others."""
+    """The search index, which can be rebuilt from the other tables."""
 
     def __init__(self, schema: Schema, path: Path | None, notice: Callable[[str], None]) -> None:
         self._schema, self._path, self._notice = schema, path, notice
 
     def check(self, db: sqlite3.Connection) -> None:
-        """Whether a search can be made at all, and finds what it must."""
+        """Raise if searching fails or does not find what it must."""
         index = self._schema.index
         if not index:
             return
@@ -37,7 +37,7 @@ class Index:
         self.rebuild(db)
 
     def may_be_hit_by(self, error: BaseException) -> bool:
-        """Whether it may be the search index that is damaged, and not what it is made of."""
+        """Whether only the search index may be damaged."""
         if not self._schema.index or not isinstance(error, sqlite3.Error):
             return False
         damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT

@@ -1,4 +1,4 @@
-"""Care of the database's file: copies, checks, making it smaller, and saving what is left of a damaged one."""
+"""Maintenance of a database file: backup, checks, shrinking, and salvage of a damaged one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def vacuum_if_worthwhile(engine: SqliteEngine) -> bool:
 
 
 def give_back_space(engine: SqliteEngine) -> None:
-    """In steps between which others write."""
+    """In steps, between which others can write."""
     while engine.write(give_back) == "more":
         pass
 
@@ -158,7 +158,7 @@ def _index_fault(db: sqlite3.Connection) -> list[str]:
 
 
 def repair(path: str | Path) -> JsonObject:
-    """Save what can be saved of a damaged database that nobody uses: a copy first, then its index, then row by row."""
+    """Repair a damaged database that nobody uses: first a copy, then its index, then row by row."""
     path = Path(path)
     if in_use(path):
         raise StoreBusy("The database is in use.", where=str(path), hint="stop the server and try again")
@@ -202,7 +202,7 @@ def _copy_private(source: Path, target: Path) -> None:
 
 
 def _rebuild(path: Path) -> JsonObject:
-    """Enough when all but the index is sound."""
+    """Enough if only the index is damaged."""
     engine = SqliteEngine(path, STATE)
     engine.takes_unfinished = True
     try:
@@ -220,7 +220,7 @@ def _rebuild(path: Path) -> JsonObject:
 
 
 def _salvage(path: Path) -> JsonObject:
-    """Every row that can be read, in a new file that takes the old one's place."""
+    """Copy every readable row to a new file that replaces the old one."""
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     whole = path.with_name(f"{fresh.name}-whole")
     try:
@@ -244,7 +244,7 @@ def _salvage(path: Path) -> JsonObject:
 
 
 def _of_whole_pages(path: Path, copy: Path) -> Path:
-    """The file, or a copy without the rest of a page that was cut through: SQLite would read zeros for what is missing."""
+    """The file, or a copy without a partial last page, for which SQLite would read zeros."""
     with open(path, "rb") as file:
         page = int.from_bytes(file.read(18)[16:], "big")
     page = 65_536 if page == 1 else page

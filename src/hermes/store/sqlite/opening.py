@@ -1,4 +1,4 @@
-"""Opening a database: made private, known by its version, brought up to date; or read without a trace."""
+"""Opening a database file: permissions, version check, migrations; or reading it without leaving a trace."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PRAGMAS = (
 
 @lru_cache(maxsize=4)
 def _new_database(schema: Schema) -> bytes:
-    """What a file of this schema holds that has no rows yet."""
+    """The content of an empty database with this schema."""
     with closing(connect(":memory:")) as db:
         space.prepare(db)
         _migrate_all(db, schema)
@@ -55,7 +55,7 @@ def _new_database(schema: Schema) -> bytes:
 
 
 def connect_writer(path: Path | None, schema: Schema) -> Connection:
-    """A connection that may write, to a file that is made if need be."""
+    """A connection that may write; creates the file if needed."""
     require_fts5()
     if path is None:
         db = connect(":memory:")
@@ -79,7 +79,7 @@ def connect_writer(path: Path | None, schema: Schema) -> Connection:
 
 
 def _make_file(path: Path, content: bytes) -> None:
-    """A new file, which others find with all of its content or not at all."""
+    """Create a file that others see with all of its content or not at all."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     draft = path.with_name(f".{path.name}.{random_hex(8)}")
     fd = private_opener(draft, flags)
@@ -103,18 +103,18 @@ def _migrate_all(db: sqlite3.Connection, schema: Schema) -> None:
 
 
 def checkpoint(path: Path) -> None:
-    """Checkpoint as much of the write-ahead log as can be done without waiting for anybody."""
+    """Checkpoint as much of the write-ahead log as possible without waiting."""
     with closing(connect(uri(path, "rw"))) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def checkpoint_rest(db: sqlite3.Connection) -> None:
-    """The same with the writer's connection."""
+    """`checkpoint` with the writer's connection."""
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
 
 def empty_log(db: sqlite3.Connection) -> bool:
-    """Truncate the write-ahead log. False: a reader still needs it, and is not waited for."""
+    """Truncate the write-ahead log. False: a reader still needs it; it is not waited for."""
     db.execute("PRAGMA busy_timeout=0")
     try:
         return bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
@@ -123,7 +123,7 @@ def empty_log(db: sqlite3.Connection) -> bool:
 
 
 def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection:
-    """A connection that changes nothing. `exclusive`: there is no writer in this process that has looked at the file."""
+    """A read-only connection. `exclusive`: no writer of this process has opened the file."""
     require_fts5()
     if exclusive and not path.is_file():
         raise StoreError("There is no such database.", where=str(path))
@@ -142,7 +142,7 @@ def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection
 
 
 def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice: Callable[[str], None]) -> None:
-    """Bring the file up to date. One of a newer Hermes, or of another program, is not touched."""
+    """Migrate the file. One of a newer version or of another program is left alone."""
     _check_version(db, path, schema)
     if path is not None:
         if not path.stat().st_size:
@@ -157,7 +157,7 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
 
 
 def try_write(db: sqlite3.Connection, path: Path | None, schema: Schema) -> None:
-    """Raise what keeps the file from taking a change; what is written is what it had."""
+    """Raise the reason why the file cannot be changed; it is rewritten with its own content."""
     with write_transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > schema.version:
@@ -207,7 +207,7 @@ def _set_journal(db: sqlite3.Connection, path: Path, notice: Callable[[str], Non
 
 
 def _migrate(db: sqlite3.Connection, schema: Schema, version: int) -> None:
-    """One step, in a transaction of its own; nothing, if another process was quicker."""
+    """One step in its own transaction; nothing if another process was quicker."""
     with write_transaction(db):
         if db.execute("PRAGMA user_version").fetchone()[0] == version:
             for statement in schema.migrations[version]:

@@ -1,4 +1,4 @@
-"""Pools of read-only connections. Quick reads have one and slow reads another, so that neither waits for the other."""
+"""Pools of read-only connections: one for quick reads and one for slow ones, so that neither waits for the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from hermes.store.sqlite.connections import Connection
 
 
 class Readers:
-    """At most `size` connections at once, opened when needed, and as many threads for callers on an event loop.
-
-    `connect` is asked for a new connection. `check_usable` raises when the database can no longer be used.
-    """
+    """At most `size` connections, opened when needed, and as many threads for callers on an event loop. `connect` opens
+    a connection; `check_usable` raises if the database can no longer be used."""
 
     def __init__(
         self, size: int, connect: Callable[[], Connection], check_usable: Callable[[], None], *, niceness: int = 0
@@ -39,7 +37,7 @@ class Readers:
                     self.idle.append(db)
 
     def close(self, wait_s: float) -> None:
-        """Close the connections, those in use when they are given back; wait so long for them."""
+        """Close the connections, those in use when they are returned; waits for `wait_s` at most."""
         self._closed = True
         acquired = [self._slots.acquire(timeout=wait_s / self._size) for _ in range(self._size)]
         while self.idle:

@@ -1,4 +1,4 @@
-"""The tables of `response_store.db`, as the steps that lead to them."""
+"""The tables of `response_store.db`, as migration steps."""
 
 from __future__ import annotations
 

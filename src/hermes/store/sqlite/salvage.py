@@ -1,4 +1,4 @@
-"""Reading what is left of a damaged database, around the pages that cannot be read."""
+"""Reads the rows of a damaged database, skipping unreadable pages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NAMED_BY = {
 
 
 def open_damaged(path: Path) -> sqlite3.Connection:
-    """A connection that reads a file even if it is shorter than it says of itself."""
+    """A connection that reads a file even if it is shorter than its header says."""
     db = sqlite3.connect(uri(path, "ro"), uri=True, check_same_thread=False, isolation_level=None)
     db.execute("PRAGMA writable_schema=ON")
     return db
 
 
 def copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> tuple[int, bool]:
-    """Take over what can be read of a table: how many rows, and whether that is all of it."""
+    """Copy the readable rows of a table: how many, and whether these are all."""
     columns_known = {row[1] for row in old.execute(f"PRAGMA table_info({table})")}
     names = [row[1] for row in tx.rows(f"PRAGMA table_info({table})") if row[1] in columns_known]
     if not names:
@@ -50,14 +50,14 @@ def copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> tuple[int, bool]:
 
 
 class _Rows:
-    """The rows of a damaged table. `whole`: none was passed over."""
+    """The rows of a damaged table. `whole`: none was skipped."""
 
     def __init__(self, old: sqlite3.Connection, table: str, names: str) -> None:
         self._old, self._table, self._names = old, table, names
         self.whole = True
 
     def both_ways(self) -> Iterator[tuple[Any, ...]]:
-        """From the first row on and, if that does not lead to the end, from the last one back."""
+        """From the first row on and, if the end is not reached, backwards from the last one."""
         try:
             self._old.execute(f"SELECT rowid FROM {self._table} LIMIT 0")
         except sqlite3.OperationalError:  # it has none
@@ -101,8 +101,7 @@ class _Rows:
         )
 
     def _behind_damage(self, last: int | None, step: int) -> int | None:
-        """A row id behind a place that cannot be read, from which on something can: looked for in growing steps, then
-        back towards the damage."""
+        """A row id after unreadable pages, searched in growing steps, then back towards the damage."""
         if last is None:  # the last rows cannot be read: their ids are below a power of two
             probes = [_ROWID_MAX >> shift for shift in range(63)]
         else:

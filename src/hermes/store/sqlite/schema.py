@@ -1,4 +1,4 @@
-"""The tables of `state.db`, as the steps that lead to them. A step that was released is never changed, only followed."""
+"""The tables of `state.db`, as migration steps. A released step is never changed, only followed."""
 
 from __future__ import annotations
 
@@ -476,7 +476,7 @@ def _purge(tx: Tx, *, begun: bool) -> Done:
 
 
 def _probe(tx: Tx) -> bool:
-    """Whether the newest message is found by a word of its own."""
+    """Whether the newest message is found by one of its words."""
     newest = tx.row("SELECT id, body FROM search_src ORDER BY id DESC LIMIT 1")
     # Between spaces: what is part of a longer word the index may know under other letters.
     word = re.search(r"(?:^|\s)([A-Za-z0-9]+)(?=\s|$)", newest["body"] or "") if newest else None

@@ -1,4 +1,4 @@
-"""Giving the space of deleted rows back to the file system, a few pages at a time."""
+"""Returns the space of deleted rows to the file system, a few pages at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FREE_SHARE = 16
 
 
 def gives_back(db: sqlite3.Connection | AnyTx) -> bool:
-    """Whether the file can become smaller page by page; only a whole vacuum changes that."""
+    """Whether the file can shrink page by page; only a full vacuum changes that."""
     mode = db.value("PRAGMA auto_vacuum") if isinstance(db, AnyTx) else db.execute("PRAGMA auto_vacuum").fetchone()[0]
     return bool(mode == _INCREMENTAL)
 
@@ -38,11 +38,11 @@ def give_back(tx: Tx) -> Done:
 
 
 def vacuum(db: sqlite3.Connection) -> None:
-    """Write the whole file anew, without free pages; from then on it gives them back by itself."""
+    """Rewrite the whole file without free pages; it shrinks by itself afterwards."""
     db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     db.execute("VACUUM")
 
 
 def prepare(db: sqlite3.Connection) -> None:
-    """A file that has nothing in it yet will give its space back."""
+    """Let a new file shrink by itself."""
     db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")

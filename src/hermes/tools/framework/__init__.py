@@ -1,1 +1,1 @@
-"""What all tools share: what a tool is, how its calls are run, approved and limited, and what they can reach."""
+"""Shared by all tools: definitions, rounds of calls, approvals, limits, and resources."""

@@ -1,4 +1,4 @@
-"""Approvals of tool calls: which are refused, which need none, and which a person is asked about."""
+"""Approvals of tool calls: which are denied, which need none, and which a person decides."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
 
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
-    """Ask before a script runs without a sandbox: somebody has to have seen the whole of it."""
+    """Ask before a script runs without a sandbox: a person has to have seen all of it."""
     sandbox = await ctx.resources.sandbox()
     hits, _ = await ctx.blocking(partial(_check_command, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
     await _refuse_forbidden(ctx, [code], hits)
@@ -134,7 +134,7 @@ async def folder(ctx: ToolContext, folder: Path) -> None:
 
 
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
-    """Ask to write reserved names, from which git, an editor, a shell or another agent of the user takes commands."""
+    """Ask to write reserved names, from which git, an editor, a shell or another agent takes commands."""
     paths = await ctx.resources.paths()
     reason, keys = f"The user's own tools may run what is written there.{details}", {f"write {e}" for e in entries}
     request = ApprovalRequest(ctx.call_id, "write", "\n".join(map(str, entries)), reason, keys=frozenset(keys))
@@ -208,8 +208,8 @@ async def permission(ctx: ToolContext, kind: str, subject: str, reason: str, *, 
 def rules_to_approve(
     command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
 ) -> list[Hit]:
-    """The rules that need approval where a command would run; without a sandbox every part of it that is not known to
-    change nothing. `usual`: the names of commands mean what they should."""
+    """The rules that need approval where a command would run; without a sandbox also every part that is not known to be
+    read-only. `usual`: the names of commands mean what they should."""
     if isolated:
         return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
     if usual and is_read_only(command):

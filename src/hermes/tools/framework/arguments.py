@@ -1,4 +1,4 @@
-"""A call's name and arguments as the model wrote them, settled: repaired where that is safe, checked, or refused. Pure."""
+"""A call's name and arguments: repaired where that is safe, validated, or refused. Pure."""
 
 from __future__ import annotations
 
@@ -100,12 +100,9 @@ def _scan(text: str) -> tuple[str, bool, bool]:
 
 
 def settle_name(name: str, offered: Iterable[str]) -> str | None:
-    """The offered name that is meant, if one is.
-
-    Exact, else equal after folding case and separators, else equal by letters and digits alone (`ReadFile`), without the
-    namespace, call number and `tool` suffix that models add (`functions.read_file:0`, `read_file_tool`). The last two
-    count only where a single offered name fits.
-    """
+    """The offered name that is meant, if any. Exact, else equal after folding case and separators, else equal by
+    letters and digits alone (`ReadFile`), without the namespace, call number and `tool` suffix that models add
+    (`functions.read_file:0`, `read_file_tool`). The last two count only if a single offered name fits."""
     names = list(offered)
     if name in names:
         return name
@@ -132,7 +129,7 @@ def _letters(name: str) -> str:
 
 
 def check(args: JsonObject, schema: Schema) -> tuple[JsonObject, str]:
-    """The arguments, coerced where that loses nothing, and what is wrong with them, if anything."""
+    """The arguments, coerced where that is lossless, and what is wrong with them."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)
     return args, "; ".join(faults[:3])

@@ -1,4 +1,4 @@
-"""The calls of one message: what is known of each while it is run, and which of them must wait for which."""
+"""The calls of one message: the state of each, and which must wait for which."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PriorOutcome:
 
 
 def dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
-    """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
+    """For each call the earlier ones it must wait for, transitively reduced."""
     waits: list[list[PendingCall]] = []
     keys = _Conflicts()
     for work in works:
@@ -72,7 +72,8 @@ def dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
 
 
 def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
-    """Whether a call only reads, and its scope. One whose functions fail conflicts with all; running it reports why."""
+    """Whether a call only reads, and its scope. If the tool's functions fail it conflicts with all calls; running it
+    reports why."""
     reads = False
     try:
         reads = not tool.alone and tool.effect_of(args) == "read"

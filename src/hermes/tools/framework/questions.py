@@ -72,8 +72,8 @@ class Asking:
             self._granted, self._asked, self._answers = set(before.granted), dict(before.asked), dict(before.answers)
 
     async def approve(self, request: ApprovalRequest, granted: set[str] | None = None) -> Decision:
-        """Ask for approval; where nobody can answer, the settings decide. `granted` are the keys that the session may
-        use: other questions may add to them meanwhile, and an answer for the session is added."""
+        """Ask for approval; if nobody can answer, the settings decide. `granted` are the keys that the session may use:
+        other questions may add to them meanwhile, and an answer for the session is added."""
         granted = set() if granted is None else granted
         if request.call_id in self._granted:
             self._granted.discard(request.call_id)  # what else the same call asks for is another question

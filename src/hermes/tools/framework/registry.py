@@ -1,4 +1,4 @@
-"""What a tool is, what it is given, and the registry that knows them all."""
+"""The definition of a tool, what it is given, and the registry."""
 
 from __future__ import annotations
 

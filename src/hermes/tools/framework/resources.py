@@ -1,4 +1,4 @@
-"""What the tools of one run can reach: each part is the one way to do its kind of thing."""
+"""What the tools of one run can reach: each part is the only way to do its kind of thing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RunResources:
         return self.session.yolo or self.outside.yolo
 
     def granted(self, folder: Path) -> None:
-        """Let the session write to a folder. Sandbox and paths are made anew with it."""
+        """Let the session write to a folder; sandbox and paths are rebuilt."""
         self.session.folders.append(folder)
         self._sandbox = self._paths = None
 

@@ -1,4 +1,4 @@
-"""Answers as the model gets them: what is too long is spilled into a file, what comes from outside is framed."""
+"""Tool answers for the model: long ones are spilled into a file, foreign ones are fenced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHARS_PER_TOKEN = 3.6
 
 
 def answer_chars_max(chars_max: int, window_tokens: int) -> int:
-    """The configured limit of an answer, or less where the model's window is small."""
+    """The configured limit of an answer, or less if the model's context window is small."""
     return max(SPILLED_CHARS_MIN, min(chars_max, int(window_tokens * _CHARS_PER_TOKEN * _SHARE_OF_WINDOW)))
 
 
@@ -59,7 +59,7 @@ class ResultLimiter:
 
 
 def _as_lines(answer: Answer) -> str:
-    """An answer as text that can be read and searched by line: its strings as they are, the rest as JSON."""
+    """An answer as text that can be read and searched by line: strings verbatim, the rest as JSON."""
     texts = {name: value if isinstance(value, str) else None for name, value in answer.items()}
     rest = {name: answer[name] for name, text in texts.items() if text is None}
     named = [f"{name}:\n{text}\n" for name, text in texts.items() if text is not None]

@@ -1,4 +1,4 @@
-"""A tool round: the calls of one message, settled, guarded, run as far as possible together, each result on record."""
+"""A tool round: the calls of one message, validated, guarded, run concurrently where possible, each result recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class LoopGuard:
-    """Notices a model that repeats failing calls or readings within a turn, and hints at it in the result."""
+    """Detects a model that repeats failing calls or reads within a turn, and hints at it in the result."""
 
     def __init__(self) -> None:
         self._failed_calls: dict[str, int] = {}
@@ -73,8 +73,8 @@ class LoopGuard:
 
 @dataclass(slots=True, eq=False)
 class ToolRound:
-    """Runs the calls of a message. One instance serves all rounds of a turn. `read_foreign` is called when an answer
-    comes from outside; with `resumes` a shutdown leaves calls to the server that goes on with the run."""
+    """Runs the calls of a message; one instance serves all rounds of a turn. `read_foreign` is called when an answer
+    comes from outside; with `resumes` a shutdown leaves calls to the server that resumes the run."""
 
     tools: Mapping[str, ToolDef]
     context: Callable[[str, ToolDef], ToolContext]
@@ -175,7 +175,7 @@ class ToolRound:
         return work
 
     async def classify_interrupted(self, calls: Sequence[ToolCall], resumption: Resumption) -> dict[str, PriorOutcome]:
-        """Find out which interrupted calls are done, which are to be made again, and which are unclear."""
+        """Find out which interrupted calls are done, which are to be repeated, and which are unclear."""
         for call in calls:
             started = resumption.started.get(call.id)
             if started is None or call.id in resumption.finished:

@@ -1,7 +1,6 @@
-"""The state of a session between turns, in this process: its shell, the files it has seen, and what it was granted.
+"""In-process state of a session between turns: its shell, the files it has seen, and its grants.
 
-Of hosts, `HostGrants` decides which ones its sandboxed commands may reach, and who is asked about a new one.
-"""
+`HostGrants` decides which hosts its sandboxed commands may reach, and who is asked about a new one."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class HostGrants:
         self._granted: set[str] = set()
 
     def proxy(self, resources: RunResources) -> EgressProxy:
-        """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
+        """The proxy of the session's sandbox, updated to the guard and settings of this turn."""
         self._guard, self._settings = resources.command_urls, resources.settings
         self._granted = resources.session.granted
         if self._proxy is None:
@@ -161,7 +160,7 @@ class SessionState:
 
 
 class SessionStates:
-    """The states of the sessions in this process; those that were not used for longest are dropped first."""
+    """The states of the sessions in this process; the least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Which tools there are, in which sets, and which of them a surface is offered."""
+"""The toolsets, and which of them a surface offers."""
 
 from __future__ import annotations
 
