@@ -123,7 +123,7 @@ class _Draft:
         self.read, self.depth, self.quoted, self.escape, self.begun = 0, 0, False, "", False
 
 
-# The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
+# The name and arguments of a call that came as text; None if there is no such tool.
 Accept = Callable[[str, JsonObject | str], tuple[str, str] | None]
 
 
@@ -140,7 +140,7 @@ class Assembler:
         self._drafts: list[_Draft] = []
         self._by_index: dict[int, _Draft] = {}
         self._by_id: dict[str, _Draft] = {}
-        self._last_sent: _Draft | None = None  # unlike those that stand in the text
+        self._last_sent: _Draft | None = None  # unlike those in the text
         self._opaque: list[JsonObject] = []
         self._usage: Usage | None = None
         self._model = ""
@@ -154,7 +154,7 @@ class Assembler:
         self._overlap = Overlap(before) if before else None
         self._lead: str | None = None if before else ""
         self.delivered = 0
-        # How much there is of the message: text, reasoning and arguments.
+        # The size of the message: text, reasoning and arguments.
         self.chars = len(before)
 
     @property
@@ -228,7 +228,7 @@ class Assembler:
     def feed_text(self, text: str) -> Sequence[Delta]:
         if text and self._lead is None and not self._again and self._overlap is None and self.inline.passes(text):
             self._text.append(text)
-            if len(self._text) == _PIECES_MAX:  # many small ones take much more room than one
+            if len(self._text) == _PIECES_MAX:  # many small items take much more memory than one
                 self._text = ["".join(self._text)]
             self.delivered += len(text)
             self.chars += len(text)

@@ -20,7 +20,7 @@ from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest, ref
 from hermes.providers.chunk_reader import ChunkReader, decode
 from hermes.runs.control import Stop, Stopped
 
-# What is to be done with a piece of an answer; some pieces take their time.
+# Delivers a part of an answer; some parts take time.
 Deliver = Callable[[Delta], Awaitable[None] | None]
 
 
@@ -53,7 +53,7 @@ class Caller:
         chars_max: int = limits.ANSWER_CHARS_MAX,
     ) -> None:
         self._stop, self._deliver, self._waiting = stop, deliver, waiting
-        # Texts that come together are one; `at_once` says which of them can be delivered without being waited for.
+        # Texts that come together are joined; `at_once` says which can be delivered without awaiting.
         self._joins, self._at_once, self._chars_max = joins, at_once, chars_max
 
     async def ask(
@@ -73,7 +73,7 @@ class Caller:
                 self._stop.scope(),
                 via.send(wire.method, wire.url, wire.headers, _encode(wire.body), timeouts) as answer,
             ):
-                wire.body.clear()  # an answer may take long, and its question is the larger part of it
+                wire.body.clear()  # an answer may take long, and its request is most of the memory
                 silence.since = asyncio.get_running_loop().time()
                 if answer.status >= 300:
                     return Attempt(
@@ -125,7 +125,7 @@ class Caller:
                     self._deliver(delta)
                 if assembler.chars > self._chars_max:
                     answer.fail(AnswerTooLong(_TOO_LONG))
-            except Exception as error:  # noqa: BLE001  (it is met where the answer is read)
+            except Exception as error:  # noqa: BLE001  (raised where the answer is read)
                 answer.fail(error)
             return True
 
@@ -134,7 +134,7 @@ class Caller:
         while chunk := await answer.read():
             silence.since = time()
             brought = False
-            texts: list[str] = []  # those that come together are one
+            texts: list[str] = []  # adjacent texts are joined
             try:
                 for pieces, parts in reader.feed(chunk):
                     texts += pieces
@@ -165,7 +165,7 @@ class Caller:
             if brought:
                 last_part = time()
                 continue
-            # A part may also have come by way of `take`.
+            # A part may also have come through `take`.
             if quiet_since != last_part:
                 quiet_since, quiet_bytes, quiet_lines = last_part, 0, 0
             quiet_bytes += len(chunk)

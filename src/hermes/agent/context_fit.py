@@ -21,7 +21,7 @@ from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
 from hermes.tools.framework.round import last_answer
 
-# Why a conversation is made shorter when the user wants that, and how much of the window its end may then take.
+# The reason of a compaction that the user asked for, and how much of the window the kept end may then take.
 ASKED = "asked"
 _ASKED_SHARE = 0.05
 
@@ -64,7 +64,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to
     shorten."""
     room, before = budget(turn), turn.prompt_tokens()
-    if reason == ASKED:  # there may be room enough; all but the last turns is to go
+    if reason == ASKED:  # there may be space; everything except the last turns is compacted
         room = msgspec.structs.replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
     plan: compress.Plan = await turn.scan(lambda: compress.plan(turn.messages, room))
     if not plan.middle and reason == "context_overflow":
@@ -76,7 +76,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
         raise Stopped
     places: list[int | None] = await turn.scan(lambda: _source_indexes(turn.messages, shorter))
     archived = len(turn.messages) - len(places) + places.count(None)
-    if method == "prune":  # what is shortened stays where it is
+    if method == "prune":  # shortened messages stay in place
         places = list(range(len(shorter)))
     turn.messages, turn.counted_tokens = shorter, 0
     after = await turn.scan(turn.prompt_tokens)
@@ -87,7 +87,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     events = [live.log.event("context.compacted", **data, messages_archived=archived)]
     if usage:
         events.insert(0, live.log.event("usage", **usage))
-    # A history that the caller brought is the caller's; only stored rows are replaced.
+    # A history that the client sent is the client's; only stored rows are replaced.
     replaces = turn.stored and not live.spec.verbatim
     rows: list[Row] = []
     if replaces:

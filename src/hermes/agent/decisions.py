@@ -31,7 +31,7 @@ Action = Literal[
     "excerpt",
     "accept",
 ]
-# These end the step; they ask for nothing more and take no time.
+# These end the step at once.
 ENDS: frozenset[Action] = frozenset({"keep_partial", "give_up", "excerpt", "accept"})
 
 
@@ -115,7 +115,7 @@ TABLE: dict[Kind, Row] = {
     "unknown": _row("retry*1", "fallback", "give_up"),
 }
 
-# These need something only the caller knows to be there: another key, another route, an image, room to grow.
+# These need something that only the caller knows: another key, another route, an image, room to grow.
 _CONDITIONAL: frozenset[Action] = frozenset(
     {
         "rotate",

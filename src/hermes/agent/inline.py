@@ -10,7 +10,7 @@ from typing import Literal
 from hermes.agent.leaked_calls import CLOSINGS, OPENINGS, Opening
 from hermes.core.limits import LEAKED_CALL_CHARS_MAX
 
-# A piece of the answer. A call's is its block without the tag that closes it.
+# A part of the answer. That of a call is its block without the closing tag.
 Piece = tuple[Literal["text", "reasoning", "call"], str]
 
 _TAGS = ("think", "thinking", "reasoning", "thought", "reasoning_scratchpad")
@@ -60,7 +60,7 @@ class InlineMarkup:
         self._head = ""
         self._ticks = 0
         self._line_start = True
-        # Tags that stand in the text as such: what closes them stays as well.
+        # Literal tags in the text: their closing tags stay as well.
         self._shown: dict[str, int] = {}
         self._enter_lines(before)
         self._within_line = not self._line_start

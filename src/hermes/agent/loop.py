@@ -73,7 +73,7 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     except asyncio.CancelledError:
         if live.session_lost:
             raise
-        # Nobody asked for a stop: the loop this runs on is being ended.
+        # Nobody requested a stop: the event loop is being shut down.
         live.controls.stop.request("server_shutdown", "server")
         await close_cancelled(turn, open_answer(turn))
         raise
@@ -81,7 +81,7 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         raise
     except StoreError as error:
         if live.unrecorded:
-            raise  # it can be carried out without a record
+            raise  # it can run without a record
         log.error("run %s lost its store: %s", live.spec.run_id, error)
         done = await close_without_store(turn, open_answer(turn))
     except Exception:
@@ -122,7 +122,7 @@ class TurnLoop:
     async def run(self) -> Result:
         turn = self._turn
         repairs = 0
-        # A session that is not made yet has no notices; its id may become another's.
+        # A session that does not exist yet has no notices; its id may become another's.
         has_session = self._log.claims is None
         notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id) if has_session else []
         while notices:

@@ -72,7 +72,7 @@ class MediaTagFilter:
                 )
                 await self._write_due()
         finally:
-            self.held = self.held[at:]  # once: a copy for each tag would be of all that is behind it
+            self.held = self.held[at:]  # once: slicing for each tag would be quadratic
 
     async def _write_due(self) -> None:
         """In pieces, because each takes time."""

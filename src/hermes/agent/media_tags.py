@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 BEGIN = "MEDIA:"
-# Short images may be the model's own words, and need no shortening.
+# Short images may be the model's own text, and need no shortening.
 _MADE = re.compile(
-    # Brackets in a name are escaped: from one that is, no name begins.
+    # Brackets in a name are escaped: no name starts at an escaped one.
     r"!?(?<!\\)\[((?:\\.|[^\[\]\\\n])++)\]"
     r"\((?:data:image/\w+;base64,[A-Za-z0-9+/=]{1000,}|/api/sessions/[^/)\s]+/files/file_[0-9a-f]{24})\)"
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a model's window is called by those who tell it.
+# The names that providers give to a model's context window.
 _WINDOW = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
 
 

@@ -118,7 +118,7 @@ def _day(zone: str, days_ahead: int = 0) -> str:
     if zone:
         from zoneinfo import ZoneInfo
 
-        with suppress(KeyError, ValueError):  # a zone that is not known is none
+        with suppress(KeyError, ValueError):  # an unknown zone is ignored
             now = now.astimezone(ZoneInfo(zone))
     return (now + timedelta(days=days_ahead)).strftime("%A, %Y-%m-%d")
 

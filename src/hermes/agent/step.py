@@ -194,7 +194,7 @@ class ModelStep:
                 return self._out.feed(delta.text)
             self._log.text(self._id, delta.text)
         elif type(delta) is ReasoningDelta:
-            if self._separate_reasoning:  # from that of an attempt that was lost
+            if self._separate_reasoning:  # from a lost attempt
                 self._separate_reasoning = False
                 self._log.reasoning(self._id, "\n\n", delta.form)
             self._log.reasoning(self._id, delta.text, delta.form)
@@ -230,7 +230,7 @@ class ModelStep:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
             message.tool_calls, message.finish_reason = [], reason
         for call in message.tool_calls:
-            # Here, so that the log, the client and the next request all have the name that exists.
+            # Done here, so that the log, the client and the next request all have the existing name.
             call.name = self._tool_name(call.name) or call.name
         return message
 

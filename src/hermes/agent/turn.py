@@ -139,7 +139,7 @@ class Turn:
     tools: dict[str, ToolDef] = field(default_factory=dict)
     client_tools: dict[str, ToolSchema] = field(default_factory=dict)
     schemas: ToolSchemas = field(default_factory=ToolSchemas)
-    # What goes along with the messages: prompt, instructions and schemas.
+    # What is sent with the messages: prompt, instructions and schemas.
     fixed_tokens: int = 0
     reasoning: JsonMapping | None = None
     stream: bool = True
@@ -150,7 +150,7 @@ class Turn:
     totals: Totals = field(default_factory=Totals)
     counted_tokens: int = 0
     counted_messages: int = 0
-    # These follow from the route that is used now.
+    # Derived from the current route.
     route_index: int = field(init=False)
     route: Route = field(init=False)
     capabilities: Capabilities = field(init=False)
@@ -202,7 +202,7 @@ class Turn:
         choice = spec.tool_choice
         offered = self.schemas if tools and choice != "none" and self.capabilities.tools else ToolSchemas()
         is_forced = bool(offered) and choice not in (None, "auto", "none")
-        # Only the first answer of the turn is bound to the caller's choice, and only to the caller's own tools.
+        # Only the first answer of the turn is bound to the client's choice, and only to the client's own tools.
         if is_forced and not any(m.get("role") == "assistant" for m in self.messages[self.history_length :]):
             offered = ToolSchemas(schema for schema in offered if schema.name in self.client_tools)
         else:

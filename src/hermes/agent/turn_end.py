@@ -20,7 +20,7 @@ from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
 
 log = logging.getLogger(__name__)
-# The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
+# The message itself is at fault: a note replaces it before the next turn, which would fail as well.
 _MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
 STOPPED = "[Stopped by the user.]"
 
@@ -171,7 +171,7 @@ async def _close(
         row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.api_content = strip_rendered_media(answer.text) if turn.media else None
         after = [event]
-        if answer.message.usage is None:  # what the provider told is counted already; the rest is estimated
+        if answer.message.usage is None:  # the provider's counts are included already; the rest is estimated
             usage = turn.usage_event(None, answer.text)
             turn.totals.add(usage)
             event.data["usage"] = turn.totals.as_dict()

@@ -49,7 +49,7 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
         live.spec = spec = _with_session_defaults(spec, session, settings)
     available_routes, failure = _routes(live, services, settings, session)
     stored: list[Message] = []
-    # A caller's own history counts instead of the session's where there is none.
+    # The client's own history counts if the session has none.
     if session is not None and not spec.verbatim and (spec.history is None or spec.base_id is not None):
         begun = live.begun.history if live.begun is not None else None
         stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
@@ -210,7 +210,7 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     if _names_mcp_server(toolsets):
         parent = spec.parent_session_id if spec.parent else None
         announced = services.session_states.of(spec.owner, spec.session_id, parent).mcp_known
-        with suppress(Stopped):  # the turn goes on with the tools there are, and meets the stop at its next step
+        with suppress(Stopped):  # the turn continues with the available tools, and stops at its next step
             async with turn.live.controls.stop.scope():
                 root = services.outside.engine().root_spec(spec).session_id
                 tools, notices = await services.mcp.offered(tools, toolsets, settings, turn.window, announced, root)
@@ -257,7 +257,7 @@ async def set_system_prompt(turn: Turn, session: JsonMapping | None, *, rebuild:
     if reading.done():
         inputs = reading.result()
     else:
-        with suppress(Stopped):  # it is met at the next step
+        with suppress(Stopped):  # raised at the next step
             async with live.controls.stop.scope():
                 inputs = await asyncio.shield(reading)  # other turns of the burst wait for it too
     digest = inputs.digest()
@@ -302,7 +302,7 @@ async def _record_start(turn: Turn, record: JsonObject, incoming: IncomingMessag
         on_detach=spec.on_detach,
     )
     rows: list[Row] = []
-    # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
+    # What is not stored yet: a history that the session begins with, and a client's answers to calls.
     new = incoming.messages[0 if begins else len(incoming.messages) - len(spec.results) :]
     if new and spec.persist and turn.stored:
         rows += await turn.scan(lambda: [incoming.row(live.transcript_id, message) for message in new])

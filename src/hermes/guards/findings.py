@@ -16,8 +16,8 @@ from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Value, clean, plain
 
 PATTERN_WORK, PATTERN_CHAR_WORK = 200, 20
 STAGES_SHOWN_MAX = 20
-# What matters together with other commands of a pipeline: downloads, decoders, interpreters of an unknown text, those
-# whose text may come from around them, what sends its input away, reads outside the workspace, lists and kills.
+# Facts about other stages of a pipeline: downloads, decoders, interpreters of an unknown text, those whose text may
+# come from around them, what sends its input away, reads outside the workspace, lists and kills.
 NET, DECODER, BARE, LOOSE, SINK, OUTSIDE, PIDS, KILL = range(8)
 
 _RAW = re.compile(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
 
 log = logging.getLogger(__name__)
-# By owner: runs without an end, and how many of them wait in the queue.
+# By owner: unfinished runs, and how many of them are queued.
 StoredCounts = Mapping[str, tuple[int, int]]
 _NO_COUNTS: StoredCounts = {}
 
@@ -64,15 +64,15 @@ class Admission:
     lease: Lease
     engine: RunEngine = field(repr=False)
     begun: bool = False
-    # Somebody waits for the whole answer, and would ask again if there were none.
+    # Somebody waits for the whole answer, and would ask again without one.
     start_may_wait: bool = False
-    # The request that asked for the run reads it, though it may not have come to it yet.
+    # The request that asked for the run will read it, though it may not have started to.
     read_by_client: bool = False
     released: bool = False
     waited_s: float = 0.0
-    # Called before the model is asked for the first time, and perhaps again.
+    # Called before the first model call, and possibly again.
     on_model_asked: Callable[[], None] | None = None
-    # Called with the id of a session that is made with the run.
+    # Called with the id of a session that is created with the run.
     on_session_made: Callable[[str], None] | None = None
 
     @property
@@ -110,7 +110,7 @@ class Permits:
 
     def __init__(self) -> None:
         self._own: Counter[str] = Counter()
-        self.here = 0  # those of this process
+        self.here = 0  # of this process
         self.shared: SharedCounts | None = None
 
     def change(self, owner: str, count: int) -> None:
@@ -190,7 +190,7 @@ class Admissions:
         """Raise `Refused` if no runs are admitted any more or, given a spec, too many are active."""
         if self._engine.draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
-        if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
+        if spec is None or spec.parent is not None:  # a child works on a turn that was admitted already
             return
         limits = self._engine.limits
         owner_max, runs_max = limits.owner_max(spec.owner), limits.runs_max

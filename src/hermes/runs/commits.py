@@ -16,7 +16,7 @@ from hermes.runs.journal import TailJournal
 from hermes.runs.streams import Saver, Stream
 from hermes.store.base import Row
 
-# Volatile text in the order in which it came, by its stream. What has no stream is the data of a `tool.drafted`.
+# Volatile text in order, by its stream. Without a stream it is the data of a `tool.drafted`.
 Pending = list[tuple[Stream | None, Any]]
 
 

@@ -56,7 +56,7 @@ class _Scope:
 
     def fire(self) -> None:
         self._fired = True
-        # A task that asks for its own stop is not waiting for anything; it is told at the end of the scope.
+        # A task that requests its own stop is not waiting; it is interrupted at the end of the scope.
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = self._task.cancel()
 

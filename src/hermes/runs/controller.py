@@ -58,7 +58,7 @@ class Controller:
         record = await self._engine.get(run_id)
         if record is None:
             return "unknown"
-        if run_id in self._engine.by_id:  # it was about to begin
+        if run_id in self._engine.by_id:  # it was about to start
             return await self.control(run_id, control)
         stored = self._engine.store.runs
         if not record.state.ended:
@@ -67,12 +67,12 @@ class Controller:
                 return applied
             if await self._take_queued(record, control):
                 return await self.control(run_id, control)
-        # Nobody has taken it: whoever carries the run on, or takes it up, finds it in the store.
+        # Whoever continues or resumes the run finds it in the store.
         if not record.state.ended and not await stored.add_control(run_id, control):
-            record = await self._engine.get(run_id)  # it was left there before, or the run has ended meanwhile
+            record = await self._engine.get(run_id)  # it was stored before, or the run has ended meanwhile
         if record is None or record.state.ended:
             return "not_active"
-        # It may have changed hands meanwhile, and whoever has it now have looked too early.
+        # The run may have moved meanwhile, and its new process may have looked too early.
         carrier = await stored.carrier(run_id)
         applied = await self._engine.elsewhere.control(run_id, carrier or "", control) if carrier else "unknown"
         return "applied" if applied == "unknown" else applied

@@ -70,15 +70,15 @@ class RunEngine:
     ) -> None:
         self.store, self.log, self.limits = store, run_log, limits or EngineLimits()
         self.by_id: dict[str, LiveRun] = {}
-        # Runs that were admitted and are not on record yet: their callers know their numbers already.
+        # Admitted runs that are not stored yet: their callers know their ids already.
         self.creating: dict[str, asyncio.Future[None]] = {}
         self.draining = False
         self._ephemeral = ephemeral
         self._ephemeral_ids: set[str] = set()
-        self._to_be_read: set[str] = set()  # by the request that asked for it, though it may not have come to it yet
+        self._to_be_read: set[str] = set()  # by the request that asked for it, though it may not have started to
         self._watching: set[asyncio.Task[None]] = set()
         self._peer_server: AnyPeerServer | None = None
-        # Where this process is one of several replicas, which may be on other hosts.
+        # Set if this process is one of several replicas, possibly on other hosts.
         self.replica_leases: ReplicaLeases | None = None
         self.shared_limits: SharedLimits | None = None
         self.work_queue: WorkQueue | None = None

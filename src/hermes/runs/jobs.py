@@ -13,9 +13,9 @@ from hermes.core.limits import DELIVERIES_KEPT, DELIVERY_ATTEMPTS_MAX, DELIVERY_
 from hermes.core.spec import RouteChoice, RunSpec
 
 Job = JsonObject
-# A job's final text that asks for nothing to be shown.
+# A job's final text that asks for no delivery.
 SILENT = "[SILENT]"
-# A job whose results are delivered nowhere but to its session.
+# A job whose results are delivered to its session only.
 LOCAL = "local"
 
 

@@ -72,7 +72,7 @@ class JournalFile:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except BlockingIOError:  # it was taken for one that was left behind, and is removed
+            except BlockingIOError:  # it was taken for one of a dead process, and removed
                 os.close(self._fd)
 
     def append(self, data: bytes | bytearray) -> None:
@@ -342,7 +342,7 @@ def left_behind(folder: Path) -> list[LeftBehind]:
         try:
             _lock(fd, path)
             journals.append(LeftBehind(path, fd))
-        except OSError:  # its process is at work, or it has been moved to the database
+        except OSError:  # its process is alive, or it was moved to the database
             os.close(fd)
     return journals
 
@@ -355,7 +355,7 @@ def _lock(fd: int, path: str) -> None:
     except BlockingIOError:
         pid = os.path.basename(path).partition("-")[0]
         host, own_host = (writer.partition("-")[0] for writer in (_writer(path), writer_of(this_process())))
-        # Of another host it is only known that something there holds the file.
+        # For another host it is only known that something there holds the file.
         if host not in ("", own_host) or not pid.isdecimal() or is_alive(int(pid), None):
             raise
         fcntl.flock(fd, fcntl.LOCK_EX)

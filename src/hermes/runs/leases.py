@@ -48,7 +48,7 @@ class SessionLeases:
         self._expiry: asyncio.TimerHandle | None = None
         self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
-        # Tokens that could not be given back: the store was away.
+        # Tokens that could not be released: the store was unavailable.
         self._unreleased: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class SessionLeases:
         if line[0] is lease:
             lease.turn.set_result(None)
         try:
-            # Who is next and does not want to wait asks the store once, however long that takes.
+            # The next one in line that does not want to wait asks the store once, however long that takes.
             once = wait_s == 0 and lease.turn.done()
             async with asyncio.timeout(None if once else wait_s):
                 await lease.turn
@@ -109,7 +109,7 @@ class SessionLeases:
         if (token := self._unreleased.get(lease.session_id)) is not None:
             await lease.store.leases.release(f"session:{lease.session_id}", token)
             self._unreleased.pop(lease.session_id, None)
-        # Another process may hold it, and cannot tell us when it lets go.
+        # Another process may hold it, and cannot notify us when it releases it.
         while (begun := await self._ask(spec, lease.store, bind=False)) is None:
             if once or (after_run and not await self._is_running(after_run, spec.session_id, lease.store)):
                 raise TimeoutError
@@ -237,7 +237,7 @@ class SessionLeases:
                 renewed = lease.token is not None and await lease.store.leases.renew(
                     f"session:{lease.session_id}", lease.token, LEASE_TTL_S
                 )
-            except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)
+            except Exception as error:  # noqa: BLE001  (the store may be back before the lease has expired)
                 log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
                 continue
             if not renewed and lease in self._held:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Execute = Callable[[LiveRun], Awaitable[Result]]
-# The last event of a run that failed for want of its store, and what one says that has nothing to tell.
+# The last event of a run that failed because of its store, and the message of a failure without one.
 _STORE_FAILED: JsonObject = {
     "failure": "store_unavailable",
     "code": "session_db_unavailable",
@@ -71,14 +71,14 @@ class Lifecycle:
 
     def __init__(self, engine: RunEngine, execute: Execute, secrets: Callable[[RunSpec], Secrets]) -> None:
         self._engine, self._execute, self._secrets = engine, execute, secrets
-        # Whoever wants to hear of what is put on record, text left out.
+        # Called with recorded events, without text.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
-        # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
+        # Runs that ended while the store was unavailable: their unrecorded end, and the log so far.
         self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self.tasks: set[asyncio.Task[object]] = set()
-        # By owner: while the store counts its runs.
+        # By owner: held while the store counts its runs.
         self._counting: dict[str, asyncio.Lock] = {}
-        # Called with the id of a session that a run makes: whatever is known of that id was of one that is gone.
+        # Called with the id of a session that a run creates: cached state of that id belongs to a deleted one.
         self.on_new_session: Callable[[list[str]], None] = lambda _: None
 
     # --- starting -----------------------------------------------------------------------------------------------
@@ -136,9 +136,7 @@ class Lifecycle:
             owner_max = self._engine.limits.owner_max(spec.owner) if queue is not None else 0
             if owner_max and spec.parent is None:
                 live.log.owner_max = owner_max
-                async with self._counting.setdefault(
-                    spec.owner, asyncio.Lock()
-                ):  # or they would be in each other's way
+                async with self._counting.setdefault(spec.owner, asyncio.Lock()):  # concurrent inserts would conflict
                     await self.emit_queued(live)
             else:
                 await self.emit_queued(live)
@@ -146,12 +144,12 @@ class Lifecycle:
             await self._engine.admissions.return_permit(spec)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
-            # Another replica may have put a run of this number on record, which may have come here since.
+            # Another replica may have stored a run of this id, which may have come here since.
             if live is not None and self._engine.by_id.get(spec.run_id) is live:
                 await self.forget(live)
-            if isinstance(error, RunExists):  # it was submitted: a number is given out once
+            if isinstance(error, RunExists):  # it was submitted: ids are used once
                 return
-            # Whether it is on record is not known.
+            # Whether it is stored is unknown.
             if isinstance(error, StoreBusy) and spec.run_id not in self._engine.by_id:
                 with contextlib.suppress(StoreError):
                     await self._engine.store.runs.discard(spec.run_id)
@@ -162,7 +160,7 @@ class Lifecycle:
         self._engine.admissions.permits.change(spec.owner, -1)
         try:
             await queue.put(live)
-        except StoreError as error:  # it is on record, and is taken once this process is gone
+        except StoreError as error:  # it is stored, and is taken over once this process is dead
             log.warning("the run %s could not be offered to other replicas: %s", spec.run_id, error)
             self._spawn(self._offer_again(queue, live))
 
@@ -211,9 +209,9 @@ class Lifecycle:
                 admission = await _retried(lambda: admit(None if wait_s is None else until - time.monotonic()), until)
                 await _retried(lambda: self.check_unstarted(live), until)
                 if self._engine.work_queue is not None and live.spec.persist:
-                    # What it was told while nobody had it.
+                    # Controls that were sent while no process had it.
                     await _retried(lambda: self._engine.take_controls([live.spec.run_id]), until)
-        except BaseException as error:  # whatever kept it from starting is its end, on record
+        except BaseException as error:  # whatever kept it from starting is its recorded end
             if admission is not None:
                 await admission.release()
             else:
@@ -261,7 +259,7 @@ class Lifecycle:
             await self._engine.create(spec)
         if not spec.persist:
             self._engine.mark_ephemeral(spec)
-        if spec.run_id in self._engine.by_id:  # a number that is made from a request, which was sent twice
+        if spec.run_id in self._engine.by_id:  # an id made from a request that was sent twice
             raise RunExists
         live = self.make_live(spec)
         live.log.creates = None if at_once else spec
@@ -292,7 +290,7 @@ class Lifecycle:
         for hear in self.listeners:
             try:
                 hear(self._engine.by_id[event.run_id], event)
-            except Exception:  # whoever only listens does no harm
+            except Exception:  # a listener must not harm the run
                 log.exception("the event %s of run %s was not heard", event.type, event.run_id)
 
     # --- at work ------------------------------------------------------------------------------------------------
@@ -354,7 +352,7 @@ class Lifecycle:
                 admission.lease.token = None
             try:
                 await admission.release()
-            except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
+            except Exception as error:  # noqa: BLE001  (the lease expires by itself; the result stands)
                 log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
             finally:
                 await self.forget(live)
@@ -370,7 +368,7 @@ class Lifecycle:
                 raise
         live.log.drop_start()
         await live.log.close()
-        if admission.lease.unclaimed:  # whatever session has that id by now is another's
+        if admission.lease.unclaimed:  # a session of that id is another's by now
             self._set_session_id(live, admission, f"{live.spec.session_id}-{live.spec.run_id[-8:]}")
         live.spec, live.begun = live.spec.replace(persist=False), None
         live.store = self._engine.store_for(live.spec)
@@ -388,7 +386,7 @@ class Lifecycle:
     def session_lost(self, run_id: str) -> None:
         """Another process holds the run's session: the run is interrupted."""
         live = self._engine.by_id.get(run_id)
-        if live is not None and live.log.ending:  # it has given it back itself
+        if live is not None and live.log.ending:  # it has released it itself
             return
         log.warning("run %s has lost its session", run_id)
         if live is not None:
@@ -463,4 +461,4 @@ class Lifecycle:
     def _on_task_done(self, task: asyncio.Task[object]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen; whoever waits for the run is told, and it is in the log
+            task.exception()  # mark as retrieved; waiters get it, and it is in the log

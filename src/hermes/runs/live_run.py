@@ -27,7 +27,7 @@ class LiveRun(msgspec.Struct):
     secrets: Secrets
     deadline_at: float | None = None
     task: asyncio.Task[Result] | None = None
-    # Of one that waits for its session: it ends when that is had, or given up.
+    # For a run that waits for its session: completes when that is acquired or given up.
     starting: asyncio.Task[None] | None = None
     owners: set[object] = msgspec.field(default_factory=set)
     notices: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -37,7 +37,7 @@ class LiveRun(msgspec.Struct):
     waited_s: float = 0.0
     on_model_asked: Callable[[], None] | None = None
     begun: OpenedSession | None = None
-    # Whether the model has been shown text from outside, and the hosts that the user has named; children have both.
+    # Whether the model has been shown text from outside, and the hosts that the user has named; children inherit both.
     read_foreign: bool = False
     named_hosts: frozenset[str] = frozenset()
 

@@ -32,7 +32,7 @@ class RunLog:
         self.bus = bus
         self.elsewhere = elsewhere or Elsewhere(Peers(None))
         self._writers: dict[str, RunWriter] = {}
-        # In a server: takes a run up that nobody carries on.
+        # In a server: resumes a run without a process.
         self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
         self._folder = journal
         self._ephemeral = LogOutput(bus.local, window_s)
@@ -143,16 +143,16 @@ class RunLog:
                 writer = self._writers.get(run_id)
                 live.restart(keep=writer is None)
                 if writer is not None or self.bus.follows:
-                    live.closed = False  # what was closed here goes on, here or in another process
+                    live.closed = False  # a run closed here may continue, here or in another process
                 if self.bus.follows and writer is None and not followed:
                     followed = True
                     await self.bus.watch(run_id, live)
-                # Then all that there will be is in the store already. A log that is closed while the store is read has
-                # got its last events meanwhile: the store is read once more.
+                # Everything is in the store already. A log that is closed while the store is read has got its last
+                # events meanwhile: the store is read once more.
                 closed = live.closed
                 over = writer is None or writer.state.ended
                 page: list[Event] = []
-                # What has no number yet will come by the bus.
+                # Unnumbered events will come through the bus.
                 if writer is None or over or writer.last_seq > cursor:
                     page, full = await self._page(run_id, store, cursor)
                 while page:
@@ -160,10 +160,10 @@ class RunLog:
                     yield page
                     if page[-1].final:
                         return
-                    # A page that is not full was the last: what came later has come by the bus.
+                    # A page that is not full was the last: later events came through the bus.
                     page, full = await self._page(run_id, store, cursor) if full else ([], False)
                 if over:
-                    # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
+                    # Another process may be writing it: then more may come.
                     if closed or writer is not None or last:
                         return
                     carrier = await store.carrier(run_id)
@@ -215,7 +215,7 @@ class RunLog:
     async def _followed(self, run_id: str, cursor: int, live: Subscription) -> AsyncGenerator[list[Event], None]:
         """What another process publishes of a run after the stored part, until something is missing, nothing came for
         long, or the run continues here."""
-        # What was published before this process had subscribed, and is in no store and no journal that can be read here.
+        # What was published before this process had subscribed is in no store or journal that can be read here.
         if events := await self.bus.recent(run_id, cursor):
             cursor = events[-1].seq
             yield events
@@ -249,7 +249,7 @@ class RunLog:
     async def _page(self, run_id: str, store: AsyncRuns, cursor: int) -> tuple[list[Event], bool]:
         """The published events after a cursor, and whether there may be more."""
         if (writer := self._writers.get(run_id)) is not None:
-            # What is given out from now on comes by the bus.
+            # Later events come through the bus.
             last = writer.shown_seq
             page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, streams=writer.streams())
             return [event for event in page if event.seq <= last], len(page) == PAGE_EVENTS_MAX

@@ -31,7 +31,7 @@ class Recovery:
 
     def __init__(self, engine: RunEngine) -> None:
         self._engine, self._lifecycle = engine, engine.lifecycle
-        # Whoever wants to hear of runs that are taken up from another process.
+        # Called for runs that are taken over from another process.
         self.listeners: list[Callable[[RunSpec], None]] = []
         self._being_resumed: set[str] = set()
         self._look = asyncio.Event()
@@ -89,11 +89,11 @@ class Recovery:
         """For readers: resume a run at once if it has no process."""
         if record.state.ended or record.spec.run_id in self._engine.by_id:
             return
-        with contextlib.suppress(StoreError):  # whoever looks next finds it again
+        with contextlib.suppress(StoreError):  # the next look finds it again
             if not await self._is_orphaned(record):
                 return
             holder = await self._engine.store.leases.holder(f"session:{record.spec.session_id}")
-            # One of its own that no run has any more could not be given back.
+            # A lease of this process without a run could not be released.
             if holder is None or holder == this_process():
                 await self._resume(record)
 
@@ -134,7 +134,7 @@ class Recovery:
             return True
         if time.time() - record.created_at <= LEASE_TTL_S:
             return False
-        # It is made a moment before its first event.
+        # It is created a moment before its first event.
         return record.state.last_seq == 0 or await self._has_lapsed(record.holder)
 
     async def _has_lapsed(self, holder: str) -> bool:
@@ -158,7 +158,7 @@ class Recovery:
             return True
         if lease is None:
             return False
-        # While the lease was waited for, whoever had it may have come to an end.
+        # While the lease was waited for, its holder may have ended the run.
         now = await store.runs.get(spec.run_id)
         if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
             await leases.release(lease)
@@ -181,7 +181,7 @@ class Recovery:
         except BaseException:
             await admission.release()
             raise
-        if live.resumption is None and not self._may_begin(record):  # it was made, and never begun
+        if live.resumption is None and not self._may_begin(record):  # it was created, and never started
             await self._lifecycle.end_unstarted(live, NotStarted("server_restarted"))
             await admission.release()
         else:
@@ -243,10 +243,10 @@ class Recovery:
             within_s=limits.resume_within_s,
             booted_at=booted_at(),
         )
-        if end is not None:  # its readers have been told that it is over
+        if end is not None:  # its readers were told that it has ended
             resumption.verdict, resumption.next_seq = "store_unavailable", max(resumption.next_seq, end.seq + 1)
         if record.state.started_at is None and self._engine.work_queue is not None:
-            resumption.next_seq = events[-1].seq + 1  # nothing was shown beyond what is on record
+            resumption.next_seq = events[-1].seq + 1  # nothing was shown beyond what is stored
         else:
             log.info("run %s is taken up again (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
         live = self._lifecycle.make_live(spec, resumption.next_seq - 1, record.state)

@@ -41,7 +41,7 @@ class Elsewhere:
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
-        # Which process has told of a run that is not in the store, the latest last.
+        # The process that has a run which is not in the store, the latest last.
         self._known: dict[str, str] = {}
 
     async def get(self, run_id: str) -> RunRecord | None:

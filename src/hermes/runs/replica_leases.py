@@ -25,7 +25,7 @@ class ReplicaLeases:
 
     def __init__(self, leases: AsyncLeases, renew_more: Callable[[], Awaitable[None]] | None = None) -> None:
         self._leases, self._renew_more = leases, renew_more
-        # The token of each lease, and until when it is surely held, by the loop's clock.
+        # The token of each lease, and until when it is certainly held, by the loop's clock.
         self._held: dict[str, tuple[int, float]] = {}
 
     @property

@@ -116,7 +116,7 @@ def _take_control(resumption: Resumption, data: JsonMapping) -> None:
     elif control == "steer":
         resumption.steers.append((data["control_id"], str(details["text"])))
     else:
-        # The answer is on record, though the call that asked may not have heard it.
+        # The answer is recorded, though the call that asked may not have received it.
         question = details.get("id") or next(reversed(resumption.asked.values()), "")
         origin = {"by": data["by"], "surface": data["surface"], "credential": data.get("credential", "")}
         resumption.answers[question] = {**details, **origin}

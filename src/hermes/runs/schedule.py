@@ -90,7 +90,7 @@ def next_times(schedule: JsonMapping, after: float, zone: tzinfo, count: int = 3
 
 
 def _once(at: datetime, display: str) -> JsonObject:
-    # A part of a second is rounded up: rounded down, a time that is about to come would be over before it is noted.
+    # Fractions of a second are rounded up: rounded down, a time would be over before it is stored.
     if at.microsecond:
         at = at.replace(microsecond=0) + timedelta(seconds=1)
     return {"kind": "once", "run_at": at.isoformat(timespec="seconds"), "display": display}
@@ -104,7 +104,7 @@ def _span(minutes: int) -> str:
 def _after(expr: str, after: float, zone: tzinfo) -> float:
     from croniter import croniter
 
-    # An hour that the clock goes through twice counts twice only for what runs every hour.
+    # An hour that is repeated at the end of summer time counts twice only for hourly schedules.
     hourly = set("*/") & set(expr.split(" ")[1])
     try:
         times = croniter(expr, datetime.fromtimestamp(after, zone), max_years_between_matches=10)

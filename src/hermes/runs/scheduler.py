@@ -21,7 +21,7 @@ from hermes.store.leases import this_process
 log = logging.getLogger(__name__)
 
 
-# Brings a result to where its job wants it; what it raises is noted, and it is tried again.
+# Delivers a result; an exception is recorded, and the delivery retried.
 Deliver = Callable[[Job, Report], Awaitable[None]]
 
 
@@ -70,7 +70,7 @@ class Scheduler:
             except StoreError as error:
                 log.warning("the job %s is put off: %s", job["id"], error)
                 fields = {}
-            except schedules.BadSchedule as error:  # a time zone that is not there any more
+            except schedules.BadSchedule as error:  # a time zone that no longer exists
                 fields = {"enabled": False, "state": "failed", "last_error": str(error)}
             await jobs.finish(job["id"], holder=self._holder, **fields)
 
@@ -151,7 +151,7 @@ async def deliver_due(
         try:
             await deliver(job, report)
             error = None
-        except Exception as failure:  # noqa: BLE001  (whatever it is, it is noted, and tried again)
+        except Exception as failure:  # noqa: BLE001  (whatever it is, it is recorded and retried)
             error = str(failure) or type(failure).__name__
             log.warning("the result of the job %s is not delivered: %s", job["id"], error)
     current = await jobs.get(job["id"])
@@ -169,12 +169,12 @@ def _earlier_time(job: Job, now: float) -> float | None:
     schedule, at = job["schedule"], job["next_run_at"]
     if not job["enabled"] or at is None or schedule["kind"] == "once":
         return None
-    # A cron line takes long to read, and may name any time: it is read again only where the clock is known to be set back.
+    # Cron expressions are slow to parse: it is computed again only if the clock is known to have been set back.
     if schedule["kind"] == "cron" and max(job["created_at"], job["last_run_at"] or 0.0) <= now:
         return None
     try:
         soonest = schedules.next_time(schedule, now, schedules.zone_named(job["timezone"]))
-    except schedules.BadSchedule:  # told when it is due
+    except schedules.BadSchedule:  # reported when it is due
         return None
     return soonest if soonest is not None and soonest < at else None
 

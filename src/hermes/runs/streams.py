@@ -103,7 +103,7 @@ class Saver:
                 store_batches = [(writer, grown) for writer, grown in batches if writer.store is store]
                 try:
                     await store.put_grown([(writer.run_id, *grown) for writer, grown in store_batches])
-                except Exception:  # noqa: BLE001  (what is not saved now is saved with what follows)
+                except Exception:  # noqa: BLE001  (unsaved text is saved with what follows)
                     for writer, _ in store_batches:
                         self.add(writer)
                 else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 log = logging.getLogger(__name__)
-# To which trace the request that is worked on belongs, as its header says.
+# The trace of the current request, from its header.
 TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="")
 _AGENT = "hermes"
 _USAGE = {
@@ -118,10 +118,10 @@ class Traces:
     def _on_message_completed(self, run: _Run, event: Event) -> None:
         if run.chat is not None:
             run.chat.set_attribute("gen_ai.response.finish_reasons", [event.data["finish_reason"]])
-        run.answered = not event.data["partial"]  # why it is not whole comes with the end of the run
+        run.answered = not event.data["partial"]  # the reason comes with the end of the run
 
     def _on_usage(self, run: _Run, event: Event) -> None:
-        if run.chat is None or event.data["task"]:  # what was asked beside the conversation
+        if run.chat is None or event.data["task"]:  # an auxiliary call
             return
         run.chat.set_attributes(_usage(event.data))
         if run.answered:
@@ -144,7 +144,7 @@ class Traces:
 
     def _on_tool_finished(self, run: _Run, event: Event) -> None:
         data = event.data
-        if data["call_id"] not in run.calls:  # it was refused; its name may be of the model's making
+        if data["call_id"] not in run.calls:  # it was refused; the model may have invented its name
             name = data["name"] if data["name"] in run.offered else "unknown"
             self._on_tool_started(run, Event(event.run_id, event.type, data={**data, "name": name}, ts=event.ts))
         _end(run.calls.pop(data["call_id"]), event, "" if data["status"] == "ok" else data["code"] or data["status"])

@@ -101,7 +101,7 @@ class WorkQueue:
         if delivery is None and not self._queue.connected:
             await asyncio.sleep(STORE_POLL_S)
         if delivery is not None and delivery.count > 1:
-            self._engine.look_now()  # whoever had it may have left a run behind
+            self._engine.look_now()  # its previous process may have left a run behind
         try:
             await self._look(delivery)
         except BaseException:
@@ -115,7 +115,7 @@ class WorkQueue:
         if record is not None:
             self._spawn(self._work(record, delivery))
         elif delivery is not None:
-            # All that wait are for sessions that are busy, or there are none.
+            # All that wait are for busy sessions, or there are none.
             waiting = await runs.any_queued()
             await (delivery.nak(min(delivery.count, 10) * QUEUE_BUSY_S) if waiting else delivery.ack())
 
@@ -125,7 +125,7 @@ class WorkQueue:
             live = await self._engine.recovery.requeue(record)
             if live is not None:
                 await self._engine.lifecycle.wait_until_ended(live)
-        except StoreError as error:  # its process is there, so that it is taken up once its lease of the store is not
+        except StoreError as error:  # its process is alive, so it is resumed once its lease has expired
             log.warning("the queued run %s could not be begun: %s", record.spec.run_id, error)
             with contextlib.suppress(StoreError):
                 await self._engine.store.runs.offer(record.spec.run_id)

@@ -48,20 +48,20 @@ class RunWriter:
         self.step = 0
         self.first_delta_at: float | None = None
         self.on_event: Callable[[Event], None] | None = None
-        # The run itself, until the first commit has put it on record; how many its owner may have, where the store counts
-        # them; the lease that it then gets on a session that is made with it (holder and seconds); and who is told of that.
+        # The run itself, until the first commit has stored it; the limit of its owner, if the store counts; the lease
+        # it then gets on a session that is created with it (holder and seconds); and the callback for that.
         self.creates: RunSpec | None = None
         self.owner_max = 0
         self.claims: tuple[str, float] | None = None
         self.on_created: Callable[[ClaimedSession | None], None] | None = None
-        # Awaited with the tokens of a run that has ended, before anybody is told of its end.
+        # Awaited with the tokens of a run that has ended, before its end is published.
         self.count_end: Callable[[int], Awaitable[None]] | None = None
-        # Whether the start of the run may wait for its end, to be put on record with it.
+        # Whether the start of the run may be stored together with its end.
         self.start_may_wait = False
         self.store, self.last_seq = store, last_seq
-        # The last number before those of the transaction that is on its way to the store.
+        # The last number before those of the transaction that is being committed.
         self._committed_seq: int | None = None
-        # Whether the last event is on its way to the store, or there.
+        # Whether the last event is being committed, or is stored.
         self.ending = False
         self.joins = output.window_s > 0
         self._bus, self._window_s, self._clock = output.bus, output.window_s, output.clock
@@ -79,12 +79,12 @@ class RunWriter:
         self._unsaved = 0
         # The id of the session that was claimed with the run.
         self._session_id: str | None = None
-        # Why events were not committed for which nobody waited: whoever appends next is told.
+        # The error of commits that nobody waited for: the next append raises it.
         self._lost: Exception | None = None
         self._latest_ts = 0.0
         self._last_delta_at = -inf
         self._loop = asyncio.get_running_loop()
-        # While it is not known whether this process still has the run; its result says whether it has lost it.
+        # While it is unknown whether this process still has the run; the result is whether it has lost it.
         self._paused: asyncio.Future[bool] | None = None
 
     @property
@@ -233,7 +233,7 @@ class RunWriter:
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
         """The token, and what has grown since the last save, to be stored until `saving` is done. None while another
         commit is on its way: the rest follows that."""
-        if self._closed:  # whoever goes on with it has what is stored
+        if self._closed:  # whoever continues it has what is stored
             return None
         if self._draining is not None:
             self._saver.add(self)
@@ -322,7 +322,7 @@ class RunWriter:
 
     async def _enqueue_and_wait(self, commit: Commit) -> None:
         commit.done = self._loop.create_future()
-        # An outcome that nobody waits for any more is no error of its own.
+        # An error that nobody waits for any more is not reported as unretrieved.
         commit.done.add_done_callback(_mark_retrieved)
         self._commits.append(commit)
         self._begin_to_drain()
@@ -390,11 +390,11 @@ class RunWriter:
                     if self._paused is not None and await asyncio.shield(self._paused):
                         raise LeaseLost(f"The run {self.run_id} has lost its session.")
                     await (self._commit(batch) if batch[0].events else self._save_partials())
-                except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
+                except Exception as error:  # noqa: BLE001  (waiters get it)
                     if self._retry_start(batch, error):
                         self._awaited += len(batch)
                         return
-                    if self.creates is not None:  # what follows the start of a run is nothing without it
+                    if self.creates is not None:  # what follows the start of a run depends on it
                         batch, self._commits = [*batch, *self._commits], []
                     for commit in batch:
                         self._fail_commit(commit, error)
@@ -430,7 +430,7 @@ class RunWriter:
         commits = self._commits
         batch = [commits.pop(0)]
         if batch[0].shares:
-            # What follows a commit may be part of what the next one has to say.
+            # Callbacks of a commit may change what the next one contains.
             while commits and batch[-1].then is None and commits[0].follows():
                 batch.append(commits.pop(0))
         return batch
@@ -452,7 +452,7 @@ class RunWriter:
             self._publish(first.before)
         self._committed_seq = self.last_seq
         joined = Commit()
-        # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
+        # Texts that start and end within the transaction need no journal, and are published with what is around them.
         texts: dict[Commit, list[Event]] = {}
         for commit in batch:
             for stream, text in commit.before if commit is not first else ():
@@ -464,7 +464,7 @@ class RunWriter:
                 self.last_seq += 1
                 event.seq, event.ts = self.last_seq, self._clock()
             joined.join(commit)
-        if self._session_id is not None:  # what was made before that was known has another
+        if self._session_id is not None:  # events made before that have another
             set_session_id(self._session_id, joined.events, joined.rows)
             if joined.session is not None:
                 joined.session = {**joined.session, "id": self._session_id}
@@ -472,7 +472,7 @@ class RunWriter:
         closes: list[str] = []
         if self._streams:
             partials = [stream.partial() for stream in self._unsaved_streams() if stream.id not in joined.closes]
-        if joined.closes:  # the store knows nothing of a text that was given out and ended between two commits
+        if joined.closes:  # the store does not know a text that was published and ended between two commits
             closes = [
                 closed_id
                 for closed_id in joined.closes
@@ -558,7 +558,7 @@ class RunWriter:
         self._bus.publish(self.run_id, event)
 
     def _now(self) -> float:
-        # A clock that is set back does not set the log back.
+        # The log's clock is monotonic even if the system's is set back.
         now = int(self._clock() * 1000) / 1000
         if now > self._latest_ts:
             self._latest_ts = now

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 Ended = Literal["exit", "timeout", "interrupted", "killed"]
 Parts = tuple["Child", "FileIO"]
 
-# How a command is told to end: each signal with the seconds it has before the next.
+# How a command is ended: each signal with the seconds before the next.
 LADDER = ((signal.SIGINT, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0))
-# What has only just begun may not have come to hear the first signal: its shell loses it, or it is not there yet.
+# A command that has just started may miss the first signal: its shell loses it, or it is not there yet.
 _YOUNG_S, _AGAIN = 0.5, ((signal.SIGINT, 0.2),) * 2
 _EXIT_CODES: dict[Ended, int] = {"timeout": 124, "interrupted": 130, "killed": 137}
 
@@ -130,8 +130,8 @@ class Process:
             data = self._output.read(CHUNK_BYTES_MAX)
             if data:
                 yield data
-                await asyncio.sleep(0)  # a flood leaves room for others
-            elif data == b"" or self._gone.done():  # what still holds the pipe then is out of reach
+                await asyncio.sleep(0)  # let other tasks run
+            elif data == b"" or self._gone.done():  # whatever still holds the pipe is out of reach
                 return
             else:
                 await wait_readable(self._output.fileno(), self._gone)
@@ -182,7 +182,7 @@ class Process:
         failed = task.cancelled() or task.exception() is not None
         if failed and not task.cancelled():
             log.error("process %s is no longer looked after", self.pid, exc_info=task.exception())
-        if failed and self._child.poll() is None:  # the loop ends: there is nobody to wait for it but us
+        if failed and self._child.poll() is None:  # the loop is shut down: nobody else waits for it
             self._handle.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=LADDER[0][1])
@@ -221,7 +221,7 @@ class Sandbox:
         # Clear while no command may start.
         self.may_start = asyncio.Event()
         self.may_start.set()
-        # How often all commands were killed, and why the last time: those that were about to start are meant too.
+        # How often all commands were killed, and the last reason: it applies also to those that were about to start.
         self._kills, self._killed_because = 0, ""
 
     def mounts(self) -> list[Mount]:
@@ -244,7 +244,7 @@ class Sandbox:
         command = Command(argv, cwd or str(place.workspace), env, network, seconds, call_id)
         starting = asyncio.ensure_future(self._begin(command))
         try:
-            # A start is never cut short: what began to run must be known, to be ended.
+            # A start is never cancelled: what has started must be known, to be killed.
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(_discard_process)

@@ -57,7 +57,7 @@ def choose_backend(settings: Settings) -> Choice:
     if not failure:
         return Choice("bubblewrap" if backend == "auto" else backend, isolated=True)
     if backend == "auto":
-        # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
+        # The default image may have to be fetched: only a configured one is tried automatically.
         image = settings.terminal.docker_image
         if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
             return Choice("docker", isolated=True, failure=failure)
@@ -70,7 +70,7 @@ def why_no_commands(settings: Settings) -> str | None:
     try:
         return choose_backend(settings).reason
     except ConfigError:
-        return None  # whoever calls one is told what is wrong with the backend that was named
+        return None  # callers get the error of the named backend
 
 
 def workspace_of(

@@ -76,7 +76,7 @@ async def sandboxed_process(
         finally:
             stdin.close()
             await _wait_or_signal(child.exited, child.signal, end_s / 2)
-            await asyncio.wait([errors_task], timeout=end_s / 10)  # its last words often say why
+            await asyncio.wait([errors_task], timeout=end_s / 10)  # the last output often says why
             errors_task.cancel()
             child.release()
     finally:
@@ -147,7 +147,7 @@ async def _end(process: asyncio.subprocess.Process, errors_task: asyncio.Future[
     process.stdin.close()
     await _wait_or_signal(process.wait, group.signal, seconds / 2)
     await group.sweep()
-    # Its last words often say why. A pipe that is not read to its end would stay open.
+    # The last output often says why. A pipe that is not read to its end would stay open.
     await asyncio.wait([errors_task], timeout=seconds / 10)
     errors_task.cancel()
     process._transport.close()  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes.core.home import write_private
 from hermes.settings.config import Settings
 
-# What the kernel lets a user do decides whether commands can be shut in.
+# Kernel settings that decide whether sandboxes can be made.
 _RULES = (
     "kernel/unprivileged_userns_clone",
     "kernel/apparmor_restrict_unprivileged_userns",

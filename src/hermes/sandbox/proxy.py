@@ -147,7 +147,7 @@ class EgressProxy:
                     raise ConnectionResetError("the exchange has failed") from None
                 await _refuse(refusal, client)
             client.writer.close()
-        except (OSError, asyncio.IncompleteReadError):  # one of the two sides is gone, or silent for too long
+        except (OSError, asyncio.IncompleteReadError):  # one side has closed, or was silent for too long
             client.writer.transport.abort()
         except BaseException:
             client.writer.transport.abort()

@@ -12,7 +12,7 @@ import time
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 AWAITED = {signal.SIGCHLD, signal.SIGUSR1, *_PASSED_ON}
-# What Python or who started us may have set otherwise.
+# Python or the parent may have changed these.
 _NATURAL = {signal.SIGPIPE, signal.SIGXFSZ, *_PASSED_ON}
 _SWEEP_S_MAX = 3.0
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 Identity = tuple[int, int, str]
 
 SUFFIX = ".needs-approval"
-# Who makes the same reserved name so often in one command does not take no for an answer.
+# A command that makes the same reserved name this often is killed.
 _REPEATS_MAX = 5
 _TEXT_BYTES_MAX = 1024 * 1024
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -144,7 +144,7 @@ class Row:
         return message
 
 
-# What a session knows of each model that was called in it.
+# The fields of a session's usage by model.
 _USAGE_KEYS = ("model", "provider", "task")
 _USAGE_NUMBERS = (
     "calls",

@@ -58,9 +58,9 @@ def not_indexed(column: str) -> str:
     return either(f"+{column}", column)
 
 
-# The time in seconds: of this process where it is alone with its file, of the server where others use it too.
+# The time in seconds: by this process's clock for a file, by the server's where others use it too.
 CLOCK = either("clock()", "extract(epoch FROM clock_timestamp())::float8")
-# Others wait until this transaction has ended before they change the row, or before they lock it themselves; rows that
-# somebody has locked are passed over.
+# FOR SHARE: others cannot change the row until this transaction ends; FOR UPDATE: nor lock it. SKIP LOCKED: locked rows
+# are left out.
 FOR_SHARE, FOR_UPDATE = either("", "FOR SHARE"), either("", "FOR UPDATE")
 FOR_UPDATE_SKIP_LOCKED = either("", "FOR UPDATE SKIP LOCKED")

@@ -10,7 +10,7 @@ import msgspec
 from hermes.core.json_types import JsonMapping
 from hermes.store.codec import clean, cleaned, pack, text_of
 
-# Hashes without it were made of the user's texts alone.
+# Hashes without it cover the user's texts only.
 VERSION = "2:"
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -19,7 +19,7 @@ def digest_of(message: JsonMapping) -> str:
     """The hash of a message's complete content."""
     content = _comparable_content(message.get("content"))
     extras: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
-    if type(content) is str and not any(extras):  # as most are
+    if type(content) is str and not any(extras):  # the usual case
         return hashlib.sha256(f"{message.get('role')}\n{clean(content)}".encode()).hexdigest()
     fields = [message.get("role"), content, [_call(call) for call in extras[0] or ()], *extras[1:]]
     return hashlib.sha256(encoded(fields)).hexdigest()
@@ -43,7 +43,7 @@ def _comparable_content(content: object) -> Any:
 def _call(call: JsonMapping) -> list[Any]:
     function = call.get("function") or {}
     arguments: Any = function.get("arguments") or "{}"
-    try:  # the same arguments may be spaced otherwise
+    try:  # the same arguments may be formatted differently
         arguments = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError):
         arguments = str(arguments)

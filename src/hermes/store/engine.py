@@ -24,7 +24,7 @@ R = TypeVar("R")
 Work = Callable[[Any], R]
 Params = Sequence[Any]
 Backend = Literal["sqlite", "postgres"]
-# What an unfinished migration has noted in its target.
+# The mark of an unfinished migration in its target.
 MARK_SQL = f"SELECT value FROM state_meta WHERE key = '{MIGRATION}'"
 
 
@@ -126,7 +126,7 @@ class Engine(ABC):
     # The home whose folders hold the files of sessions; None where there is none.
     folder: Path | None
     read_only: bool
-    # Set by what finishes or repairs a copy; whoever would use one is refused.
+    # Set by operations that complete or repair an unfinished copy; other users are rejected.
     takes_unfinished = False
     # Guards the registries of engines and the counts of their users.
     registry_lock = threading.Lock()

@@ -92,14 +92,14 @@ def find_session(
     matches: dict[str, Match] = {}
     rows_read = 0
     for session_id in candidates:
-        if rows_read >= BOUND_ROWS_MAX:  # the store waits meanwhile: what is further away is not looked at
+        if rows_read >= BOUND_ROWS_MAX:  # the store waits meanwhile: stop looking
             break
         stored = rows.conversation_rows(tx, session_id)
         rows_read += len(stored)
         if (result := match(history, stored, digests, shown_tools=shown_tools)) is not None:
             matches[session_id] = result
     complete = [session_id for session_id, result in matches.items() if not result.remaining]
-    # Where none ends there, a client may send outputs again to a turn that was gone on with since.
+    # If no session ends there, a client may repeat outputs for a turn that was continued since.
     chosen = list(matches) if complete else [session_id for session_id in matches if session_id in waiting]
     with_unseen = matches[chosen[0]].with_unseen() if len(chosen) == 1 else None
     for session_id in complete:
@@ -202,7 +202,7 @@ def _matching_rows(message: Message, remaining: deque[Row]) -> list[Row] | None:
     content, matched = _text(message.get("content")), list[Row]()
     digest = digest_of({**message, "content": ""})
     without_calls = digest_of({**message, "content": "", "tool_calls": []})
-    compared, joined = 0, True  # so much of what was said are the texts so far, if it begins with them at all
+    compared, joined = 0, True  # length of the content that the texts so far match, while they match
     for row, results in _steps(islice(remaining, BOUND_TURN_ROWS_MAX)):
         server_results, client_calls = _split_calls(row, results)
         matched += [row, *server_results]
@@ -262,7 +262,9 @@ def _with_unseen(message: Message | None, stored: list[Row]) -> list[JsonObject]
     row = stored[last]
     merged = dict(message)
     if last and _text(message.get("content")) != _text(row.content):
-        merged["content"] = row.content  # all texts of the turn: the others stand before it
+        merged["content"] = (
+            row.content
+        )  # the client joined all texts of the turn: the earlier ones stand before this one
     if row.opaque and "opaque" not in merged:
         merged["opaque"] = row.opaque
     if row.tool_calls:

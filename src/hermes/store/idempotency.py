@@ -11,7 +11,7 @@ from hermes.store.dialect import CLOCK
 from hermes.store.engine import Conflict, Tx
 from hermes.store.repository import Repository, blocks, writes
 
-# A record that has expired is taken over.
+# An expired record is taken over.
 _CLAIM = (
     f"INSERT INTO idempotency VALUES (?, ?, ?, 'running', ?, NULL, NULL, {CLOCK}, {CLOCK} + ?) "
     "ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, state = 'running', "

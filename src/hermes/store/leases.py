@@ -9,7 +9,7 @@ from hermes.store.repository import Repository, reads, reads_slowly, writes
 
 __all__ = ["Leases", "acquire", "current_token", "held_by", "is_current", "release", "this_process"]
 
-# Leases of replicas of other hosts that have ended without releasing them.
+# Leases of dead replicas on other hosts.
 _EXPIRED_KEPT_S = 86_400.0
 # Of two transactions that have both seen a lease to be free, the engine runs the later one again.
 _ACQUIRE = (
@@ -19,8 +19,8 @@ _ACQUIRE = (
 # A lease, with the next token where the database gives it in the same statement.
 LEASE_COLUMNS = f"l.holder, l.token, l.until - {CLOCK} AS left_s"
 NEXT_TOKEN = either("NULL", "nextval('lease_token')")
-# Who may acquire a lease draws its token while nobody else does, so that the tokens of a lease grow: a lease that was
-# acquired and released since the snapshot of this transaction is as free as before, and leads to no conflict.
+# The token is drawn under a lock, so that tokens of a lease grow even if it was acquired and released since the
+# snapshot of this transaction, which causes no conflict.
 _ORDERED_TOKEN = either(
     "NULL", "(SELECT nextval('lease_token') FROM pg_advisory_xact_lock(hashtextextended('lease ' || asked.name, 0)))"
 )

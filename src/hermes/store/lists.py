@@ -22,8 +22,8 @@ _AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL 
   s.model_config IS NOT NULL AS has_model_config, NULL AS active_run_id
 FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.owner = s.owner"""
 _AT_WORK = f"SELECT session_id, run_id, started_at, created_at FROM runs {index_hint('runs_unfinished')} WHERE ended_at IS NULL"
-# The session that one was forked from; those that were forked from one, and from these, …; and the messages that one has
-# from its parent.
+# The session that one was forked from; its forks, recursively; and the number of messages that a fork shares with its
+# parent.
 _FORKED_FROM = "SELECT parent_session_id FROM sessions WHERE id = ? AND kind = 'branch'"
 _FORKS = """WITH RECURSIVE forks(id) AS (
   SELECT id FROM sessions WHERE id = ?
@@ -89,7 +89,7 @@ class Lists(Repository):
     @reads_slowly_with("search", "cwd_prefix")
     def count_sessions(self, tx: Tx, **filters: Unpack[SessionFilters]) -> int:
         where, params = _condition(filters)
-        # Where the index does not hold all that is asked for, rows in their order are quicker to look at.
+        # Without a covering index, reading rows in their order is quicker.
         index = index_hint("" if filters.get("search") or filters.get("cwd_prefix") else "sessions_owner")
         return int(tx.value(f"SELECT count(*) FROM sessions {index} WHERE {where}", params))
 
@@ -133,7 +133,7 @@ class Lists(Repository):
         placeholders = ", ".join("?" * len(session_ids))
         details = {row["id"]: dict(row) for row in tx.rows(f"{_AROUND} WHERE s.id IN ({placeholders})", session_ids)}
         at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({placeholders})", session_ids)
-        # Of several the first that has started, or else the first that waits.
+        # The first that has started, or else the first that waits.
         for row in sorted(at_work, key=lambda run: (run["started_at"] is None, run["created_at"]), reverse=True):
             if row["session_id"] in details:
                 details[row["session_id"]]["active_run_id"] = row["run_id"]

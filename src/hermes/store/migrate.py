@@ -22,9 +22,9 @@ from hermes.store.engine import MARK_SQL, Engine, Tx
 from hermes.store.stores import Store, is_server, path_of, place_of, store_at
 from hermes.store.tables import COUNTERS, TABLES, Columns, Table
 
-# What a server that was started and stopped again leaves behind keeps nobody from moving a store there.
+# A server that was only started and stopped leaves rows here; they do not make the target count as used.
 _NOT_COUNTED = ("state_meta",)
-# Others that are connected to the schema; SQLite does not know of them.
+# Other connections to the schema; unknown for SQLite.
 _CONNECTIONS = either(
     "SELECT 0",
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
@@ -63,7 +63,7 @@ class TableSum(NamedTuple):
 class Report:
     tables: dict[str, TableSum] = field(default_factory=dict)
     unfinished_runs: int = 0
-    # A copy that was interrupted has been continued; or there was nothing to do.
+    # An interrupted copy was resumed; or there was nothing to do.
     is_continued: bool = False
     is_unchanged: bool = False
 
@@ -115,7 +115,7 @@ class Side:
             if time.monotonic() > until:
                 message = f"The database is in use: {others} other connections of Hermes."
                 raise StoreBusy(message, where=self.place, hint=hint)
-            time.sleep(MIGRATE_USERS_POLL_S)  # one that was closed takes a moment to go
+            time.sleep(MIGRATE_USERS_POLL_S)  # a closed connection takes a moment to disappear
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ class _Migration:
         self._begin()
         self._copy(TABLES[0].name, [])
         if differences := self._verify():
-            self._begin()  # nothing is continued that is known to be wrong
+            self._begin()  # a wrong copy is not resumed
             raise CopyDiffers(
                 f"The copy differs from the source: {'; '.join(differences)}.",
                 where=target.place,
@@ -243,7 +243,7 @@ class _Migration:
             last = [rows[-1][at] for at in key]
 
             engine.write(partial(self._write_page, table=table, columns=columns, rows=rows, last=last))
-            if engine is not self._target.state:  # after the rows: they may come twice, and are skipped then
+            if engine is not self._target.state:  # after the rows: repeated ones are skipped
                 self._target.state.write(partial(self._note, table=table.name, after=last))
             rows_done += len(rows)
             self._progress(Progress("copy", table.name, rows_done, self._totals[table.name]))

@@ -9,8 +9,8 @@ from hermes.core.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
 from hermes.store.engine import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
 
-# Of a prompt that is there already nothing is written, unless its last use was noted long ago. Nor is its row locked:
-# PostgreSQL's ON CONFLICT would do that even where it then changes nothing, and all turns have the same few prompts.
+# An existing prompt is not written unless its last use was noted long ago, nor is its row locked: PostgreSQL's ON
+# CONFLICT would lock it even without a change, and all turns share the same few prompts.
 _PUT = (
     "INSERT INTO prompts SELECT ?, CAST(? AS DOUBLE PRECISION), ? "
     "WHERE NOT EXISTS (SELECT 1 FROM prompts WHERE sha256 = ? AND used_at >= ?) "
@@ -27,8 +27,8 @@ class Prompts(Repository):
     @blocks
     def remove_unused_prompts(self, now: float | None = None) -> int:
         """Delete prompts that nothing refers to; returns how many."""
-        # Whoever begins to name a prompt notes its use, so that nobody can have begun to name one of these since they
-        # were looked for.
+        # Whoever refers to a prompt notes its use first, so that none of these can have been referred to since the
+        # query.
         before = (time.time() if now is None else now) - 2 * PROMPT_USE_NOTED_S
         digests = self._unused(before)
         steps = range(0, len(digests), SWEEP_BATCH_ROWS)

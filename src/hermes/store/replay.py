@@ -80,7 +80,7 @@ def joined(partials: Iterable[Partial], tails: Iterable[Tail]) -> list[Partial]:
     streams = {partial.stream_id: partial for partial in partials}
     for tail in tails:
         stream = streams.get(tail.stream_id) or Partial(tail.stream_id, tail.kind, tail.step, "", "", 0, tail.form)
-        if len(stream.text) < tail.offset:  # what came before was saved, and is no longer needed
+        if len(stream.text) < tail.offset:  # what came before is stored already
             continue
         new_deltas = [delta for delta in tail.deltas if delta[0] > stream.last_seq]
         if not new_deltas:

@@ -125,7 +125,7 @@ def blocks(method: Callable[Concatenate[S, P], R]) -> Method[P, R]:
 
 
 def _method(call: Any, soon: Any, method: Any) -> Any:
-    # The transaction is ours to give; callers see the method without it.
+    # Callers do not pass the transaction.
     signature = inspect.signature(method)
     first, _, *parameters = signature.parameters.values()
     call.__signature__ = signature.replace(parameters=[first, *parameters])

@@ -25,7 +25,7 @@ from hermes.store.sqlite.response_schema import RESPONSES
 log = logging.getLogger(__name__)
 
 _HISTORY = "conversation_history"
-_CALL_ID = either("call_id", 'call_id COLLATE "C"')  # compared byte by byte, whatever the database's language is
+_CALL_ID = either("call_id", 'call_id COLLATE "C"')  # compared byte by byte, whatever the database's locale
 _UNFINISHED = ("queued", "in_progress")
 
 

@@ -34,8 +34,8 @@ from hermes.store.words import ts_vector
 
 T = TypeVar("T")
 _COLUMNS = ", ".join(MESSAGE_COLUMNS)
-# SQLite's index follows the table by triggers; PostgreSQL's is a column.
-# It also gives ids in advance: what is written with a message, and names it, need not wait for it.
+# SQLite's index follows the table by triggers; PostgreSQL's is a column. PostgreSQL also gives ids in advance, so that
+# statements that refer to a message need not wait for it.
 _INSERT = (
     f"INSERT INTO messages ({_COLUMNS}, parts, search_text{either('', ', search, id')}) "
     f"VALUES ({', '.join('?' * (len(MESSAGE_COLUMNS) + 2))}{either('', ', ?, ?')}) {either('RETURNING id', '')}"
@@ -48,17 +48,17 @@ _EXTEND = (
 )
 SELECT = f"SELECT {_COLUMNS}, id, parts FROM messages"
 _values_of = attrgetter(*MESSAGE_COLUMNS)
-# Columns that are not simply what the row has, by their places: looking them up by name takes longer than all the rest.
+# Positions of the columns that are converted: looking them up by name takes longer than all the rest.
 _CONTENT, _API_CONTENT, _DIGEST = map(MESSAGE_COLUMNS.index, ("content", "api_content", "digest"))
 _TEXTS = [MESSAGE_COLUMNS.index(n) for n in ("finish_reason", "tool_call_id", "tool_name", "reasoning", "name")]
 _JSON = [MESSAGE_COLUMNS.index(name) for name in ("tool_calls", "opaque")]
 _FLAGS = [MESSAGE_COLUMNS.index(name) for name in ("synthetic", "active", "compacted", "model_only")]
 _MESSAGE_COLUMNS = "role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name"
-# What was said, under the ids that it got then: neither taken back nor written for the model alone.
+# The transcript under its original ids: neither rewound nor written for the model only.
 TRANSCRIPT = "NOT model_only AND (active OR compacted)"
-# Of that, what the user and the model said themselves.
+# Of that, the messages of the user and the model themselves.
 CONVERSATION = f"NOT synthetic AND {TRANSCRIPT}"
-# The rest of a message that was gone on with, as its run gave it: the message itself has all of it.
+# The rest of a message that was continued, as its run produced it; the message itself has all of it.
 CONTINUATION = "(model_only AND run_id IS NOT NULL)"
 # The order of what the model sees. A compaction numbers those rows from one; later ones follow by their ids.
 MODEL_ORDER = "coalesce(position, id)"
@@ -84,7 +84,7 @@ def prefetch_ids(tx: Tx, count: int) -> None:
 
 
 def _next_ids(tx: Tx, count: int) -> Iterator[int | None]:
-    if not count or tx.backend == "sqlite":  # which gives a row its id when it is there
+    if not count or tx.backend == "sqlite":  # SQLite assigns the id on insertion
         return repeat(None)
     return iter([row[0] for row in tx.rows(_NEXT_IDS, (count,))])
 
@@ -384,7 +384,7 @@ def _same(old: Row, new: Row) -> bool:
 def purge_due(tx: Tx) -> None:
     """Schedule the removal of deleted rows from the search index."""
     if tx.backend == "postgres":
-        return  # they left with their rows
+        return  # they are deleted with their rows
     tx.execute(
         "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = excluded.value", (PURGE_DUE,)
     )

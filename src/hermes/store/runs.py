@@ -37,7 +37,7 @@ from hermes.store.session_rows import (
 )
 
 _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-# What a spec says that has a column of its own; older rows have it in both places.
+# Fields of a spec with columns of their own; older rows have them in both places.
 _SPEC_COLUMNS = ("run_id", "owner", "kind", "session_id", "response_id", "session_key", "source", "job_id")
 _STATE_COLUMNS = (
     "status",
@@ -58,7 +58,7 @@ _LEASED_STATE = (
     f"SELECT session_id, {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id {FOR_SHARE}) "
     f"AS lease_token FROM runs WHERE run_id = ? {FOR_UPDATE}"
 )
-# SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
+# SQLite updates the indexes of every column that is set, changed or not: the first two are set only when they change.
 _PUT_STATE, _PUT_PROGRESS = (
     f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ?, "
     "first_row = coalesce(first_row, ?) WHERE run_id = ?"
@@ -69,9 +69,9 @@ _CREATE = (
     f"instructions_sha256, spec, first_events, first_row, {_STATE}) "
     f"VALUES ({', '.join('?' * (len(_SPEC_COLUMNS) + 8 + len(_STATE_COLUMNS)))})"
 )
-# A run with what it was told by its caller, which older rows have in their spec.
+# A run with its instructions, which older rows have in their spec.
 _SELECT = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
-# Of what the user said, the beginning of its first text; of what else may be long, nothing.
+# The beginning of the first text of the user's message, without the other long fields.
 _BEGINNING = (
     "substr(CASE json_type(spec, '$.user_message') WHEN 'text' THEN json_extract(spec, '$.user_message') "
     f"ELSE coalesce(json_extract(spec, '$.user_message[0].text'), '') END, 1, {RUN_INPUT_SHOWN_CHARS})",
@@ -91,7 +91,7 @@ _SUMMARY_COLUMNS = (
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 _QUEUED = "ended_at IS NULL AND started_at IS NULL AND holder = '' AND status = 'queued'"
 _QUEUED_RUN = _QUEUED.replace("holder", "runs.holder")
-# A row may say that it is of a run; it is, if it stands in the run's own transcript.
+# A row belongs to a run if it names the run and is in the run's own transcript.
 _OF_RUN = "run_id = ? AND {} IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
 
@@ -210,7 +210,7 @@ class Runs(Repository):
                 status_changed = state.status != run["status"] or state.ended
                 _put_state(tx, run_id, state, events, first_row, status_changed=status_changed)
                 tx.execute("INSERT INTO run_log VALUES (?, ?, ?)", (run_id, state.last_seq, log))
-            if state.ended and creates is None:  # nobody will take what was left for it
+            if state.ended and creates is None:  # nobody will take its pending controls
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
                 tx.execute(sql, (state.ended_at, run_id))
             if token is not None and (state.ended or state.status == "interrupted"):
@@ -282,7 +282,7 @@ class Runs(Repository):
             raise EventsExpired(f"The events of {run_id} are no longer kept.")
         following = (event for event in _events(tx, run_id, after) if event.seq > after)
         page = list(islice(following, limit))
-        # A message that is completed behind this page may have begun in it.
+        # A message that is completed after this page may have started in it.
         later = list(islice((event for event in following if event.type in _CLOSING), 2))
         row_ids = [e.data["row"] for e in (*page, *later) if e.type == "message.completed"]
         placeholders = ", ".join("?" * len(row_ids))
@@ -413,7 +413,7 @@ class Runs(Repository):
     @reads
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
-        # There are few of them: they are put in order here.
+        # There are few of them: they are sorted here.
         sql = f"{_SELECT} {index_hint('runs_unfinished')} WHERE ended_at IS NULL {where}"
         rows = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
         return [_record_of(row) for row in rows]
@@ -435,7 +435,7 @@ class Runs(Repository):
             " AND o.status <> 'interrupted')"
         )
         is_free = f"NOT EXISTS (SELECT 1 FROM leases WHERE name = 'session:' || session_id AND until > {CLOCK})"
-        # An earlier run may have been taken, and not have its session's lease yet.
+        # An earlier run may have been taken without having its session's lease yet.
         is_first = (
             "NOT EXISTS (SELECT 1 FROM runs e WHERE e.session_id = runs.session_id AND e.ended_at IS NULL"
             " AND (e.created_at, e.run_id) < (runs.created_at, runs.run_id))"
@@ -567,7 +567,7 @@ def _listed_by(owner: str | None, session_id: str | None) -> tuple[str, str]:
         return index_hint("runs_session"), "created_at, rowid"
     if owner is not None:
         return index_hint("runs_owner"), "created_at, run_id"
-    return index_hint(""), "rowid"  # that of all runs is the order they were added in
+    return index_hint(""), "rowid"  # rowid is the order of insertion
 
 
 def _descending(order: str) -> str:
@@ -592,7 +592,7 @@ def _create(
         check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
-    if state is not None and state.ended:  # nobody takes it up again: what was said is in its session
+    if state is not None and state.ended:  # it is never resumed, and its messages are in its session
         spec = spec.replace(history=spec.history and [], results=())
     fields = {name: value for name, value in spec.stored().items() if name not in _SPEC_COLUMNS}
     instructions = clean(fields.pop("instructions")) if spec.instructions else ""

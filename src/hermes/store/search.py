@@ -49,7 +49,7 @@ _MATCHING = (
 _ID = either("f.rowid", "m.id")
 _MATCHES = f"SELECT {_ID}, {{score}} {_MATCHING} ORDER BY {{order}} LIMIT ? OFFSET ?"
 _COUNT = f"SELECT count(*) {_MATCHING}"
-# The better, the lower. Of few sessions SQLite scores only what else is asked of them: `rank` would score all first.
+# Lower is better. For few sessions SQLite scores only their rows: `rank` would score all matches first.
 _RANK, _RANK_OF_FEW = (either(sqlite, "-ts_rank(m.search, q.query, 1)") for sqlite in ("f.rank", "bm25(messages_fts)"))
 _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.source, s.title,
   s.started_at AS session_started, coalesce(m.search_text, substr(m.content, 1, {SEARCHED_CHARS_MAX})) AS snippet
@@ -155,7 +155,7 @@ class Search(Repository):
         where, params = title_condition(query)
         if not where:
             return [], 0
-        # All titles stand together in their index, with their owners; the rows themselves hold whole prompts.
+        # The index holds all titles with their owners; the rows themselves hold whole prompts.
         if (owner := filters.get("owner")) is not None:
             where, params = f"{where} AND owner = ?", [*params, owner]
         key, hint = either("rowid", "id"), index_hint("sessions_title")
@@ -248,14 +248,14 @@ class _Matches:
         """The matches of a page, and whether there was time to find the right ones."""
         seconds, complete = SEARCH_S_MAX, True
         if sort == "relevance":
-            # Ranking has to look at every match before it gives the first; the newest matches come at once.
+            # Ranking reads every match before it returns the first; the newest matches come at once.
             order = _RANK_OF_FEW if self.few else _RANK
             ids, complete = self._gather(limit, offset, order, seconds * 0.8)
             if complete:
                 return ids, True
             sort, seconds = "newest", seconds * 0.1
         order = f"{_ID} DESC" if sort == "newest" else f"{_ID} ASC"
-        # What was imported is older than its place in the table: few matches are put in order of time.
+        # Imported messages are older than their ids: few matches are sorted by time.
         few, whole = self._gather(SORTED_MATCHES_MAX + 1, 0, order, seconds)
         if whole and len(few) <= SORTED_MATCHES_MAX:
             if not few:
@@ -296,7 +296,7 @@ def _context(tx: Tx, session_id: str, message_id: int) -> list[JsonObject]:
 
 # --- what is shown of a match. Pure. ---------------------------------------------------------------------------------
 
-# `snippet` of the index compares every hit with every other one, and nothing can stop it.
+# FTS5's `snippet` compares every hit with every other one, and cannot be interrupted.
 _TERM = re.compile(r'"((?:[^"]|"")*+)"( \*)?')
 
 
@@ -424,7 +424,7 @@ def _parse(text: str) -> _Group:
     open_groups = [top]
     prefixes = terms = 0
     tokens = _TOKEN.findall(clean(text))
-    # Frequent words are short: of many words the longest are the ones whose other forms matter.
+    # Frequent words are short: of many words, only the longest are searched with other endings.
     simple = {word for *_, word in tokens if word not in _OPERATORS and _has_forms(word)}
     inflected = set(sorted(simple, key=lambda word: (-len(word), word))[:PREFIXES_MAX])
     for quoted, starred, opens, closes, word in tokens:
@@ -444,11 +444,11 @@ def _parse(text: str) -> _Group:
             plain = quoted or word.rstrip("*")
             prefix = bool(starred or word.endswith("*")) and len(plain) > 1 and prefixes < PREFIXES_MAX
             prefixes += prefix
-            # What must not occur is meant as it is written.
+            # An excluded word is taken literally.
             if word in inflected and group.items[-1:] != ["NOT"]:
                 plain, prefix = _stem(word), True
             term = _term(plain, prefix)
-            # Each term is looked up and counted in every match. What is said twice asks for no more than once.
+            # Each term is looked up and counted in every match, so repeated ones are dropped.
             again = term in group.items and not any(item in _OPERATORS for item in group.items)
             if term and not again and terms < QUERY_TERMS_MAX:
                 terms += 1

@@ -62,7 +62,7 @@ class SessionRow(msgspec.Struct):
     stateless: bool
 
 
-# What somebody says who makes a session.
+# The fields of a session that its creator can set.
 CREATED_WITH = (
     "model",
     "model_config",
@@ -84,7 +84,7 @@ CREATED_WITH = (
     "reasoning_effort",
     "stateless",
 )
-# A session with its prompt, for `shown`.
+# A session with its prompt, for `session_fields`.
 SESSION = (
     "SELECT s.*, p.text AS system_prompt FROM sessions s LEFT JOIN prompts p ON p.sha256 = s.prompt_sha256 "
     "WHERE s.id = ?"

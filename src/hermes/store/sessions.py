@@ -55,18 +55,18 @@ _CHANGED = (
     *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
     *("pinned", "workdir", "toolsets", "max_iterations", "reasoning_effort"),
 )
-# What turns change by themselves; all else is changed by somebody who names the session.
+# Turns change these by themselves; a change of any other field means that somebody has named the session.
 _CHANGED_BY_TURNS = {"archived", "system_prompt", "prompt_digest"}
-# Sessions of calls that named none, with nothing under way in them.
+# Sessions of requests that named none, without an active run.
 _STATELESS = (
     "stateless AND NOT pinned AND last_active < ? AND NOT EXISTS "
     "(SELECT 1 FROM runs r WHERE r.session_id = sessions.id AND r.ended_at IS NULL)"
 )
 _NOT_FORKED = ("title", "base_id", "kind", "pinned", "stateless")
-# Rows of turns that have come to their end.
+# Rows of finished turns.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
 _DELETED_AT_ONCE = 50
-# Folders of a session beside the database: received files and its sandbox; and of its runs: large results of tools.
+# Folders beside the database: uploads and sandbox of a session; large tool results of a run.
 _FOLDERS, _RESULTS = ("uploads", "sandbox"), "cache/tool_results"
 
 

@@ -149,7 +149,7 @@ class AsyncStore:
                 identity, shown_tools = (spec.owner, spec.session_key), spec.kind != "chat"
                 binding = find_session(tx, base_id, history, *identity, call_ids, shown_tools=shown_tools)
             name = f"session:{binding.session_id}"
-            if (free := binding.new) is not None:  # what was begun in a session has made it: nothing is left over here
+            if (free := binding.new) is not None:  # a new session has no unfinished runs
                 return OpenedSession(
                     free.id, acquire_free(tx, name, holder, ttl, free.next_token), (), None, binding.history
                 )

@@ -24,7 +24,7 @@ class Table(NamedTuple):
     in_responses: bool = False
 
 
-# Parents before what refers to them. Leases are not copied: they belong to processes.
+# Parents before the tables that refer to them. Leases are not copied: they belong to processes.
 TABLES = (
     Table("prompts", ("sha256",)),
     Table("sessions", ("id",), self_reference="parent_session_id"),
@@ -56,7 +56,7 @@ _COLUMNS = either(
     "SELECT column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = current_schema() AND table_name = ?",
 )
-# Columns that PostgreSQL has alone: the words of a message, and what SQLite has in any table without being asked.
+# Columns of PostgreSQL only: the search vector of a message, and the rowid that SQLite has implicitly.
 _NOT_COPIED = ("search", "rowid")
 _OF_ANY_LENGTH = {"text": '"{}"', "bytea": '"{}"', "json": '"{}"::text'}
 
@@ -66,7 +66,7 @@ class Columns(NamedTuple):
 
     names: tuple[str, ...]
     booleans: frozenset[str]
-    # How many bytes a row has in columns of any length, for PostgreSQL: it knows that without reading them.
+    # The number of bytes in columns of variable length, which PostgreSQL knows without reading them.
     bytes_sql: str
 
     @property
@@ -127,7 +127,7 @@ def insert(tx: Tx, table: Table, columns: Columns, rows: Sequence[tuple[Any, ...
     """Insert rows; existing ones stay."""
     values = [f"?{either('', '::int::boolean')}" if name in columns.booleans else "?" for name in columns.names]
     names = columns.sql
-    if table.self_reference:  # the row it refers to may follow later
+    if table.self_reference:  # the row it refers to may follow
         at = columns.names.index(table.self_reference)
         rows = [(*row[:at], None, *row[at + 1 :]) for row in rows]
     if table.name == "messages" and tx.backend == "postgres":
@@ -201,11 +201,11 @@ def _sequence(name: str) -> str:
 
 def _identity(table: str, column: str, *, in_responses: bool) -> Counter:
     sequence = _sequence(f"pg_get_serial_sequence('{table}', '{column}')")
-    # SQLite goes on from the highest number by itself.
+    # SQLite continues from the highest number by itself.
     return Counter(f"SELECT max({column}) FROM {table}", either("SELECT ?", sequence), in_responses)
 
 
-# A number that was given out is not given out again, whether or not its row is still there.
+# Numbers are not reused, even if their rows are deleted.
 COUNTERS = (
     Counter(
         either("SELECT token FROM leases WHERE name = ''", "SELECT last_value FROM lease_token"),

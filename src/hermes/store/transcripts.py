@@ -232,7 +232,7 @@ def _take_back(tx: Tx, session_id: str, before: list[Row], removed: list[Row]) -
     tx.execute(hidden, (session_id, removed[0].id))
     tx.execute("UPDATE messages SET active = FALSE WHERE session_id = ? AND active AND model_only", (session_id,))
     tx.many("UPDATE messages SET active = TRUE, compacted = FALSE WHERE id = ?", [(row_id,) for row_id in live_ids])
-    if any(not row.active for row in before if row.id in live_ids):  # the order of what was said is that of its ids
+    if any(not row.active for row in before if row.id in live_ids):  # the transcript is ordered by ids
         tx.execute("UPDATE messages SET position = NULL WHERE session_id = ? AND active", (session_id,))
     rows.recount(tx, session_id)
 

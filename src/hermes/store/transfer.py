@@ -27,23 +27,23 @@ from hermes.store.session_rows import (
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
-# Everything a message is. Its id is told besides, and given anew on the other side.
+# The exported fields of a message; its id is exported too, and replaced on import.
 _NOT_EXPORTED = ("session_id", "model_only", "name", "digest")
 _OF_MESSAGE = tuple(name for name in MESSAGE_COLUMNS if name not in _NOT_EXPORTED)
 _FLAGS = ("synthetic", "active", "compacted")
-# What things are called by is no secret, and must stay as it is.
+# Names are not secret, and must not change.
 _NAMES = {"format", "id", "parent_session_id", "base_id", "run_id", "tool_call_id", "kind", "role", "source", "owner"}
 _TEXTS = (str, type(None))
 _NUMBERS = (int, float)
-# The columns of a session that are carried over, and what each may be. The message that a fork began with is not: ids
-# are given anew on the other side.
+# The exported columns of a session with their types. The message that a fork began with is left out: ids are replaced
+# on import.
 _OF_SESSION: dict[str, tuple[type, ...]] = {
     name: tuple(kind for one in get_args(hint) or (hint,) for kind in (_NUMBERS if one is float else (one,)))
     for name, hint in get_type_hints(SessionRow).items()
     if name not in ("id", "forked_at_message_id", "stateless")
 }
-# What a document cannot decide: to whom the session belongs, where it works, and what the model is told besides the
-# conversation. Digests are made anew from what came in.
+# A document cannot decide who owns the session, where it works, and what the model is told besides the conversation.
+# Digests are computed on import.
 _NOT_IMPORTED = frozenset(
     {"owner", "session_key", "cwd", "workdir", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
 )
@@ -273,7 +273,7 @@ def _insert(tx: Tx, item: JsonMapping, owner: str) -> None:
     sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
     tx.execute(sql, list(fields.values()))
     rows.add(tx, _rows_of(item))
-    # Counters are those of the document where it has them, and counted where it has not.
+    # Counters of the document, or counted if it has none.
     counters = {
         name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None
     }
@@ -307,7 +307,7 @@ def _one_row_each(loaded: list[Row], origins: list[int | None]) -> list[Row]:
     unique: list[Row] = []
     for index, (row, origin) in enumerate(zip(loaded, origins, strict=True)):
         if origin is None or origin >= index:
-            # What closes a turn has a run or a reason; a summary has neither.
+            # Rows that close a turn have a run or a reason; a summary has neither.
             row.model_only = row.synthetic and row.run_id is None and row.finish_reason is None
             row.position = index
             unique.append(row)
@@ -318,7 +318,7 @@ def _one_row_each(loaded: list[Row], origins: list[int | None]) -> list[Row]:
 
 
 def _row_of(session_id: str, message: JsonMapping) -> Row:
-    # A system message would be a system prompt: it is kept, and no model sees it.
+    # A system message would be a system prompt: it is stored, but not shown to a model.
     active = bool(message.get("active", True)) and message["role"] != "system"
     row = Row(session_id, message["role"], message.get("content"), active=active)
     for name in _OF_MESSAGE:

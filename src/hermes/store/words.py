@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _LETTER = r"[^\W_]|[\ue000-\uf8ff\U000f0000-\U0010fffd]"  # and private use, as in SQLite's index
 WORD = re.compile(rf"(?:{_LETTER})(?:{_LETTER}|[\u0300-\u036f])*+")
 _MARKS = re.compile("[\u0300-\u036f]+")
-# PostgreSQL keeps no longer words in an index, and no higher positions.
+# PostgreSQL's limits on the length and position of a lexeme.
 _LEXEME_BYTES_MAX, _POSITION_MAX = 2046, 16_383
 
 
@@ -27,7 +27,7 @@ def ts_vector(text: str | None, tool_name: str | None) -> str | None:
         for word in _lexemes(part or ""):
             position = min(position + 1, _POSITION_MAX)
             positions.setdefault(word, []).append(position)
-        position += 1  # no phrase reaches from one to the other
+        position += 1  # no phrase spans both
     return " ".join(f"'{word}':{','.join(map(str, places))}" for word, places in positions.items()) or None
 
 

@@ -113,7 +113,7 @@ class ScriptChannel:
 def _write_script(folder: Path, code: str) -> socket.socket:
     make_private_folder(folder.parent)
     os.mkdir(folder, 0o700)
-    # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
+    # Commands can write here: from now on nothing is opened by path, which could be redirected.
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX)
     try:

@@ -23,9 +23,9 @@ from hermes.tools.framework.registry import Answer, Data, Reconciled, ToolArgume
 
 log = logging.getLogger(__name__)
 
-# What a child is not offered: it works alone, once, and leaves nothing behind for later.
+# What a child is not offered: it works alone and leaves nothing behind for later.
 WITHOUT = frozenset({"delegation", "clarify", "memory", "cronjob"})
-# Who has given an answer: fields of a `Control` with their defaults.
+# The origin of an answer: fields of a `Control` with their defaults.
 _ORIGIN = {"by": "user", "surface": "", "credential": ""}
 _STATUS = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
@@ -143,7 +143,7 @@ class Child:
                         await self._handle_event(event)
                     for approval_id in self._questions.keys() - self._forwarded.keys():
                         await self._forward_question(approval_id)
-            # Whoever carried it on is gone, and it is not at its end.
+            # Its process is dead, and it has not ended.
             await self._engine.resume(self.run_id)
             await asyncio.sleep(STORE_POLL_S)
 
@@ -226,7 +226,7 @@ def _children(ctx: ToolContext, args: DelegateTask) -> list[Child]:
 
 async def _run(ctx: ToolContext, args: DelegateTask) -> Answer:
     children = _children(ctx, args)
-    # Children ask for what the user has not named, and know what the conversation has seen.
+    # Children ask for hosts that the user has not named, and inherit what the conversation has seen.
     ctx.resources.named_hosts()
     ctx.resources.has_foreign()
     ids = {child.run_id for child in children}

@@ -22,11 +22,11 @@ from hermes.guards.secrets import MARK
 from hermes.tools.framework.registry import Args, Data, Prepared, Reconciled, ToolContext, ToolError
 from hermes.tools.framework.resources import RunResources
 
-# Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
+# The real path is known only to the guard, so writing calls wait for each other and for reading ones.
 SCOPE = frozenset({"files"})
 BOM = b"\xef\xbb\xbf"
 SNIFFED_BYTES = 8192
-# A secret is recognised also where the part of its line that is shown ends in the middle of it.
+# A secret is also recognised if the shown part of its line ends inside it.
 _BEYOND_CHARS = 4096
 _SHOWN_SECRET = re.compile(r"«redacted:[a-z_]+»")
 _KEY_BEGIN = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY")
@@ -227,7 +227,7 @@ class LineRedactor:
         return (redacted[: limits.LINE_CHARS_MAX] + " […]" if cut else redacted), cut
 
     def text(self, text: str) -> str:
-        masked = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
+        masked = text.replace(MARK, "\ufdd0")  # an existing mark is no secret of this file
         masked = self._secrets.mask(masked).replace(MARK, "«redacted:known»")
         if self._all:
             masked = self._secrets.redact(masked).replace(MARK, "«redacted:credential»")

@@ -66,7 +66,7 @@ def _slice(ctx: ToolContext, args: ReadFile, file: BufferedReader, size: int, re
     content: list[str] = []
     cut_lines: list[int] = []
     more = replaced = plain = False
-    looked_at = 0  # so far: secrets are looked for in many lines at once, and only where there are any in each
+    looked_at = 0  # secrets are searched in many lines at once, and per line only if there are any
     while lines.number >= offset:
         number = lines.number
         if lines.passed_bytes >= looked_at:
@@ -138,7 +138,7 @@ async def _prepare_write(ctx: ToolContext, args: WriteFile) -> Prepared:
                 reason = "has changed since it was read" if is_read else "was not read in this session"
                 raise access.stale_refusal(path, reason)
             if before is not None:
-                with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
+                with contextlib.suppress(PathRefused):  # it may be replaced, but not read
                     old = access.content_of(paths, real)
         data = content.encode()
         if old is not None and access.is_crlf(old[0]) and "\r" not in content:

@@ -268,7 +268,7 @@ class Server:
                 self.error = INSTALL
                 log.warning("no MCP server can be used: %s", error)
                 failures = limits.MCP_FAILURES_MAX
-            except Exception as error:  # noqa: BLE001  (whatever a server does, it is its connection's end only)
+            except Exception as error:  # noqa: BLE001  (whatever a server does only ends its connection)
                 self.error = self._describe_error(error)
                 log.warning("the MCP server %s was lost: %s", self.name, self.error)
             finally:
@@ -303,7 +303,7 @@ class Server:
                         await self._changed.wait()
                         if not self._lost:
                             await self._update_tools(await link.tools(client))
-                            # A server that reports changes all the time is not listed all the time.
+                            # A server that reports changes constantly is not listed constantly.
                             await asyncio.sleep(limits.MCP_RELIST_S)
                 finally:
                     self._up.clear()
@@ -450,7 +450,7 @@ class Server:
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
             message = f"The MCP server {self.name!r} refuses: {message}"
             raise ToolError(message, code, _FAILED_HINT, foreign=True) from None
-        except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
+        except Exception as error:  # noqa: BLE001  (a server that violates the protocol)
             log.warning(
                 "the MCP server %s gave an answer that cannot be used: %s", self.name, self._describe_error(error)
             )

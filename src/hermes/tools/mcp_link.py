@@ -41,17 +41,17 @@ from hermes.sandbox.piped import Program, Throttle, piped_process, sandboxed_pro
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
 log = logging.getLogger(__name__)
-# The SDK logs what servers send, and each of its own failures that we tell better.
+# The SDK logs what servers send, and failures that are reported better here.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 logging.getLogger("client").setLevel(logging.CRITICAL)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
-# What the SDK says when the server does not know its session any more.
+# The SDK's message if the server no longer knows its session.
 FORGOTTEN = "Session terminated"
-# What the SDK reads messages from, and what it writes them to; it does not name their types.
+# The SDK's streams of messages; it does not name their types.
 Ends = tuple[Any, Any]
 Streams = AbstractAsyncContextManager[Ends]
-# How long an exchange takes is up to the calls made over it.
+# The timeout of an exchange is that of the calls made over it.
 _UNLIMITED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
 _PASSED_NOTIFICATIONS = frozenset(
     f"notifications/{name}" for name in ("tools/list_changed", "subscriptions/acknowledged", "cancelled")

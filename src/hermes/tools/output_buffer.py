@@ -16,11 +16,11 @@ from hermes.core.threads import RunBlocking
 from hermes.guards.secrets import Secrets
 from hermes.sandbox.quota import note_spill
 
-# A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
+# A CSI sequence; one that holds a text, with its end; any other.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
-# One that leads to nothing.
+# An incomplete sequence.
 _STRAY = re.compile(r"\x1b(?!\[[0-9;:]*m)|\x9b")
 _UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
 _UNFINISHED_CHARS_MAX = 4096

@@ -22,7 +22,7 @@ from hermes.core.limits import (
 )
 
 _DECLARED = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
-# Encodings of pages; some others that Python knows take very long on purpose-made bytes.
+# Encodings of pages; some others that Python knows are very slow on crafted bytes.
 _CHARSETS = re.compile(r"(utf_?(8|16|32)|ascii|latin|iso|cp|mac|shift|euc|gb|big5|koi8|tis|hz|johab|ptcp).*")
 
 
@@ -113,7 +113,7 @@ _BLOCKS = _HEADINGS.keys() | _names(
 )
 _MAIN = ("main", "article")
 _SPACE, _SPACES, _LINE_END = re.compile(r"\s+"), re.compile(r" {2,}"), re.compile(r" *\n *")
-# Elements that may be left without an end of their own: what is hidden with them has no end that could be found.
+# Elements without a required closing tag: hidden content of these has no recognisable end.
 _LEFT_OPEN = _names("p li dt dd tr td th option")
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 
@@ -128,7 +128,7 @@ def markdown(html: str, url: str) -> tuple[str, str, bool]:
     complete = True
     try:
         complete = _parse(html, writer)
-    except (TimeUp, AssertionError):  # the latter is how the plain parser gives up on marks that are none
+    except (TimeUp, AssertionError):  # the latter is how the plain parser gives up on malformed declarations
         complete = False
     return " ".join("".join(writer.title).split()), writer.text(), complete
 
@@ -140,7 +140,7 @@ def _parse(html: str, writer: _Writer) -> bool:
     try:
         parser = import_module("lxml.etree").HTMLParser(target=writer, remove_comments=True, remove_pis=True)
     except ImportError:
-        # It takes its time on purpose-made pages, more of it the longer they are.
+        # It is slow on crafted pages, more so the longer they are.
         parser, complete = _Plain(writer), len(text) <= PLAIN_HTML_CHARS_MAX
         text = text[:PLAIN_HTML_CHARS_MAX]
     for at in range(0, len(text), _CHUNK_CHARS):
@@ -182,10 +182,10 @@ class _Writer:
         self._blocks: list[_Block] = []
         self._inline: list[str] = []
         self._link: tuple[int, str] | None = None
-        # For each list that is open the next number, or 0; of a row of a table the cells so far.
+        # The next number of each open list, or 0; the cells so far of the current table row.
         self._lists: list[int] = []
         self._cells = self._quotes = 0
-        # The parts that may be the main one: how many there were, and how many are open.
+        # Candidates for the main part: how many there were, and how many are open.
         self._main_parts, self._open_parts = Counter[str](), Counter[str]()
         self._mark = self._heading = ""
         self._in_pre = self._in_title = False
@@ -307,7 +307,7 @@ class _Writer:
             self._cells = 0
         if self._in_pre:
             self._inline.append("" if not self._inline or self._inline[-1].endswith("\n") else "\n")
-        elif self._cells:  # what is in a cell stays on its line
+        elif self._cells:  # a cell stays on one line
             self._inline.append(" ")
         elif text := _LINE_END.sub("\n", _SPACES.sub(" ", self._take())).strip():
             self._put(self._heading + text, kind)

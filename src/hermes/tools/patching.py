@@ -21,7 +21,7 @@ from hermes.tools.diagnostics import diagnostics
 from hermes.tools.diffs import lines_of, printable, shorten, text_of, unified_diff
 from hermes.tools.framework.registry import Answer, Prepared, ToolArguments, ToolContext, ToolDef, ToolError
 
-# The ways to compare two lines, from the strictest on.
+# The ways to compare two lines, strictest first.
 LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("exact", str),
     ("trailing_space", str.rstrip),
@@ -40,7 +40,7 @@ _GRAMMAR = (
 
 def find_blocks(lines: list[str], sought: list[str], form: Callable[[str], str]) -> list[int]:
     keys = [form(line) for line in sought]
-    # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
+    # Knuth-Morris-Pratt: repeated lines would otherwise be compared at each place where they could begin.
     shorter = [0] * len(keys)
     matched = 0
     for at in range(1, len(keys)):
@@ -94,7 +94,7 @@ def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
             free = len(lines)
             for at in reversed(places):
                 end = at + len(sought)
-                if end <= free:  # places may overlap
+                if end <= free:  # matches may overlap
                     replacement = reindent(instead, sought, lines[at:end]) if by == "indentation" else instead
                     pieces += (lines[end:free], replacement)
                     free = at
@@ -186,7 +186,7 @@ def parse_patch(patch: str) -> list[Section]:
         else:
             raise _syntax_error(number, line)
     for kind, hunk in ((section.kind, hunk) for section in sections for hunk in section.hunks):
-        while hunk.rows and hunk.rows[-1][0] == "":  # an empty line behind a hunk belongs to nothing
+        while hunk.rows and hunk.rows[-1][0] == "":  # an empty line after a hunk belongs to nothing
             hunk.rows.pop()
         hunk.rows = [("+", line) for _, line in hunk.rows] if kind == "Add" else hunk.rows
     if not sections or any(s.kind == "Update" and not (s.move or any(h.rows for h in s.hunks)) for s in sections):

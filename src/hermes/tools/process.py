@@ -119,7 +119,7 @@ class Processes:
         it."""
         background = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
         self._processes[background.id] = background
-        # Only what outlives the turn: nothing here leads to its conversation.
+        # Only what outlives the turn: no reference to its conversation.
         resources = ctx.resources
         background.run_ids, background.keep = (
             frozenset({ctx.run_id, resources.engine.root_spec(resources.spec).run_id}),
@@ -148,7 +148,7 @@ async def _follow(
         async with process:
             async for data in process.chunks():
                 background.append_output(decoder.feed(data))
-                if len(data) == CHUNK_BYTES_MAX:  # nobody waits for a flood; it can wait for others
+                if len(data) == CHUNK_BYTES_MAX:  # a flood of output must not starve other tasks
                     await asyncio.sleep(_FLOOD_PAUSE_S)
             background.append_output(decoder.feed(b"", end=True))
             background.exit_code = await process.wait()

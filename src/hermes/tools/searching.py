@@ -67,7 +67,7 @@ class Search:
         if isinstance(sandbox, NoSandbox):
             sandbox = Local(sandbox.place)  # it runs our own search only, below what the guard lets be read
         if Path(self.root).is_relative_to(self.ctx.resources.spill):
-            sandbox = Local(sandbox.place)  # what was spilled is not shown to commands, but this run may read it
+            sandbox = Local(sandbox.place)  # spill files are not shown to commands, but this run may read them
         for argv in (
             self._rg_argv(mode, names, hits_max),
             [sandbox.python, *self._fallback_argv(mode, names, hits_max)],
@@ -87,7 +87,7 @@ class Search:
 
     def _rg_argv(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         argv = [*_RG.split(), *_RG_MODES[mode].split(), *(["--hidden"] if self._hidden else [])]
-        if glob := self._narrow(mode, names):  # as a type: given as a glob it would undo ignore files
+        if glob := self._narrow(mode, names):  # as a type: a glob would override ignore files
             argv += ["--type-add", f"wanted:{glob}", "--type", "wanted"]
         if mode != "files":
             argv += [*_RG_TEXT.split(), *(["--ignore-case"] if self.ignore_case else [])]

@@ -33,7 +33,7 @@ async def _run(ctx: ToolContext, args: SessionSearch) -> Answer:
     if unknown := sorted(roles - set(_ROLES)):
         hint = f"Roles are {', '.join(_ROLES)}, with commas between."
         raise ToolError(f"There is no role {', '.join(unknown)}.", "invalid_arguments", hint)
-    if session_id is not None and not await scope.has_id(session_id):  # another scope's is as good as missing
+    if session_id is not None and not await scope.has_id(session_id):  # another scope's session is treated as missing
         hint = "Search with a query, or call without arguments for the recent ones."
         raise ToolError(f"There is no earlier session {session_id[:80]!r}.", "not_found", hint)
     if message_id is not None and session_id is None:
@@ -54,7 +54,7 @@ class _Scope:
     """The conversations of one owner and session key, except the current one."""
 
     def __init__(self, ctx: ToolContext) -> None:
-        # Also a turn that stores nothing may look at what others have stored.
+        # A turn that stores nothing may search, too.
         self.sessions: Any = ctx.resources.engine.store.sessions
         self.owner, self.key = ctx.owner, ctx.session_key
         self._present = {ctx.session_id, ctx.resources.spec.parent_session_id}

@@ -31,11 +31,11 @@ from hermes.tools.framework.result_limits import answer_chars_max
 from hermes.tools.output_buffer import CapturedOutput, Spill
 
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
-# What would make a later command run more than can be seen of it.
+# What would make a later command run more than is visible.
 _HIJACKING_VARIABLES = re.compile(
     r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|PROMPT_COMMAND|PS4|SHELLOPTS)\Z"
 )
-# Which turn a command works for. They only name things: nothing is opened with them.
+# The turn that a command works for. These only identify; they give no access.
 SESSION_ID, SESSION_KEY, PLATFORM = "HERMES_SESSION_ID", "HERMES_SESSION_KEY", "HERMES_PLATFORM"
 _LONGER = "Give it more time, or start it with background=true."
 _SUDO = 'sudo() { command sudo -n "$@"; }\n'
@@ -45,20 +45,20 @@ _PROXIED = (
     "http_proxy and https_proxy name; the user is then asked to allow the host. Use an https:// address in place of ssh "
     "or git://, and tell programs that do not read these variables to use the proxy."
 )
-# How programs say that they have no network.
+# How programs report that they have no network.
 _UNREACHABLE = re.compile(
     r"could not resolve|name resolution|name or service not known|getaddrinfo|ENOTFOUND|EAI_AGAIN|network is unreachable|"
     r"no address associated|failed to lookup address|dns error|no such host|unknownhostexception|connect to host",
     re.IGNORECASE,
 )
-# How a command has ended: the status, and what is said about it.
+# How a command ended: the status, and its explanation.
 ENDED: dict[Ended, tuple[str, str]] = {
     "exit": ("ok", ""),
     "timeout": ("timeout", "It took longer than {seconds:g} s and was ended; this is what it had said by then."),
     "interrupted": ("interrupted", "It was stopped; this is what it had said by then."),
     "killed": ("interrupted", "It was ended from outside."),
 }
-# What goes to the network: these, and of others some of what they can do.
+# Commands that use the network: these, and some subcommands of others.
 _VERBS = {
     "git": "clone fetch pull push ls-remote",
     "pip pip3 gem": "install download",
@@ -171,7 +171,7 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
             if args.background and not stopped:
                 options = {"notify": args.notify_on_complete, "keep": args.keep}
                 background = ctx.resources.processes.add(ctx, args.command, process, plan.sandbox, **options)
-                background.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
+                background.foreign, ctx.foreign = plan.foreign, False  # its output is not in this answer
                 return {"status": "started", "session_id": background.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.resources.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
             chars_max = min(ctx.settings.tool_output.max_bytes, output_chars_max(ctx))

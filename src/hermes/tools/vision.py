@@ -121,7 +121,7 @@ def fit_image(data: bytes) -> tuple[str, bytes]:
                 raise DecompressionBombError
             is_small = max(image.size) <= limits.IMAGE_PIXELS_WIDE_MAX and len(data) <= limits.IMAGE_SENT_BYTES_MAX
             if kind in SENT_AS_IS and is_small:
-                image.load()  # what is damaged is told here, not by a provider
+                image.load()  # damage is reported here, not by a provider
                 return kind, data
             return "image/jpeg", _scale(image)
     except (DecompressionBombError, DecompressionBombWarning):

@@ -220,7 +220,7 @@ def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
     from hermes.tools import pages
 
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
-    text = ctx.redact(page.text)  # before a cut, beside which half a secret would not be known
+    text = ctx.redact(page.text)  # before truncation, which could hide half a secret
     answer: Answer = {"title": ctx.redact(page.title)[: limits.WEB_SNIPPET_CHARS_MAX], "content": text}
     if len(text) > limit:
         head = int(limit * _HEAD_SHARE)

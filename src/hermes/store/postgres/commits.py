@@ -14,14 +14,14 @@ _MARK = (
     f"INSERT INTO commit_markers (slot, serial, used_at) VALUES (?, ?, {_NOW}) "
     "ON CONFLICT (slot) DO UPDATE SET serial = excluded.serial, used_at = excluded.used_at"
 )
-# The server may not know yet that the connection is lost. A process id that is another's by now costs that one nothing but
-# a new connection.
+# The server may not know yet that the connection is lost. If the process id was reused, that process only loses its
+# connection.
 END_BACKEND = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE pid = %s AND usename = current_user AND application_name LIKE 'hermes%%'"
 )
-# Waits for a transaction that has written the marker and not ended yet. A number that is refused cannot be written any
-# more: the table has a constraint against it.
+# Waits for a transaction that has written the marker and not ended. A refused number can no longer be written: the
+# table has a constraint against it.
 RESOLVE = (
     f"INSERT INTO commit_markers AS marker (slot, serial, refused, used_at) VALUES (%s, 0, %s, {_NOW}) "
     "ON CONFLICT (slot) DO UPDATE SET refused = "
@@ -38,7 +38,7 @@ class Marker:
 
     def __init__(self) -> None:
         self.slot, self.serial = uuid.uuid4().hex, 0
-        self.backend_pid = 0  # of the server's process that works on the transaction
+        self.backend_pid = 0  # the server process of the transaction
 
     def next_statement(self) -> tuple[str, tuple[str, int]]:
         """The statement that the transaction runs right before COMMIT."""

@@ -25,7 +25,7 @@ from hermes.store.postgres.wire import Statement, send, send_on_loop
 R = TypeVar("R")
 Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
-# JSON is decoded by whoever needs it.
+# JSON is decoded by its users.
 ADAPTERS = AdaptersMap(psycopg.adapters)
 for _type in ("json", "jsonb"):
     ADAPTERS.register_loader(_type, TextLoader)
@@ -73,7 +73,7 @@ class Tx(AnyTx):
         self._db: Any = db
         self._on_loop, self._clean = on_loop, clean
         self._deferred: list[Statement] = [(begin.encode(), ())]
-        # Places of deferred queries, and the answers of those that were sent, by statement and values.
+        # Positions of deferred queries, and the answers of those that were sent, by statement and values.
         self._prefetching: dict[Statement, int] = {}
         self._prefetched: dict[Statement, list[Record]] = {}
         self.read_only, self.later = begin.endswith("READ ONLY"), []

@@ -41,7 +41,7 @@ from hermes.store.postgres.pools import LoopPool, ThreadPool
 from hermes.store.postgres.waiting import close_now
 
 R = TypeVar("R")
-# What a transaction has read stays true for it; where another one has changed it since, it is run again.
+# What a transaction has read stays valid for it; if another one has changed it since, it is retried.
 _WRITE = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -90,7 +90,7 @@ class PostgresEngine(Engine):
         self._pool: ThreadPool | None = None
         self.markers = Markers()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Why the last transaction on a loop found no server, if it did not.
+        # The error of the last transaction on a loop that could not reach the server.
         self._loss: BaseException | None = None
 
     @property
@@ -337,7 +337,7 @@ class _Attempt(Generic[R]):
     def __init__(self, engine: PostgresEngine, work: Work[R], begin: str, *, on_loop: bool, clean: bool) -> None:
         self._engine, self._work, self._begin = engine, work, begin
         self._on_loop, self._clean = on_loop, clean
-        # Set once COMMIT is sent of a transaction that has changed something.
+        # Set once COMMIT is sent for a transaction with changes.
         self.marker: Marker | None = None
         self._tx: PostgresTx
         self._result: R
@@ -347,7 +347,7 @@ class _Attempt(Generic[R]):
         return self._tx
 
     def run(self) -> None:
-        # Taken before the transaction has its view: a marker that another one uses meanwhile would be in the way.
+        # Taken before the transaction has its snapshot: a marker that is used concurrently would conflict.
         markers = self._engine.markers
         marker = markers.take()
         try:

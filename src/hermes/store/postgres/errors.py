@@ -22,10 +22,10 @@ from hermes.store.base import (
 )
 from hermes.store.engine import Conflict
 
-# The prepared statements of the connection are not what psycopg takes them for: one was to be prepared behind a
-# statement that failed, or its tables have changed since.
+# The connection's prepared statements differ from what psycopg assumes: one was to be prepared after a statement that
+# failed, or its tables have changed since.
 STALE = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement, errors.FeatureNotSupported)
-# The transaction is run again: another one was in the way, or the connection is replaced.
+# The transaction is retried: it conflicted with another, or the connection is replaced.
 RETRIED = (
     *STALE,
     errors.SerializationFailure,
@@ -35,7 +35,7 @@ RETRIED = (
     errors.LockNotAvailable,
 )
 _RUNS_KEY = "runs_pkey"
-# The server is stopping, starting, or no longer the one that takes changes.
+# The server is stopping, starting, or no longer the primary.
 _AWAY = (
     errors.AdminShutdown,
     errors.CrashShutdown,
@@ -52,7 +52,7 @@ _REFUSED = (
     errors.InvalidSchemaName,
     errors.InsufficientPrivilege,
 )
-# A connection that was not made has no state: then libpq's words tell, without the names of hosts and files in quotes.
+# A failed connection attempt has no SQLSTATE: then libpq's text decides, without quoted names of hosts and files.
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _REFUSED_WORDS = re.compile(
     "authentication failed|no password supplied|does not exist|permission denied for|not permitted to log in"
@@ -64,7 +64,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether the connection is lost or unusable."""
     if isinstance(error, _AWAY):
         return True
-    # What the server has said has a state; the rest is the connection's.
+    # Errors of the server have a SQLSTATE; the others are the connection's.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
 
 
@@ -114,7 +114,7 @@ def explained(error: BaseException, place: str) -> BaseException:
 def refused_at_start(error: BaseException, place: str) -> HermesError:
     """Why the process cannot start: a configuration error, or a server that is unreachable."""
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        # What libpq has to say may quote the password.
+        # libpq's message may quote the password.
         message = "The address of PostgreSQL is not valid, or has a parameter that PostgreSQL does not know."
         return ConfigError(message, where=place, hint="correct storage.url (HERMES_DATABASE_URL)")
     line = _first_line(error)

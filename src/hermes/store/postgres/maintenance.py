@@ -12,7 +12,7 @@ from hermes.store.engine import Tx
 if TYPE_CHECKING:
     from hermes.store.postgres.engine import PostgresEngine
 
-# What tables and indexes are for; the others are small.
+# The use of tables and indexes; the others are small.
 _PART_OF = {
     **dict.fromkeys(("sessions", "messages", "prompts", "session_files", "pending_calls"), "rows"),
     **dict.fromkeys(("blobs", "message_blobs"), "blobs"),
@@ -44,7 +44,7 @@ def optimize(engine: PostgresEngine) -> dict[str, int]:
 
 
 def vacuum_if_worthwhile(engine: PostgresEngine) -> bool:
-    return False  # the server's autovacuum does it
+    return False  # autovacuum does it
 
 
 def give_back_space(engine: PostgresEngine) -> None:

@@ -20,7 +20,7 @@ from hermes.store.postgres.schema import MIGRATIONS
 from hermes.store.postgres.waiting import LoopConnection, ThreadConnection
 
 SERVER_VERSION_MIN = 140_000
-# A server that no longer answers is given up after some seconds, not after minutes.
+# A server that no longer answers is given up after seconds instead of minutes.
 _CONNECTION: dict[str, Any] = {
     "autocommit": True,
     "row_factory": make_rows,
@@ -107,7 +107,7 @@ def _migrate(db: psycopg.Connection[Any], schema: str, place: str) -> None:
     if version > latest:
         return
     with db.transaction():
-        # An index of a large table takes its time, and so does waiting for another replica that makes it.
+        # Creating an index of a large table takes long, and so does waiting for another replica that creates it.
         db.execute("SET LOCAL statement_timeout = 0")
         db.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema, "migrate"),))
         db.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))

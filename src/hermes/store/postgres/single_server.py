@@ -19,7 +19,7 @@ from hermes.store.postgres.waiting import close_now
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.05
-# The server notices within seconds that the machine of a holder is gone.
+# The server detects within seconds that the machine of a holder is dead.
 _KEEPALIVES = (
     "SELECT set_config('tcp_keepalives_idle', '10', FALSE), set_config('tcp_keepalives_interval', '3', FALSE), "
     "set_config('tcp_keepalives_count', '3', FALSE)"

@@ -53,5 +53,5 @@ class LoopConnection(psycopg.AsyncConnection[Any]):
 def close_now(db: Any) -> None:
     """Close a connection without a message to the server, whether or not its loop still runs."""
     if not db.closed:
-        db._closed = True  # or its finalizer would complain
+        db._closed = True  # its finalizer would warn
         db.pgconn.finish()

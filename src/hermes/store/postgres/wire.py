@@ -27,7 +27,7 @@ Statement = tuple[bytes, Params]
 _SYNC, _ABORTED = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _TUPLES = pq.ExecStatus.TUPLES_OK
-# How often statements were used: those that come again are prepared.
+# How often statements were used: repeated ones are prepared.
 _uses: Counter[bytes] = Counter()
 
 
@@ -63,7 +63,7 @@ class Wire:
         encoded = [(sql, [_encode(value) for value in params]) for sql, params in statements]
         pgconn = self._pgconn
         pgconn.enter_pipeline_mode()
-        # Of what is sent, each statement has a result that counts, its preparation has not.
+        # Each statement has a result that counts; its preparation has not.
         self._awaited, self._new, self._results = [], [], []
         for sql, values in encoded:
             if (name := self._prepared.get(sql)) is None and self._should_prepare(sql):
@@ -118,7 +118,7 @@ class Wire:
         return self._transformer.load_rows(0, result.ntuples, row_type(names))
 
 
-# What each open connection has prepared.
+# The prepared statements of each open connection.
 _wires: WeakKeyDictionary[Any, Wire] = WeakKeyDictionary()
 
 
@@ -137,7 +137,7 @@ async def send_on_loop(
     try:
         while not await _exchange(wire, db.pgconn):
             pass
-    except BaseException:  # what was sent is not answered: nobody else can use the connection
+    except BaseException:  # unanswered statements make the connection unusable
         close_now(db)
         raise
     return wire.end(wanted)

@@ -25,9 +25,9 @@ from hermes.store.engine import Params, Record, TimeUp
 from hermes.store.engine import Tx as AnyTx
 
 R = TypeVar("R")
-# What upkeep has done: nothing that was due, a part of it, or all that was left.
+# The progress of upkeep: nothing was due, a part is done, or everything.
 Done = Literal["nothing", "more", "all"]
-# For a value whose type it does not know sqlite3 looks for two methods that nothing has, and it does not know None.
+# sqlite3 looks for two adapter methods on every value of an unknown type, and None is unknown to it.
 sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ class Tx(AnyTx):
     def _run(self, sql: str, params: Params) -> sqlite3.Cursor:
         try:
             return self._db.execute(sql, params)
-        except UnicodeEncodeError:  # half a surrogate pair, which names and finds nothing
+        except UnicodeEncodeError:  # a lone surrogate, which cannot be in the database
             return self._db.execute(sql, [whole_text(p) if isinstance(p, str) else p for p in params])
 
     def prefetch(self, sql: str, params: Params = ()) -> None:

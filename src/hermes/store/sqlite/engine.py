@@ -81,7 +81,7 @@ class SqliteEngine(Engine):
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
         super().__init__(str(path), max(1, read_threads))
         self.path, self.schema, self.read_only = path, schema, read_only
-        # The folders of a home belong to its own database.
+        # Session folders belong to the home's own database.
         self.folder = path.parent if path is not None and path.name == _STATE_FILE else None
         self.index = Index(schema, path, self._notice)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -284,7 +284,7 @@ class SqliteEngine(Engine):
                 self._wake_callers([raw])
                 del raw
             del batch, transactional
-            job = None  # or an idle thread would hold on to what it was given
+            job = None  # an idle thread must not keep references
         self._fail_queued()
         if self._db is not None:
             self._db.close()
@@ -304,7 +304,7 @@ class SqliteEngine(Engine):
     def _checkpoint(self, empty: bool) -> None:
         assert self.path is not None
         for _ in range(LOG_EMPTIED_TRIES if empty else 1):
-            with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
+            with suppress(sqlite3.Error, OSError, StoreError):  # the writer does it then
                 self._check_files()
                 opening.checkpoint(self.path)
             # The writer checkpoints the little that was added meanwhile, so that the log starts again from its beginning.
@@ -341,12 +341,12 @@ class SqliteEngine(Engine):
             self._thread.tx = None
             self._upkeep_due = self.schema.upkeep is not None
             self._run_callbacks(tx)
-        except BaseException as error:  # noqa: BLE001  (every caller is told its own)
+        except BaseException as error:  # noqa: BLE001  (each caller gets its own error)
             if db is not None and db.in_transaction:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
             self._thread.tx = None
-            if tx is None and is_busy(error):  # all have waited as long as each may
+            if tx is None and is_busy(error):  # all have waited as long as they may
                 for job in batch:
                     job.error = explained(error, self.path)
             elif not exclusive:
@@ -413,7 +413,7 @@ class SqliteEngine(Engine):
             elif job.loop is not None:
                 loops.setdefault(job.loop, []).append(job)
         for loop, jobs in loops.items():
-            with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_settle_all, jobs)
 
     def _begin(self, db: sqlite3.Connection, *, sync: bool) -> None:
@@ -442,7 +442,7 @@ class SqliteEngine(Engine):
             log.warning("upkeep of %s: %s", self.path, job.error)
         self._upkeep_continues = job.result in ("more", "all")
         self._upkeep_steps += self._upkeep_continues
-        # What was given up leaves the file with the next fold, and the log of changes when it is emptied.
+        # Deleted pages leave the file with the next checkpoint, and the write-ahead log when it is truncated.
         if job.result == "all":
             self._truncate_log = True
         if self._truncate_log or (self._upkeep_continues and self._upkeep_steps % UPKEEP_STEPS_LOGGED == 0):
@@ -478,7 +478,7 @@ class SqliteEngine(Engine):
         self._check_files()
         self._was_opened = True
         db = opening.connect_reader(self.path, self.schema, exclusive=self.read_only)
-        if self.read_only:  # else its writer has looked
+        if self.read_only:  # otherwise the writer has checked it
             try:
                 self._check_finished(db)
             except BaseException:
@@ -544,7 +544,7 @@ class SqliteEngine(Engine):
             self._closed = True
             writer = self._writer
         self._closing.set()
-        # The writer is the last to close: it folds what is left of the log of changes into the file.
+        # The writer closes last: it checkpoints the rest of the write-ahead log.
         if self._checkpointing is not None:
             self._checkpointing.join()
         for readers in (self._readers, self._slow_readers):

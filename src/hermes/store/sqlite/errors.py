@@ -12,7 +12,7 @@ from hermes.core.limits import BUSY_S_MAX, FREE_BYTES_MIN
 from hermes.store.base import RunExists, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from hermes.store.sqlite.connections import Schema, Tx, connect, uri, write_transaction
 
-# With the 1 it is compared with what is indexed, too.
+# The 1 includes a comparison with the indexed content.
 _COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
 
 
@@ -62,7 +62,7 @@ class Index:
         try:
             _execute_all(db, [fill_index, _COMPARED.format(index=index)])
         except sqlite3.Error:
-            # What is left of it is not enough even for that. Its pages are given up, and won back by the vacuum.
+            # The index is too damaged for that. Its pages are abandoned, and reclaimed by the vacuum.
             create_index = next(sql for step in self._schema.migrations for sql in step if f"TABLE {index} " in sql)
             drop_index = f"DELETE FROM sqlite_master WHERE name = '{index}' OR tbl_name GLOB '{index}_*'"
             writer = db if self._path is None else connect(uri(self._path, "rw"))

@@ -27,7 +27,7 @@ _VACUUM_SHARE = 0.25
 _CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
 
 
-# What the tables are for; the others are small.
+# The use of the tables; the others are small.
 _PARTS = {
     "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
     "blobs": ("blobs", "message_blobs"),
@@ -104,7 +104,7 @@ def sizes(engine: SqliteEngine, seconds_max: float | None) -> dict[str, int]:
                 parts = _part_sizes(tx, free * page)
         except TimeUp:
             return {}
-        if parts:  # pages that say where others are belong to no table
+        if parts:  # pointer map pages belong to no table
             parts["other"] += pages * page - sum(parts.values())
         return parts
 
@@ -227,7 +227,7 @@ def _salvage(path: Path) -> JsonObject:
         with contextlib.closing(open_damaged(_of_whole_pages(path, whole))) as old:
             version = int(old.execute("PRAGMA user_version").fetchone()[0])
             steps = STATE.migrations[:version] if version > 0 else STATE.migrations
-            # The tables as the old file has them, which are then brought up to date as that one would have been.
+            # The tables in the old file's version, which are then migrated.
             copied = _in_file(fresh, Schema(steps), lambda engine: _copy_tables(old, engine))
         if not copied["sessions"][0] and not copied["messages"][0]:
             raise StoreError("No session could be read.")
@@ -294,7 +294,7 @@ def _drop_orphans(tx: Tx) -> None:
         ("run_controls", "run_id", "runs", "run_id"),
     ):
         if table == "messages":
-            # Messages are worth more than the row that names their session.
+            # Messages are worth more than the row of their session.
             tx.execute(
                 "INSERT OR IGNORE INTO sessions (id, owner, source, kind, started_at, last_active) "
                 "SELECT session_id, 'default', 'repair', 'root', min(timestamp), max(timestamp) FROM messages "

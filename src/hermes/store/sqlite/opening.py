@@ -33,7 +33,7 @@ from hermes.store.sqlite.connections import (
 )
 from hermes.store.sqlite.errors import full
 
-# Locks and shared memory across machines are not to be relied on there.
+# File systems on which locks and shared memory are unreliable.
 _NETWORKED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "fuse.sshfs", "fuse.glusterfs", "beegfs")
 _PRAGMAS = (
     "foreign_keys=ON",
@@ -127,7 +127,7 @@ def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection
     require_fts5()
     if exclusive and not path.is_file():
         raise StoreError("There is no such database.", where=str(path))
-    # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
+    # A file that nobody has open is read without leaving files beside it, as long as it does not change.
     stamp = stamp_of(path) if exclusive else None
     db = connect(uri(path, "ro" if stamp is None else "ro&immutable=1"))
     db.execute(f"PRAGMA cache_size=-{READER_CACHE_KB}")
@@ -152,7 +152,7 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
         db.execute(f"PRAGMA {pragma}")
     _migrate_all(db, schema)
     if path is not None and not space.gives_back(db) and path.stat().st_size <= VACUUM_AT_OPENING_BYTES_MAX:
-        with suppress(sqlite3.OperationalError):  # another process writes, or there is no room: then another time
+        with suppress(sqlite3.OperationalError):  # another process writes, or the disk is full: try again later
             space.vacuum(db)
 
 
@@ -179,7 +179,7 @@ def _too_new(version: int, path: Path | None, schema: Schema) -> StoreTooNew:
 
 
 def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *, current: bool = False) -> None:
-    db.execute("BEGIN")  # another process may be making it just now
+    db.execute("BEGIN")  # another process may be creating it
     try:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

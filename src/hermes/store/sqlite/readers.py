@@ -42,5 +42,5 @@ class Readers:
         acquired = [self._slots.acquire(timeout=wait_s / self._size) for _ in range(self._size)]
         while self.idle:
             self.idle.pop().close()
-        self._slots.release(max(1, sum(acquired)))  # whoever waits is told that it is closed
+        self._slots.release(max(1, sum(acquired)))  # waiting callers find that it is closed
         self.threads.close()

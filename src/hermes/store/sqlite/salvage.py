@@ -10,7 +10,7 @@ from typing import Any
 from hermes.store.sqlite.connections import Tx, uri
 
 _ROWID_MAX = 2**63 - 1
-# Tables without row ids are read by the keys that other tables name.
+# Tables without row ids are read by the keys that other tables refer to.
 _NAMED_BY = {
     "session_model_usage": ("session_id", "SELECT id FROM sessions"),
     "prompts": (
@@ -60,7 +60,7 @@ class _Rows:
         """From the first row on and, if the end is not reached, backwards from the last one."""
         try:
             self._old.execute(f"SELECT rowid FROM {self._table} LIMIT 0")
-        except sqlite3.OperationalError:  # it has none
+        except sqlite3.OperationalError:  # the table is empty
             yield from self._until_damage("", ())
             if not self.whole:
                 keys = [row[1] for row in self._old.execute(f"PRAGMA table_info({self._table})") if row[5]]
@@ -102,7 +102,7 @@ class _Rows:
 
     def _behind_damage(self, last: int | None, step: int) -> int | None:
         """A row id after unreadable pages, searched in growing steps, then back towards the damage."""
-        if last is None:  # the last rows cannot be read: their ids are below a power of two
+        if last is None:  # the last rows are unreadable: their ids are below a power of two
             probes = [_ROWID_MAX >> shift for shift in range(63)]
         else:
             probes = [last + step * (1 << shift) for shift in range(62) if 0 < last + step * (1 << shift) <= _ROWID_MAX]

@@ -459,7 +459,7 @@ def _upkeep(tx: Tx) -> Done:
 def _purge(tx: Tx, *, begun: bool) -> Done:
     """Merge the index for a few milliseconds."""
     until = time.monotonic() + UPKEEP_STEP_S
-    # A negative number begins to merge everything into one; positive ones go on with it.
+    # A negative number starts a full merge; positive ones continue it.
     pages = MERGED_PAGES_AT_ONCE if begun else -MERGED_PAGES_AT_ONCE
     while True:
         before = tx.changes
@@ -478,7 +478,7 @@ def _purge(tx: Tx, *, begun: bool) -> Done:
 def _probe(tx: Tx) -> bool:
     """Whether the newest message is found by one of its words."""
     newest = tx.row("SELECT id, body FROM search_src ORDER BY id DESC LIMIT 1")
-    # Between spaces: what is part of a longer word the index may know under other letters.
+    # Between spaces: the index may know a part of a longer word under other letters.
     word = re.search(r"(?:^|\s)([A-Za-z0-9]+)(?=\s|$)", newest["body"] or "") if newest else None
     if newest is None or word is None:
         return True

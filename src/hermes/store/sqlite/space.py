@@ -10,7 +10,7 @@ from hermes.store.engine import Tx as AnyTx
 from hermes.store.sqlite.connections import Done, Tx
 
 _INCREMENTAL = 2
-# So much of a file may be free: what is given back and taken again at once is only work.
+# How much of a file may be free: returning space that is needed again at once is wasted work.
 _FREE_SHARE = 16
 
 
@@ -30,7 +30,7 @@ def give_back(tx: Tx) -> Done:
         return "nothing"
     until = time.monotonic() + UPKEEP_STEP_S
     while True:
-        tx.execute("PRAGMA incremental_vacuum(1)")  # a larger number frees one page as well: sqlite3 steps only once
+        tx.execute("PRAGMA incremental_vacuum(1)")  # larger numbers free one page as well: sqlite3 steps only once
         surplus -= 1
         if surplus <= 0 or time.monotonic() > until:
             break

@@ -102,7 +102,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         explain(rules),
         rules,
         keys=frozenset(keys),
-        # What comes from the network, and where a command goes, no pattern can tell.
+        # No pattern can describe what comes from the network, or where a command connects.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
         allowed=all(is_allowed(parts, ctx.settings.command_allowlist) for parts in pieces),
         cwd=cwd,
@@ -174,7 +174,7 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
     none of the URLs may be read; a single one is refused when it is opened."""
     urls_by_host: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
-        with contextlib.suppress(FetchFailed):  # whoever opens it is told
+        with contextlib.suppress(FetchFailed):  # opening it reports the error
             urls_by_host.setdefault(ctx.resources.urls.check(url, any_host=True).host, []).append(url)
     refusals: list[Blocked] = []
     for host, host_urls in urls_by_host.items():
@@ -216,7 +216,7 @@ def rules_to_approve(
         return list(hits)
     covered = {piece for hit in hits for piece in pieces_of(hit, forms)}
     rest = [form for form in forms if form not in covered and not (usual and is_read_only(form))]
-    # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
+    # What is joined in an unknown way, or cannot be split, is asked about as a whole.
     rest = rest if rest or hits else [command]
     return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Schema = JsonMapping
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
-# A string that does not end takes the rest: it would otherwise be read again from every quote in it.
+# An unterminated string takes the rest: it would otherwise be scanned again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
 
 _TYPE_NAMES = {type(None): "null", list: "an array", str: "a string", bool: "a boolean"}
-# What models put around a tool's name: a namespace, the number of the call, the word "tool".
+# What models add to a tool's name: a namespace, the number of the call, the word "tool".
 _ADDED = re.compile(r"^(?:functions?|tools?|default_api)[.:/]+|(?:[-_. ]?tool)?(?::\d{1,4})?$", re.I)
 
 

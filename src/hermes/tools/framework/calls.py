@@ -31,7 +31,7 @@ class PendingCall:
     call: ToolCall
     tool: ToolDef | None = None
     args: JsonObject = field(default_factory=dict)
-    decoded: Args = None  # the arguments as the tool is given them
+    decoded: Args = None  # as the tool is given them
     refusal: Answer | None = None
     same_as: PendingCall | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)

@@ -76,7 +76,7 @@ class Asking:
         other questions may add to them meanwhile, and an answer for the session is added."""
         granted = set() if granted is None else granted
         if request.call_id in self._granted:
-            self._granted.discard(request.call_id)  # what else the same call asks for is another question
+            self._granted.discard(request.call_id)  # a further question of the same call
             return Decision("once", "user")
         approval_id = self._asked.pop(request.call_id, f"apr_{random_hex(8)}")
         if not self.answerable:

@@ -59,14 +59,15 @@ class ToolContext:
     blocking: RunBlocking
     last_answer: Callable[[str, str], Answer | None]
     resources: RunResources
-    # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
+    # Whether the model accepts images, and the images that a call shows it beside its answer, as data URLs.
     sees_images: bool = False
     images: list[str] = field(default_factory=list)
     # Set by a call whose answer comes from outside although its tool's usually does not.
     foreign: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     prepared: Any = None
-    # The tools of the run, and a way to call one of them from within a call; its answer as the model would get it.
+    # The tools of the run, and a way to call one of them from within a call; returns its answer as the model would get
+    # it.
     tools: Mapping[str, ToolDef] = field(default_factory=dict)
     call: Callable[[ToolContext, ToolCall], Awaitable[str]] | None = None
 

@@ -40,10 +40,10 @@ class ProcessResources:
     engine: Callable[[], RunEngine]
     own_ports: Callable[[], Collection[int]]
     processes: Processes = field(default_factory=Processes)
-    # By session: the files of the editor that its turns are asked from, and what runs commands in its terminals.
+    # By session: the files of the editor that it is used from, and what runs commands in the editor's terminals.
     editors: dict[str, EditorFiles] = field(default_factory=dict)
     terminals: dict[str, Callable[[Place], Sandbox]] = field(default_factory=dict)
-    # Read once, when the process starts: nothing that a tool does can change it.
+    # Read once, when the process starts: no tool can change it.
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
 

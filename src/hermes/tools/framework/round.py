@@ -107,7 +107,7 @@ class ToolRound:
         for at, call in enumerate(calls, 1):
             works.append(PendingCall(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
             if not at % limits.ITEMS_AT_ONCE_MAX:
-                await asyncio.sleep(0)  # others have their turn in between
+                await asyncio.sleep(0)  # let other tasks run
         self._mark_duplicates(works)
         waits, left = dependencies(works), len(works)
 
@@ -312,7 +312,7 @@ class ToolRound:
             return "ok", answer
         except ServiceError as refusal:
             return _refusal(refusal, work)
-        except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
+        except Exception as error:  # noqa: BLE001  (reported to the model, and logged)
             if isinstance(error, TimeoutError) and limit.expired():
                 message = f"{tool.name} took longer than {tool.timeout_s:g} s."
                 return "timeout", {"error": message, "code": "timeout", "hint": _SLOW}
@@ -365,11 +365,11 @@ class ToolRound:
             self.transcript_id, "tool", message_content, self.log.run_id, tool_call_id=work.call.id, tool_name=name
         )
         row.announced_in = ((event, "row"),)
-        # From here on the commit goes through, also when this task is cancelled while it waits for it.
+        # From here on the commit completes, even if this task is cancelled while it waits.
         work.outcome = Outcome(work.call, status, message_content, name, code, work.refusal is not None, bool(steering))
         rows = [row] if work.parent is None else []
         event.data |= {} if rows else {"content": content[: limits.RESULT_SHOWN_CHARS_MAX]}
-        # What has changed nothing can be read again; what was done is on record at once.
+        # Reads can be repeated; effects are recorded at once.
         await self.log.append(event, rows=rows, closes=self.log.end_output(work.call.id), hold=work.reads)
 
 
@@ -398,7 +398,7 @@ def last_answer(messages: Sequence[JsonObject], name: str, field: str) -> JsonOb
         if message.get("role") != "tool" or message.get("tool_name") != name or not isinstance(content, str):
             continue
         try:
-            # Words of the user may follow the answer.
+            # The user's messages may follow the answer.
             answer = json.JSONDecoder().raw_decode(content)[0]
         except ValueError:
             continue

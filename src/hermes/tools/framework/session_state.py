@@ -53,7 +53,7 @@ class HostGrants:
         self._denied: set[str] = set()
         self._turn_id = ""
         self._proxy: EgressProxy | None = None
-        # Of the newest turn: they outlive it, for what runs in the background.
+        # Of the newest turn: they outlive it, for background processes.
         self._guard: UrlGuard | None = None
         self._settings: Settings | None = None
         self._granted: set[str] = set()
@@ -112,7 +112,7 @@ class HostGrants:
             self._calls[-1].questions.add(question)
             question.add_done_callback(lambda _: self._questions.pop(host, None))
         try:
-            # One client's end is not the end of the question: others wait for it, or the same client tries again.
+            # A client's disconnect does not end the question: others wait for it, or the same client retries.
             return await asyncio.shield(question)
         except asyncio.CancelledError:
             if question.cancelled():  # its call has ended
