@@ -174,7 +174,7 @@ class AIAgent(SingleCalls):
             running = asyncio.run_coroutine_threadsafe(drive(), loop)
             while (item := events.get()) is not _DONE:
                 event, content = item
-                if control := answer_to(event, callbacks.tell(event, content)):
+                if control := answer_to(event, callbacks.notify(event, content)):
                     self._send(control, [turn])
         except BaseException:
             abandoned.set()
@@ -199,7 +199,7 @@ class AIAgent(SingleCalls):
         callbacks = self._callbacks(stream_callback)
 
         async def tell(event: Event, content: str | None) -> None:
-            answer = callbacks.tell(event, content)
+            answer = callbacks.notify(event, content)
             if inspect.isawaitable(answer):
                 try:
                     answer = await answer

@@ -34,7 +34,7 @@ PATTERNS = {
     "a tag of a file at the end": shrunk(media._LAST),
     "the beginning of a tag of a file": shrunk(media._OPEN),
     "commands of sed": commands._SED_RUNS,
-    "modes that all may write": whole(commands._WORLD),
+    "modes that all may write": whole(commands._WORLD_WRITABLE),
     "modes that set the user": whole(commands._SETUID),
     "globs for anything": whole(findings._ANYTHING),
     "code that runs commands": shrunk(re.compile(snippets._RUNS.pattern.replace("64}", "100}"))),

@@ -70,7 +70,7 @@ class Overlap:
         if not self._open:
             return text
         self._held += text
-        if len(self._held) < len(self._tail) and self._may_grow():
+        if len(self._held) < len(self._tail) and self._held in self._tail:
             return ""
         return self.finish()
 
@@ -80,9 +80,6 @@ class Overlap:
             if self._tail.endswith(text[:size]):
                 return text[size:]
         return text
-
-    def _may_grow(self) -> bool:
-        return self._held in self._tail
 
 
 # --- the assembler ---------------------------------------------------------------------------------------------------
@@ -102,13 +99,13 @@ class _Draft:
     depth: int = 0
     quoted: bool = False
     escape: str = ""
-    begun: bool = False
+    has_value: bool = False
 
     def is_whole(self) -> bool:
         """Whether the arguments so far are a whole value. Each fragment is scanned once."""
         for fragment in self.arguments[self.read :]:
             text = self.escape + fragment
-            self.begun = self.begun or not text.isspace()
+            self.has_value = self.has_value or not text.isspace()
             self.escape = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
             for mark in _JSON_MARKS.findall(text):
                 if mark == '"':
@@ -116,11 +113,11 @@ class _Draft:
                 elif mark[0] != "\\" and not self.quoted:
                     self.depth += 1 if mark in "{[" else -1
         self.read = len(self.arguments)
-        return self.begun and self.depth <= 0 and not self.quoted
+        return self.has_value and self.depth <= 0 and not self.quoted
 
     def replace(self, arguments: str) -> None:
         self.arguments = [arguments]
-        self.read, self.depth, self.quoted, self.escape, self.begun = 0, 0, False, "", False
+        self.read, self.depth, self.quoted, self.escape, self.has_value = 0, 0, False, "", False
 
 
 # The name and arguments of a call that came as text; None if there is no such tool.

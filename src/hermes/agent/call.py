@@ -133,7 +133,7 @@ class Caller:
             answer.sink = take
         while chunk := await answer.read():
             silence.since = time()
-            brought = False
+            received = False
             texts: list[str] = []  # adjacent texts are joined
             try:
                 for pieces, parts in reader.feed(chunk):
@@ -141,7 +141,7 @@ class Caller:
                     if not pieces and not (events := events + 1) % limits.ITEMS_AT_ONCE_MAX:
                         await asyncio.sleep(0)  # let other tasks run
                     for part in parts:
-                        brought = True
+                        received = True
                         if self._joins and type(part) is Text:
                             texts.append(part.text)
                             continue
@@ -154,7 +154,7 @@ class Caller:
                         return
             finally:
                 if texts:
-                    brought = True
+                    received = True
                     await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
             if reader.over:
                 if reader.done and not assembler.finished:
@@ -162,7 +162,7 @@ class Caller:
                 return
             if assembler.chars > self._chars_max:
                 raise AnswerTooLong(_TOO_LONG)
-            if brought:
+            if received:
                 last_part = time()
                 continue
             # A part may also have come through `take`.

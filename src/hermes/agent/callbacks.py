@@ -32,14 +32,14 @@ class Callbacks:
     event: Callback | None = None
     _args: dict[str, tuple[str, object]] = field(default_factory=dict)
     _thoughts: dict[str, str] = field(default_factory=dict)
-    _complained: set[str] = field(default_factory=set)
+    _failed: set[str] = field(default_factory=set)
 
     @property
     def any(self) -> bool:
         listeners = (self.stream_delta, self.stream, self.reasoning, self.tool_start, self.tool_complete)
         return any((*listeners, self.tool_progress, self.approval, self.clarify, self.event))
 
-    def tell(self, event: Event, content: str | None) -> object:
+    def notify(self, event: Event, content: str | None) -> object:
         """Render one event; `content` is the text of the row it announces. Returns what an answering function
         returned."""
         if self.event is not None:
@@ -90,8 +90,8 @@ class Callbacks:
         try:
             return function(*args, **kwargs)
         except Exception:
-            if name not in self._complained:
-                self._complained.add(name)
+            if name not in self._failed:
+                self._failed.add(name)
                 log.exception("the callback %s failed", name)
             return None
 

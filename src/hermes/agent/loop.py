@@ -91,8 +91,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         await close_failed(turn, failure, open_answer(turn))
         raise
     if live.spec.persist and live.log.state.ended and turn.user_row is not None and not done["interrupted"]:
-        session = live.begun.session if live.begun is not None else None
-        has_title = live.begun is not None and (bool(session["title"]) if session else not names_session(turn))
+        session = live.opened.session if live.opened is not None else None
+        has_title = live.opened is not None and (bool(session["title"]) if session else not names_session(turn))
         if not has_title:
             services.background(_name_session(turn, done["final_response"]))
     return done
@@ -165,13 +165,9 @@ class TurnLoop:
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
         last = self._last_answer(resumed)
         before = await self._tools.round.classify_interrupted(last.message.tool_calls, resumed) if last else {}
-        calls_by_state = {
-            state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")
-        }
+        repeated, unknown = ([c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear"))
         data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
-        event = self._log.event(
-            "run.resumed", **data, repeated=calls_by_state["not_done"], unknown=calls_by_state["unclear"]
-        )
+        event = self._log.event("run.resumed", **data, repeated=repeated, unknown=unknown)
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
         open_calls = self._open_calls(last.message.tool_calls) if last and not resumed.message_id else []
         settled = {call_id for call_id, judged in before.items() if judged.known != "not_done"}
@@ -188,7 +184,7 @@ class TurnLoop:
             return None
         calls = [ToolCall.from_dict(call) for call in row.tool_calls or ()]
         message = Assembled(tool_calls=calls, finish_reason=row.finish_reason)  # type: ignore[arg-type]
-        return StepResult(message, row.content if isinstance(row.content, str) else "", None, resumed.said_id, row)
+        return StepResult(message, row.content if isinstance(row.content, str) else "", None, resumed.answer_id, row)
 
     def _open_calls(self, calls: list[ToolCall]) -> list[ToolCall]:
         resumed = self._live.resumption
@@ -242,14 +238,7 @@ class TurnLoop:
             if not count % ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # let other tasks run
         opaque = {turn.route.api_mode: message.opaque} if message.opaque else None
-        row = Row(
-            self._live.transcript_id,
-            "assistant",
-            answer.text,
-            self._spec.run_id,
-            tool_calls=calls or None,
-            opaque=opaque,
-        )
+        row = Row(self._live.transcript_id, "assistant", answer.text, self._spec.run_id, calls or None, opaque=opaque)
         row.continues, row.active = bool(turn.prefix), not turn.prefix
         row.finish_reason = message.finish_reason
         row.api_content = strip_rendered_media(answer.text) if turn.media else None

@@ -36,7 +36,7 @@ _OPEN = re.compile(
     rf"""{BEGIN}(?:"[^"\n]{{0,{_CHARS}}}+|'[^'\n]{{0,{_CHARS}}}+|`[^`\n]{{0,{_CHARS}}}+|{_CHAR}{{0,{_CHARS}}}+)\Z"""
 )
 _REST = re.compile(rf"{BEGIN}{_CHAR}*+")
-_BEHIND = ".,;:!?)]}*_"
+_TRAILING = ".,;:!?)]}*_"
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
 
 
@@ -84,7 +84,7 @@ class MediaTagFilter:
         path = tag.removeprefix(BEGIN)
         if path[0] in "\"'`":
             return await self._export(path[1:-1]) or tag
-        trimmed = path.rstrip(_BEHIND)
+        trimmed = path.rstrip(_TRAILING)
         for name in dict.fromkeys((path, trimmed)):
             if name and (url := await self._export(name)) is not None:
                 return url + path[len(name) :]
@@ -98,8 +98,8 @@ def _find_tag(text: str, at: int, last: bool) -> tuple[int, str]:
         if not last and len(text) - at < limits.MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
             return at, ""
         at = rest_match.end() if (rest_match := _REST.match(text, at)) else at + len(BEGIN)
-    begun = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
-    return len(text) - next(begun, 0), ""
+    lengths = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
+    return len(text) - next(lengths, 0), ""
 
 
 class MediaExporter:

@@ -108,18 +108,8 @@ def build(inputs: PromptInputs) -> str:
 def _stable(i: PromptInputs) -> str:
     guidance = " ".join(text for tool, text in _GUIDANCE.items() if tool in i.tools)
     identity = fenced(i.soul, "SOUL.md") if i.soul else _IDENTITY
-    work = _WORK if i.tools else ""
-    return _join(
-        [
-            identity,
-            work,
-            guidance,
-            _FRAMES if i.tools else "",
-            _skills(i.skills),
-            _location(i),
-            _SURFACES.get(i.surface, ""),
-        ]
-    )
+    work, frames = (_WORK, _FRAMES) if i.tools else ("", "")
+    return _join([identity, work, guidance, frames, _skills(i.skills), _location(i), _SURFACES.get(i.surface, "")])
 
 
 def _context(i: PromptInputs) -> str:

@@ -40,14 +40,7 @@ if TYPE_CHECKING:
     from hermes.tools.mcp import Servers
 
 R = TypeVar("R")
-COUNTS = (
-    "input_tokens",
-    "output_tokens",
-    "total_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-)
+COUNTS = tuple(f"{kind}_tokens" for kind in ("input", "output", "total", "cache_read", "cache_write", "reasoning"))
 
 
 class RouteHealth:

@@ -41,8 +41,8 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     """The turn, its start on record; and the failure of an unusable route or request."""
     spec = live.spec
     settings, settings_notice = services.settings()
-    if live.begun is not None and spec.persist:
-        session = live.begun.session
+    if live.opened is not None and spec.persist:
+        session = live.opened.session
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
     if session is not None:
@@ -51,8 +51,8 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     stored: list[Message] = []
     # The client's own history counts if the session has none.
     if session is not None and not spec.verbatim and (spec.history is None or spec.base_id is not None):
-        begun = live.begun.history if live.begun is not None else None
-        stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if begun is None else begun
+        loaded = live.opened.history if live.opened is not None else None
+        stored = await live.store.sessions.get_messages_as_conversation(spec.session_id) if loaded is None else loaded
     is_empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
     incoming = IncomingMessages()
     prompt = spec.user_message

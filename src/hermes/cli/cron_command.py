@@ -21,7 +21,7 @@ from hermes.core.home import Home, is_served
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import JOBS_MAX
 from hermes.core.spec import Control, RunSpec
-from hermes.runs.jobs import begun, spec_of, with_delivery
+from hermes.runs.jobs import run_started, spec_of, with_delivery
 from hermes.services import jobs as service
 from hermes.services.delivery import TARGETS, checked_target
 from hermes.settings import config
@@ -307,5 +307,5 @@ def _begin(store: Store, job_id: str) -> RunSpec:
     if last is not None and not last.state.ended and store.leases.holder(f"session:{last.spec.session_id}"):
         raise output.Busy(f"The job {job_id} is running already.", hint=f"hermes runs tail {last.spec.run_id}")
     spec = spec_of(job, now)
-    store.jobs.update(job_id, **begun(spec, now))
+    store.jobs.update(job_id, **run_started(spec, now))
     return spec

@@ -32,7 +32,7 @@ _DEVICE = re.compile(r"/dev/(?:null|zero|full|tty|stdin|stdout|stderr|fd/|pts/|s
 _STDIN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.A)
 _RUNNING = re.compile(r"(?:\w+_)?(?:PAGER|EDITOR|VISUAL|BROWSER|ASKPASS)|GIT_\w*COMMAND")
-_WORLD = re.compile(r"[0-7]*[2367]|(?:.*,)?[ug]*[oa][ugoa]*[+=][rxXst]*w.*", re.S)
+_WORLD_WRITABLE = re.compile(r"[0-7]*[2367]|(?:.*,)?[ug]*[oa][ugoa]*[+=][rxXst]*w.*", re.S)
 _SETUID = re.compile(r"0*[4-7][0-7]{3}|(?:.*,)?(?:[goa]*u[ugoa]*|a)?[+=][rwxXt]*s.*", re.S)
 _OPTION_RUNS = re.compile(
     r"(?:--(?:checkpoint-action=exec|to-command|use-compress-program|rsh|rsync-path|pager|editor)"
@@ -406,7 +406,7 @@ class _CommandAnalyzer(Findings):
         mode = values.get("-m") or values.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
         outside = any(arg[:1] != "-" and not self.in_workspace(self.resolve(arg)) for arg in rest[1:])
         if (
-            _WORLD.fullmatch(mode)
+            _WORLD_WRITABLE.fullmatch(mode)
             or _SETUID.fullmatch(mode)
             or (argv[0][:2] == "ch" and outside and _is_recursive(argv, "R"))
         ):

@@ -169,13 +169,13 @@ class Shell(ShellExpander):
         out = self.pipeline(feed)
         after = len(self.changes)
         while self.s.startswith(("&&", "||"), self.i):
-            other, begun = self.s[self.i] == "|", len(self.changes)
+            other, mark = self.s[self.i] == "|", len(self.changes)
             self.i += 2
             self.space(lines=True)
             self.pipeline(feed)
             out = None
             if other:
-                self.merge(begun)
+                self.merge(mark)
         self.merge(after)
         if self.s.startswith("&", self.i):
             self.i += 1

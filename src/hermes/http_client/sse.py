@@ -30,7 +30,7 @@ class SseDecoder:
         self.between = self._began and not (self._buffer or self._pieces or self._data or self._name or self._skip_lf)
         return events
 
-    def taken_back(self, chunk: bytes) -> bytes | None:
+    def with_buffered(self, chunk: bytes) -> bytes | None:
         """A chunk with the start of its first event prepended, if that is all that is buffered."""
         if self.between:
             return chunk

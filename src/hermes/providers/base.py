@@ -39,8 +39,6 @@ SAMPLING = frozenset(
         "safety_identifier",
     ]
 )
-
-
 # What a message may carry besides what every protocol knows.
 MESSAGE_FIELDS = ("name", "reasoning_content")
 
@@ -247,35 +245,22 @@ def refusal_facts(status: int, headers: Mapping[str, str], body: bytes) -> Failu
 
 # --- what the translators share ------------------------------------------------------------------------------------
 
-STATUS_BY_CODE: dict[str, int] = {
-    "invalid_request_error": 400,
-    "invalid_prompt": 400,
-    "context_length_exceeded": 400,
-    "content_policy_violation": 400,
-    "content_filter": 400,
-    "invalid_image": 400,
-    "invalid_image_format": 400,
-    "invalid_image_url": 400,
-    "invalid_base64_image": 400,
-    "image_too_large": 400,
-    "image_parse_error": 400,
-    "authentication_error": 401,
-    "invalid_api_key": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "model_not_found": 404,
-    "conflict_error": 409,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "insufficient_quota": 429,
-    "api_error": 500,
-    "server_error": 500,
-    "server_is_overloaded": 503,
-    "timeout_error": 504,
-    "overloaded_error": 529,
+_CODES_BY_STATUS = {
+    400: "invalid_request_error invalid_prompt context_length_exceeded content_policy_violation content_filter invalid_image "
+    "invalid_image_format invalid_image_url invalid_base64_image image_too_large image_parse_error",
+    401: "authentication_error invalid_api_key",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error model_not_found",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error rate_limit_exceeded insufficient_quota",
+    500: "api_error server_error",
+    503: "server_is_overloaded",
+    504: "timeout_error",
+    529: "overloaded_error",
 }
+STATUS_BY_CODE = {code: status for status, codes in _CODES_BY_STATUS.items() for code in codes.split()}
 
 
 def server_error(body: JsonObject) -> ServerError:

@@ -190,12 +190,9 @@ def _user_content(content: object) -> str | list[JsonObject]:
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     return [
-        _image(*image) if (image := base.image_of(part)) else _text(part) for part in base.content_parts(content)
+        _image(*image) if (image := base.image_of(part)) else {"type": "text", "text": part.get("text") or ""}
+        for part in base.content_parts(content)
     ] or ""
-
-
-def _text(part: JsonObject) -> JsonObject:
-    return {"type": "text", "text": part.get("text") or ""}
 
 
 def _image(url: str, detail: str | None) -> JsonObject:

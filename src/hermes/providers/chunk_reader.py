@@ -117,7 +117,7 @@ class ChunkReader:
     def feed(self, chunk: bytes) -> Iterator[tuple[list[str], Sequence[Part]]]:
         """The content of a chunk, in order: texts, or the parts of one event."""
         template = self._template
-        if template is not None and template.looks and (whole := self._decoder.taken_back(chunk)) is not None:
+        if template is not None and template.looks and (whole := self._decoder.with_buffered(chunk)) is not None:
             chunk = whole
             texts, size = template.texts(chunk)
             if not size and 1 < (end := chunk.find(_END) + 2) < len(chunk):  # an answer may begin with something else

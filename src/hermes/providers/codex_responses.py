@@ -19,18 +19,7 @@ _NO_TOOLS: frozenset[str] = frozenset()
 
 class CodexResponses(base.Provider):
     api_mode = API_MODE
-    options = frozenset(
-        {
-            "temperature",
-            "top_p",
-            "verbosity",
-            "service_tier",
-            "prompt_cache_key",
-            "parallel_tool_calls",
-            "user",
-            "safety_identifier",
-        }
-    )
+    options = base.SAMPLING - {"presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"}
     ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
     def request(self, route: base.Route, credential: base.Credential | None, prompt: base.Prompt) -> base.WireRequest:
@@ -234,10 +223,6 @@ def _item_added(data: JsonObject) -> Sequence[Part]:
     return (_call(item, base.as_index(data.get("output_index")), whole=False),) if item.get("type") in _CALLS else ()
 
 
-def _item_done(data: JsonObject) -> Sequence[Part]:
-    return _finished_item(base.as_dict(data.get("item")), base.as_index(data.get("output_index")))
-
-
 def _created(data: JsonObject) -> Sequence[Part]:
     name = base.as_str(base.as_dict(data.get("response")).get("model"))
     return (Model(name),) if name else ()
@@ -254,7 +239,9 @@ _EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
     "response.reasoning_summary_part.added": _summary_part,
     "response.function_call_arguments.delta": _arguments_delta,
     "response.output_item.added": _item_added,
-    "response.output_item.done": _item_done,
+    "response.output_item.done": lambda data: _finished_item(
+        base.as_dict(data.get("item")), base.as_index(data.get("output_index"))
+    ),
     "response.created": _created,
     "response.completed": _ended,
     "response.incomplete": _ended,

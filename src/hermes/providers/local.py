@@ -29,8 +29,8 @@ _CAPABILITIES = Capabilities(
     options=frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"}),
     toolsets=frozenset({"file", "terminal", "web", "memory", "session_search", "cronjob", "skills"}),
 )
-# What of a schema the model's words can be bound to; the rest is checked when the call is made.
-_SCHEMA_KEYS = (
+# The parts of a schema that the grammar can enforce; the rest is validated when the call is made.
+_SCHEMA_KEYS = [
     "type",
     "properties",
     "required",
@@ -41,7 +41,7 @@ _SCHEMA_KEYS = (
     "oneOf",
     "minimum",
     "additionalProperties",
-)
+]
 _ANY: JsonObject = {"type": "object"}
 _TEXT: JsonObject = {"type": "string"}
 _DEEP = 6
@@ -190,11 +190,9 @@ def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
     """The schema of a call with narrower formats for some arguments."""
     if not formats:
         return schema
-    return {"anyOf": [_object({**call["properties"], **_formats(call, formats)}) for call in schema["anyOf"]]}
-
-
-def _formats(call: JsonObject, formats: JsonMapping) -> JsonObject:
-    return {name: {**_TEXT, "format": formats[name]} for name in call["properties"] if name in formats}
+    texts = {name: {**_TEXT, "format": form} for name, form in formats.items()}
+    calls = [call["properties"] for call in schema["anyOf"]]
+    return {"anyOf": [_object({name: texts.get(name, form) for name, form in call.items()}) for call in calls]}
 
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:

@@ -63,7 +63,7 @@ class Admission:
     spec: RunSpec
     lease: Lease
     engine: RunEngine = field(repr=False)
-    begun: bool = False
+    started: bool = False
     # Somebody waits for the whole answer, and would ask again without one.
     start_may_wait: bool = False
     # The request that asked for the run will read it, though it may not have started to.
@@ -91,7 +91,7 @@ class Admission:
 
     async def finish_request(self) -> None:
         """Called when the requester has read the run: release it, unless a run has taken it over."""
-        if self.begun:
+        if self.started:
             await self.engine.read_by_its_client(self.run_id)
         else:
             await self.release()
@@ -225,7 +225,7 @@ class Admissions:
             await self.leases.release(lease)
             self.check_open()
         if bind:
-            stored = lease.begun.history if lease.begun is not None else None
+            stored = lease.opened.history if lease.opened is not None else None
             history = spec.history if stored is None else stored
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
         self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
@@ -258,7 +258,7 @@ class Admissions:
                     next_in_line=next_in_line,
                     after_run=after_run,
                 )
-            unfinished = lease.begun.unfinished if spec.persist and lease.begun is not None else ()
+            unfinished = lease.opened.unfinished if spec.persist and lease.opened is not None else ()
             orphan = self._find_orphan(lease, unfinished) if unfinished else None
             if orphan is None:
                 return lease
@@ -272,8 +272,8 @@ class Admissions:
             unfinished = await self._engine.store.runs.unfinished(spec.session_id)
         except StoreError:
             return None
-        begun = (record.spec for record in unfinished if record.state.started_at is not None)
-        return next((run.run_id for run in begun if run.owner == spec.owner), None)
+        started = (record.spec for record in unfinished if record.state.started_at is not None)
+        return next((run.run_id for run in started if run.owner == spec.owner), None)
 
     def _find_orphan(self, lease: Lease, unfinished: Sequence[RunRecord]) -> RunRecord | None:
         """An unfinished run of the session that another process has started."""

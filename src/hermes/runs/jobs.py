@@ -70,13 +70,13 @@ def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def begun(spec: RunSpec, now: float) -> Job:
+def run_started(spec: RunSpec, now: float) -> Job:
     """The changes of a job's record when a run has started."""
     noted = {"last_run_at": now, "last_run_id": spec.run_id, "last_session_id": spec.session_id}
     return {**noted, "last_status": "running", "last_error": None}
 
 
-def ended(state: RunState, text: str | None) -> Job:
+def run_ended(state: RunState, text: str | None) -> Job:
     """The changes of a job's record when a run has ended with this text."""
     status = "silent" if state.status == "completed" and is_silent(text) else state.status
     return {"last_status": status, "last_error": state.error or None}

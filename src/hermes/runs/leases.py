@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, eq=False):
     turn: asyncio.Future[None]
     store: AsyncStore
     token: int | None = None
-    begun: OpenedSession | None = None
+    opened: OpenedSession | None = None
     unclaimed: bool = False
     # When it was last known to be held, by the loop's clock; and whether that is too long ago.
     confirmed_at: float = 0.0
@@ -110,19 +110,19 @@ class SessionLeases:
             await lease.store.leases.release(f"session:{lease.session_id}", token)
             self._unreleased.pop(lease.session_id, None)
         # Another process may hold it, and cannot notify us when it releases it.
-        while (begun := await self._ask(spec, lease.store, bind=False)) is None:
+        while (opened := await self._ask(spec, lease.store, bind=False)) is None:
             if once or (after_run and not await self._is_running(after_run, spec.session_id, lease.store)):
                 raise TimeoutError
             await asyncio.sleep(LEASE_POLL_S)
-        self._hold(lease, begun)
+        self._hold(lease, opened)
 
     @staticmethod
     async def _is_running(run_id: str, session_id: str, store: AsyncStore) -> bool:
         return any(record.spec.run_id == run_id for record in await store.runs.unfinished(session_id))
 
-    def _hold(self, lease: Lease, begun: OpenedSession) -> None:
+    def _hold(self, lease: Lease, opened: OpenedSession) -> None:
         loop = asyncio.get_running_loop()
-        lease.begun, lease.token, lease.confirmed_at = begun, begun.token, loop.time()
+        lease.opened, lease.token, lease.confirmed_at = opened, opened.token, loop.time()
         self._held.add(lease)
         if self._timer is None and self._renewing is None:
             self._timer = loop.call_later(LEASE_RENEW_S, self._begin_to_renew)
@@ -151,26 +151,26 @@ class SessionLeases:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             await asyncio.wait([answer])
-            if not answer.cancelled() and answer.exception() is None and (begun := answer.result()) is not None:
-                assert begun.token is not None
-                await store.leases.release(f"session:{begun.session_id}", begun.token)
+            if not answer.cancelled() and answer.exception() is None and (opened := answer.result()) is not None:
+                assert opened.token is not None
+                await store.leases.release(f"session:{opened.session_id}", opened.token)
             raise
 
     async def bind(self, spec: RunSpec, store: AsyncStore) -> Lease:
         """Acquire the session that matches a spec's history, or a new one, in one step."""
-        begun = await self._ask(spec, store, bind=True)
-        assert begun is not None, "a session that is held is not found"
-        lease = Lease(begun.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
+        opened = await self._ask(spec, store, bind=True)
+        assert opened is not None, "a session that is held is not found"
+        lease = Lease(opened.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
         lease.turn.set_result(None)
-        self._lines.setdefault(begun.session_id, []).insert(0, lease)
-        self._hold(lease, begun)
+        self._lines.setdefault(opened.session_id, []).insert(0, lease)
+        self._hold(lease, opened)
         return lease
 
     def unclaimed_lease(self, spec: RunSpec, store: AsyncStore) -> Lease:
         """A lease on a session that is not stored yet, so that nobody else can know of it."""
         turn = asyncio.get_running_loop().create_future()
-        begun = OpenedSession(spec.session_id, None, (), None)
-        return Lease(spec.session_id, spec.owner, spec.run_id, turn, store, begun=begun, unclaimed=True)
+        opened = OpenedSession(spec.session_id, None, (), None)
+        return Lease(spec.session_id, spec.owner, spec.run_id, turn, store, opened=opened, unclaimed=True)
 
     def mark_claimed(self, lease: Lease, claimed: ClaimedSession) -> None:
         """The session of an unclaimed lease was created under this id; without a token the run has ended already."""

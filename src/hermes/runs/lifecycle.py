@@ -231,12 +231,8 @@ class Lifecycle:
         if self._engine.replica_leases is None or live.log.token is not None or not live.spec.persist:
             return
         record = await self._engine.store.runs.get(live.spec.run_id)
-        if (
-            record is None
-            or record.state.started_at is not None
-            or record.state.ended
-            or record.holder != this_process()
-        ):
+        is_unstarted = record is not None and record.state.started_at is None and not record.state.ended
+        if record is None or not is_unstarted or record.holder != this_process():
             raise LeaseLost(f"The run {live.spec.run_id} was taken over.")
 
     async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
@@ -287,9 +283,9 @@ class Lifecycle:
             live.log.count_end = partial(self._engine.shared_limits.settle, live.spec.run_id, live.spec.owner)
 
     def _notify(self, event: Event) -> None:
-        for hear in self.listeners:
+        for listener in self.listeners:
             try:
-                hear(self._engine.by_id[event.run_id], event)
+                listener(self._engine.by_id[event.run_id], event)
             except Exception:  # a listener must not harm the run
                 log.exception("the event %s of run %s was not heard", event.type, event.run_id)
 
@@ -300,9 +296,9 @@ class Lifecycle:
             live.log.token = admission.lease.token
             if admission.lease.unclaimed:
                 live.log.claims = (this_process(), LEASE_TTL_S)
-            elif admission.lease.begun is not None and admission.lease.begun.session is None:
+            elif admission.lease.opened is not None and admission.lease.opened.session is None:
                 self.on_new_session([live.spec.session_id])
-        live.waited_s, live.begun = admission.waited_s, admission.lease.begun
+        live.waited_s, live.opened = admission.waited_s, admission.lease.opened
         live.on_model_asked = admission.on_model_asked
         live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
@@ -310,7 +306,7 @@ class Lifecycle:
         else:
             live.log.on_created = partial(self._on_created, live, admission)
         live.task = self._spawn(self._carry_out(live, admission))
-        admission.begun = True
+        admission.started = True
         if admission.read_by_client:
             self._engine.expect_reader(admission.spec.run_id)
 
@@ -370,7 +366,7 @@ class Lifecycle:
         await live.log.close()
         if admission.lease.unclaimed:  # a session of that id is another's by now
             self._set_session_id(live, admission, f"{live.spec.session_id}-{live.spec.run_id[-8:]}")
-        live.spec, live.begun = live.spec.replace(persist=False), None
+        live.spec, live.opened = live.spec.replace(persist=False), None
         live.store = self._engine.store_for(live.spec)
         await self._engine.create(live.spec)
         live.log = self._engine.log.open(live.spec.run_id, live.store.runs, secrets=live.secrets, persist=False)
@@ -404,9 +400,8 @@ class Lifecycle:
         except LeaseLost:
             await self.forget(live)
             return
-        shutdown = (
-            stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
-        )
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        shutdown = stop.reason == "server_shutdown" or self._engine.draining or is_cancelled
         nothing: JsonObject = {**_NOTHING, "steps": 0}
         if shutdown and spec.on_detach == "continue" and spec.persist:
             await live.log.emit("run.interrupted")

@@ -36,7 +36,7 @@ class LiveRun(msgspec.Struct):
     resumption: Resumption | None = None
     waited_s: float = 0.0
     on_model_asked: Callable[[], None] | None = None
-    begun: OpenedSession | None = None
+    opened: OpenedSession | None = None
     # Whether the model has been shown text from outside, and the hosts that the user has named; children inherit both.
     read_foreign: bool = False
     named_hosts: frozenset[str] = frozenset()

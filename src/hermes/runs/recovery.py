@@ -114,7 +114,7 @@ class Recovery:
             return None
         turn = asyncio.get_running_loop().create_future()
         lease = Lease(record.spec.session_id, record.spec.owner, run_id, turn, engine.store)
-        return Admission(record.spec, lease, self._engine, begun=True, released=True)
+        return Admission(record.spec, lease, self._engine, started=True, released=True)
 
     async def _resume(self, record: RunRecord) -> bool:
         run_id = record.spec.run_id
@@ -145,8 +145,8 @@ class Recovery:
 
     async def _resume_left(self, record: RunRecord) -> bool:
         spec, store, leases = record.spec, self._engine.store, self._engine.admissions.leases
-        is_gone_too = is_gone(record.holder) or await self._has_lapsed(record.holder)
-        if record.state.started_at is None and (record.state.last_seq or is_gone_too):
+        is_dead = is_gone(record.holder) or await self._has_lapsed(record.holder)
+        if record.state.started_at is None and (record.state.last_seq or is_dead):
             if not await store.runs.adopt(spec.run_id, record.holder):
                 return False
             await self.requeue(record)
@@ -169,7 +169,7 @@ class Recovery:
     async def resume_with_lease(self, record: RunRecord, lease: Lease) -> None:
         """Continue a run with its session's lease, which is released at its end."""
         admission = Admission(record.spec, lease, self._engine)
-        session = lease.begun.session if lease.begun is not None else None
+        session = lease.opened.session if lease.opened is not None else None
         self._engine.admissions.permits.change(record.spec.owner, 1)
         try:
             if session is not None and session["owner"] != record.spec.owner:
@@ -223,8 +223,8 @@ class Recovery:
     async def _revive(self, record: RunRecord, token: int | None) -> LiveRun:
         limits, store = self._engine.limits, self._engine.store.runs
         spec = limits.ceiling(record.spec)
-        for hear in self.listeners:
-            hear(spec)
+        for listener in self.listeners:
+            listener(spec)
         await self._engine.log.absorb(store)
         if token is not None and self._engine.replica_leases is not None:
             await self._engine.log.absorb_from(spec.run_id, store, record.holder)

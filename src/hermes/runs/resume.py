@@ -27,7 +27,7 @@ class Resumption:
     step: int = 0
     message_id: str = ""
     attempts: int = 0
-    said_id: str = ""
+    answer_id: str = ""
     lost: bool = False
     partials: list[Partial] = field(default_factory=list)
     started: dict[str, Event] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def _take(resumption: Resumption, event: Event, resumes: int) -> int:
         repeated = data["message_id"] == resumption.message_id
         resumption.message_id, resumption.attempts = data["message_id"], resumption.attempts + 1 if repeated else 1
     elif kind == "message.completed":
-        resumption.message_id, resumption.said_id, resumption.attempts = "", data["message_id"], 0
+        resumption.message_id, resumption.answer_id, resumption.attempts = "", data["message_id"], 0
         resumption.started, resumption.finished = {}, set()
         return 0
     elif kind == "tool.started":

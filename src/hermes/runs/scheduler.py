@@ -14,7 +14,7 @@ from hermes.core.limits import JOB_CLAIM_S, JOB_LOOK_S
 from hermes.core.text import text_of
 from hermes.runs import schedule as schedules
 from hermes.runs.engine import Refused, RunEngine
-from hermes.runs.jobs import Job, Report, after_delivery, begun, due_delivery, ended, spec_of, with_delivery
+from hermes.runs.jobs import Job, Report, after_delivery, due_delivery, run_ended, run_started, spec_of, with_delivery
 from hermes.store.base import RunRecord, StoreError
 from hermes.store.leases import this_process
 
@@ -118,7 +118,7 @@ class Scheduler:
         repeat = {**job["repeat"], "completed": completed}
         if following["next_run_at"] is None or completed >= (repeat["times"] or completed + 1):
             following = {"next_run_at": None, "enabled": False, "state": "completed"}
-        return {**following, **begun(spec, now), "repeat": repeat}
+        return {**following, **run_started(spec, now), "repeat": repeat}
 
     async def _notify_skipped(self, job: Job) -> None:
         message = f"The job {job['name']!r} was due again while it still runs; this time is skipped."
@@ -130,7 +130,7 @@ class Scheduler:
 async def settled(engine: RunEngine, record: RunRecord) -> Job:
     row_id = record.state.final_row
     row = await engine.row(record.spec.run_id, row_id) if row_id is not None else None
-    return ended(record.state, text_of(row.content) if row is not None else None)
+    return run_ended(record.state, text_of(row.content) if row is not None else None)
 
 
 async def deliver_due(

@@ -81,8 +81,8 @@ class Traces:
     def hear(self, live: LiveRun, event: Event) -> None:
         if event.type in _BEGINNINGS:
             self._on_run_started(live, event)
-        elif (run := self._runs.get(event.run_id)) is not None and event.type in _HEARD:
-            _HEARD[event.type](self, run, event)
+        elif (run := self._runs.get(event.run_id)) is not None and event.type in _HANDLERS:
+            _HANDLERS[event.type](self, run, event)
             if event.type in _ENDS:
                 del self._runs[event.run_id]
 
@@ -167,7 +167,7 @@ class Traces:
 
 _BEGINNINGS = ("run.started", "run.resumed")
 _ENDS = FINAL | {"run.interrupted"}
-_HEARD: dict[str, Callable[[Traces, _Run, Event], object]] = {
+_HANDLERS: dict[str, Callable[[Traces, _Run, Event], object]] = {
     "model.started": Traces._on_model_started,
     "message.completed": Traces._on_message_completed,
     "usage": Traces._on_usage,

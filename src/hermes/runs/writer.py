@@ -228,7 +228,8 @@ class RunWriter:
         if not unsaved:
             self._saver.add(self)
         elif unsaved <= PARTIAL_CHARS_MAX < self._unsaved and not self.ending and not self.journals:
-            self._enqueue(Commit())
+            self._commits.append(Commit())
+            self._begin_to_drain()
 
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
         """The token, and what has grown since the last save, to be stored until `saving` is done. None while another
@@ -315,10 +316,6 @@ class RunWriter:
                 self._held_timer = self._loop.call_later(wait_s, self._begin_to_drain)
         else:
             await self._enqueue_and_wait(commit)
-
-    def _enqueue(self, commit: Commit) -> None:
-        self._commits.append(commit)
-        self._begin_to_drain()
 
     async def _enqueue_and_wait(self, commit: Commit) -> None:
         commit.done = self._loop.create_future()

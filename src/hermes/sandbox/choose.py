@@ -74,12 +74,7 @@ def why_no_commands(settings: Settings) -> str | None:
 
 
 def workspace_of(
-    home: Home,
-    settings: Settings,
-    owner: str,
-    key: str | None,
-    workdir: str | None = None,
-    here: Path | None = None,
+    home: Home, settings: Settings, owner: str, key: str | None, workdir: str | None = None, here: Path | None = None
 ) -> Path:
     """The folder in which commands work: `workdir`, which must lie inside `terminal.workspaces`; or `here`, the folder
     of a user at a terminal; or one in the home, made if need be."""

@@ -18,19 +18,9 @@ from hermes.sandbox.mounts import Place, resolve_root
 
 # Below the home. Programs, libraries and unpacked packages; settings of these tools may hold tokens and are not here.
 TOOLCHAINS = (
-    ".pyenv/bin",
-    ".pyenv/libexec",
-    ".pyenv/shims",
-    ".pyenv/version",
-    ".pyenv/versions",
-    ".cargo/bin",
-    ".rustup/settings.toml",
-    ".rustup/toolchains",
-    ".nvm/versions",
-    ".local/bin/uv",
-    ".local/bin/uvx",
-    ".local/share/uv/python",
-    "go/bin",
+    *(".pyenv/bin", ".pyenv/libexec", ".pyenv/shims", ".pyenv/version", ".pyenv/versions"),
+    *(".cargo/bin", ".rustup/settings.toml", ".rustup/toolchains", ".nvm/versions", "go/bin"),
+    *(".local/bin/uv", ".local/bin/uvx", ".local/share/uv/python"),
 )
 # Packages as they were published. Not those of pip and npm: they do not work with a cache that cannot be written to, and
 # keep the answers of private indexes there. Not `.cargo/git`: its repositories may name addresses with passwords.
@@ -53,7 +43,7 @@ def toolchains(user_home: Path, writable: Sequence[str]) -> list[Path]:
     """The toolchains and caches that exist, by their real paths. None inside folders that commands write to: there they are as
     they are, and what looks like one may be made by a command."""
     home = os.path.realpath(user_home)
-    found: list[Path] = []
+    paths: list[Path] = []
     for name in (*TOOLCHAINS, *CACHES):
         path = os.path.join(home, name)
         real = resolve_root(path, writable) if os.path.exists(path) else None
@@ -61,8 +51,8 @@ def toolchains(user_home: Path, writable: Sequence[str]) -> list[Path]:
         if real is None or below(home, real) or any(below(real, root) for root in writable):
             continue
         if _belongs_to_user(real):
-            found.append(Path(real))
-    return found
+            paths.append(Path(real))
+    return paths
 
 
 def _belongs_to_user(path: str) -> bool:

@@ -41,13 +41,13 @@ _ACCEPT_RETRY_S = 1.0
 
 
 class _Client(asyncio.StreamReaderProtocol):
-    """A client's connection. `gone` is set once it has closed its side, `answered` once a response has begun."""
+    """A client's connection. `closed` is set once it has closed its side, `answered` once a response has started."""
 
     writer: asyncio.StreamWriter
 
     def __init__(self) -> None:
         self.reader = asyncio.StreamReader(limit=limits.EGRESS_HEAD_BYTES_MAX)
-        self.gone, self.answered = asyncio.Event(), False
+        self.closed, self.answered = asyncio.Event(), False
         super().__init__(self.reader)
 
     async def attach(self, accepted: socket.socket) -> None:
@@ -60,23 +60,23 @@ class _Client(asyncio.StreamReaderProtocol):
         self.writer = asyncio.StreamWriter(transport, self, self.reader, loop)
 
     def eof_received(self) -> bool | None:
-        self.gone.set()
+        self.closed.set()
         return super().eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.gone.set()
+        self.closed.set()
         super().connection_lost(error)
 
-    async def unless_gone(self, work: Awaitable[_T]) -> _T:
+    async def unless_closed(self, work: Awaitable[_T]) -> _T:
         """The result, unless the client closes its side first; then the work is cancelled."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self.gone.wait())
+        task, closed = asyncio.ensure_future(work), asyncio.ensure_future(self.closed.wait())
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise ConnectionResetError("the client has gone")
         finally:
-            await _cancel(task, gone)
+            await _cancel(task, closed)
 
 
 class EgressProxy:
@@ -163,9 +163,9 @@ class EgressProxy:
         length = body_length(request)
         target = self._check(f"https://{request.target}" if is_tunnel else request.target)
         # Nothing of the request leaves the machine before this, not even as a question to a name server.
-        if not await client.unless_gone(self._authorize(target.host, target.port)):
+        if not await client.unless_closed(self._authorize(target.host, target.port)):
             raise Refused(403, f"Hermes: host {target.host} is not granted. Tell the user.")
-        upstream = await client.unless_gone(self._connect(target))
+        upstream = await client.unless_closed(self._connect(target))
         try:
             if is_tunnel:
                 await self._tunnel(client, upstream)
@@ -223,7 +223,7 @@ class EgressProxy:
                 body, meter = read_body(client.reader, length), self._meter(idle, "sent_bytes")
                 sending = asyncio.ensure_future(_send_body(body, upstream[1], meter, is_chunked=length is None))
                 responding = _respond(upstream[0], client, self._meter(idle, "received_bytes"))
-                receiving = asyncio.ensure_future(client.unless_gone(responding))
+                receiving = asyncio.ensure_future(client.unless_closed(responding))
                 try:
                     await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
                     if sending.done():

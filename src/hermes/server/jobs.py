@@ -18,7 +18,7 @@ from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import LEASE_POLL_S, LEASE_TTL_S
 from hermes.core.processes import this_process
 from hermes.runs.engine import Refused
-from hermes.runs.jobs import begun, spec_of
+from hermes.runs.jobs import run_started, spec_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
@@ -232,7 +232,7 @@ async def _run(context: ServerContext, request: web.Request) -> JobStarted:
             await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
-    job = await _change(context, job, begun(spec, now))
+    job = await _change(context, job, run_started(spec, now))
     return JobStarted(job=_shown(request, job), run_id=spec.run_id)
 
 

@@ -168,7 +168,7 @@ class PreparedResponse:
 
     @property
     def _begun(self) -> bool:
-        return self.turn.admission is not None and self.turn.admission.begun
+        return self.turn.admission is not None and self.turn.admission.started
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""

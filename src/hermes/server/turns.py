@@ -115,7 +115,7 @@ class EngineRun:
 
     async def start(self) -> None:
         """Begin the run, unless an earlier server has; what keeps it from beginning is its result."""
-        if self._admission.begun:
+        if self._admission.started:
             return
         try:
             if self._spec.on_detach == "continue":  # then it begins even if the client goes meanwhile
@@ -223,22 +223,24 @@ class Turn:
     async def load_history(self) -> None:
         """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         spec = self.spec
-        held = self.admission.lease.begun if self.admission is not None and spec.persist else None
+        held = self.admission.lease.opened if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
             await self.context.database().hide_last_notes(spec.session_id, lease_token=held.token)
         if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
-            begun = self.admission.lease.begun if self.admission and spec.persist and self.context.stores_runs else None
-            if begun is not None:
-                session = begun.session
+            opened = (
+                self.admission.lease.opened if self.admission and spec.persist and self.context.stores_runs else None
+            )
+            if opened is not None:
+                session = opened.session
             else:
                 session = await self.context.session(spec.session_id) if spec.persist else None
             if session is not None and not caller_of(self.request).may_see(session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
             stored = await self.context.stored_history(spec.session_id, self.options.resumed)
-            if begun is not None and stored:
-                begun.history = [*stored]
+            if opened is not None and stored:
+                opened.history = [*stored]
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
@@ -283,16 +285,16 @@ class Turn:
 
     async def _answer_again(self) -> bool:
         """Go back to calls that were answered before, if those are what the outputs are for."""
-        spec, begun = self.spec, self.admission.lease.begun if self.admission else None
-        if spec.user_message or begun is None or self.history_source != "stored":
+        spec, opened = self.spec, self.admission.lease.opened if self.admission else None
+        if spec.user_message or opened is None or self.history_source != "stored":
             return False
         if (found := answered_again(self.history, spec.results)) is None:
             return False
         self.history, results = found
         self.spec = spec.replace(results=results)
         call_ids = [result["tool_call_id"] for result in results]
-        await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
-        begun.history = [*self.history]
+        await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=opened.token)
+        opened.history = [*self.history]
         return True
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -425,7 +427,7 @@ class Turn:
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""
         grace_s = self.context.options.disconnect_grace_seconds
-        if not grace_s or self.admission is None or not self.admission.begun:
+        if not grace_s or self.admission is None or not self.admission.started:
             return False
         until = asyncio.get_running_loop().time() + grace_s
         while asyncio.get_running_loop().time() < until:
@@ -459,7 +461,7 @@ class Turn:
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
         told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
         headers = {SESSION_ID: self.session_id, "X-Hermes-History": told}
-        if (self.admission is not None and self.admission.begun) or ended is None:
+        if (self.admission is not None and self.admission.started) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
         if key := self.request.headers.get("X-Hermes-Session-Key"):
             headers["X-Hermes-Session-Key"] = key

@@ -10,7 +10,7 @@ from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.runs import schedule as schedules
-from hermes.runs.jobs import ended
+from hermes.runs.jobs import run_ended
 from hermes.services.delivery import checked_target, shown_target
 from hermes.settings.schema_types import EFFORTS
 
@@ -128,7 +128,7 @@ def job_history(runs: Runs, job: JsonMapping, limit: int) -> list[Job]:
     return [
         {
             "run_id": record.spec.run_id,
-            "status": ended(record.state, texts.get(record.state.final_row or 0))["last_status"],
+            "status": run_ended(record.state, texts.get(record.state.final_row or 0))["last_status"],
             "session_id": record.spec.session_id,
             "started_at": record.state.started_at,
             "finished_at": record.state.ended_at,

@@ -146,16 +146,8 @@ class Row:
 
 # The fields of a session's usage by model.
 _USAGE_KEYS = ("model", "provider", "task")
-_USAGE_NUMBERS = (
-    "calls",
-    "input_tokens",
-    "output_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-    "actual_cost_usd",
-)
-USAGE_FIELDS = (*_USAGE_KEYS, *_USAGE_NUMBERS)
+_USAGE_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+USAGE_FIELDS = (*_USAGE_KEYS, "calls", *_USAGE_TOKENS, "actual_cost_usd")
 # Set in `state_meta` when something was deleted: until SQLite's index has been merged, its words are still in the file.
 PURGE_DUE = "purge_due"
 # Set in `state_meta` of the target of a migration until its copy is complete.

@@ -144,7 +144,8 @@ def _put_back(value: object, blob: Callable[[str], tuple[str, bytes]]) -> Any:
         return value
     digest = value.get("$blob")
     if digest:
-        return _url_of(*blob(digest))
+        media_type, data = blob(digest)
+        return f"data:{media_type},{base64.b64encode(data).decode()}" if media_type else data.decode()
     if digest == "":
         return {key: _put_back(item, blob) for key, item in value["value"].items()}
     return {key: _put_back(item, blob) for key, item in value.items()}
@@ -161,10 +162,6 @@ def _data_of(url: str) -> tuple[str, bytes]:
         if base64.b64encode(data).decode() == body:
             return head, data
     return "", url.encode()
-
-
-def _url_of(media_type: str, data: bytes) -> str:
-    return f"data:{media_type},{base64.b64encode(data).decode()}" if media_type else data.decode()
 
 
 # --- search ----------------------------------------------------------------------------------------------------------

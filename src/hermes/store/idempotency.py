@@ -37,13 +37,7 @@ class Idempotency(Repository):
 
     @writes
     def claim(
-        self,
-        tx: Tx,
-        scope: str,
-        key: str,
-        fingerprint: str,
-        ttl: float = IDEMPOTENCY_KEPT_S,
-        run_id: str | None = None,
+        self, tx: Tx, scope: str, key: str, fingerprint: str, ttl: float = IDEMPOTENCY_KEPT_S, run_id: str | None = None
     ) -> Claim:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ValueError(f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters.")

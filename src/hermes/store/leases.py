@@ -52,8 +52,8 @@ class Leases(Repository):
         were."""
         released = tx.change(f"DELETE FROM leases WHERE name <> '' AND until < {CLOCK} - ?", (_EXPIRED_KEPT_S,))
         holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
-        gone = [holder for holder in holders if is_gone(holder)]
-        return released + sum(tx.change("DELETE FROM leases WHERE holder = ?", (holder,)) for holder in gone)
+        dead = [holder for holder in holders if is_gone(holder)]
+        return released + sum(tx.change("DELETE FROM leases WHERE holder = ?", (holder,)) for holder in dead)
 
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:

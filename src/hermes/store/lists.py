@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import BRANCHES_MAX, SESSION_ID_CHARS_MAX
 from hermes.store.dialect import index_hint, like
-from hermes.store.engine import Record, Tx
+from hermes.store.engine import Tx
 from hermes.store.repository import Repository, reads, reads_slowly, reads_slowly_with
 from hermes.store.rows import TRANSCRIPT
 from hermes.store.session_rows import SessionRow, session_fields
@@ -84,7 +84,10 @@ class Lists(Repository):
             "LIMIT ? OFFSET ?",
             [*ranked, *params, *after_params, _check_count("limit", limit), _check_count("offset", offset)],
         )
-        return [_list_entry(row, order) for row in rows]
+        sessions = [session_fields(row) for row in rows]
+        for session in sessions:
+            session["cursor"] = f"{session.pop('rank')}|{session[order]!r}|{session['id']}"
+        return sessions
 
     @reads_slowly_with("search", "cwd_prefix")
     def count_sessions(self, tx: Tx, **filters: Unpack[SessionFilters]) -> int:
@@ -95,14 +98,7 @@ class Lists(Repository):
 
     @reads
     def session_page(
-        self,
-        tx: Tx,
-        *,
-        limit: int,
-        offset: int,
-        cursor: str | None,
-        order: str,
-        **filters: Unpack[SessionFilters],
+        self, tx: Tx, *, limit: int, offset: int, cursor: str | None, order: str, **filters: Unpack[SessionFilters]
     ) -> tuple[list[JsonObject], dict[str, JsonObject], int]:
         """A page of a list, extra facts by session id (`around_sessions`), and the length of the whole list."""
         sessions = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **filters)
@@ -194,12 +190,6 @@ def _after_cursor(
     if not searching:
         return f"WHERE {later}", [value, last]
     return f"WHERE rank > ? OR (rank = ? AND {later})", [last_rank, last_rank, value, last]
-
-
-def _list_entry(row: Record, order: str) -> JsonObject:
-    session = session_fields(row)
-    rank = session.pop("rank")
-    return {**session, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
 
 
 def is_inside(cwd: str | None, folder: str) -> bool:

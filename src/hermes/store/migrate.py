@@ -168,7 +168,7 @@ class _Migration:
             lambda tx: tx.value("SELECT count(*) FROM runs WHERE ended_at IS NULL")
         )
         mark = target.mark()
-        if mark is None and self._holds_rows():
+        if mark is None and any(rows for name, rows in target.counts().items() if name not in _NOT_COUNTED):
             self._expect_same()
             report.is_unchanged = True
             return report
@@ -193,9 +193,6 @@ class _Migration:
             )
         self._finish()
         return report
-
-    def _holds_rows(self) -> bool:
-        return any(rows for name, rows in self._target.counts().items() if name not in _NOT_COUNTED)
 
     def _expect_same(self) -> None:
         """A target that is not empty must equal the source: an earlier call was complete."""

@@ -88,9 +88,7 @@ def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
     return reads(method, slow=True)
 
 
-def reads_slowly_with(
-    *names: str,
-) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Method[P, R]]:
+def reads_slowly_with(*names: str) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Method[P, R]]:
     """Like `reads`; slow (many rows) if one of these arguments is given."""
 
     def mark(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:

@@ -188,12 +188,7 @@ class ResponseStore(Repository):
 
     @writes
     def add_conversation_items(
-        self,
-        tx: Tx,
-        conversation_id: str,
-        owner: str,
-        items: Sequence[JsonMapping],
-        response_id: str | None = None,
+        self, tx: Tx, conversation_id: str, owner: str, items: Sequence[JsonMapping], response_id: str | None = None
     ) -> list[JsonObject]:
         """Append items to a conversation; those of a response only once. Returns them as stored: an id that another
         item of the conversation has is replaced."""

@@ -40,18 +40,8 @@ _PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # Fields of a spec with columns of their own; older rows have them in both places.
 _SPEC_COLUMNS = ("run_id", "owner", "kind", "session_id", "response_id", "session_key", "source", "job_id")
 _STATE_COLUMNS = (
-    "status",
-    "ended_at",
-    "started_at",
-    "last_event",
-    "last_seq",
-    "failure",
-    "error",
-    "usage",
-    "final_row",
-    "route",
-    "open",
-    "updated_at",
+    *("status", "ended_at", "started_at", "last_event", "last_seq", "failure"),
+    *("error", "usage", "final_row", "route", "open", "updated_at"),
 )
 _STATE = ", ".join(_STATE_COLUMNS)
 _LEASED_STATE = (
@@ -194,15 +184,8 @@ class Runs(Repository):
             for event in events:
                 state.apply(event)
                 if event.type == "usage" and usage is None:
-                    data = event.data
-                    count_usage(
-                        tx,
-                        session_id,
-                        data,
-                        data.get("model", ""),
-                        data.get("provider", ""),
-                        data.get("task", ""),
-                    )
+                    identity = (event.data.get(name, "") for name in ("model", "provider", "task"))
+                    count_usage(tx, session_id, event.data, *identity)
             log, first_row = _pack_events(events), rows[0].id if rows else None
             if creates is not None:
                 _create(tx, creates, state, log, events[-1].ts, first_row, opened=session is not None)
@@ -342,14 +325,9 @@ class Runs(Repository):
         before: str | None = None,
     ) -> builtins.list[RunRecord]:
         where, params = "TRUE", []
-        for sql, value in (
-            ("owner = ?", owner),
-            ("session_id = ?", session_id),
-            ("status = ?", status),
-            ("kind = ?", kind),
-        ):
+        for name, value in (("owner", owner), ("session_id", session_id), ("status", status), ("kind", kind)):
             if value is not None:
-                where += f" AND {sql}"
+                where += f" AND {name} = ?"
                 params.append(value)
         index, order = _listed_by(owner, session_id)
         if before is not None:
@@ -366,13 +344,7 @@ class Runs(Repository):
 
     @reads
     def page(
-        self,
-        tx: Tx,
-        *,
-        owner: str | None,
-        limit: int,
-        before: str | None = None,
-        **filters: Unpack[RunFilters],
+        self, tx: Tx, *, owner: str | None, limit: int, before: str | None = None, **filters: Unpack[RunFilters]
     ) -> tuple[builtins.list[RunRecord], dict[int | None, str | None], int]:
         """Runs, newest first, with the beginning of their input; their final texts; and the total. An unknown `before`
         is a `KeyError`."""
@@ -508,11 +480,7 @@ class Runs(Repository):
 
     @blocks
     def sweep(
-        self,
-        run_days: Mapping[str, float],
-        log_hours: Mapping[str, float],
-        max_stored: int,
-        now: float | None = None,
+        self, run_days: Mapping[str, float], log_hours: Mapping[str, float], max_stored: int, now: float | None = None
     ) -> dict[str, int]:
         """Delete what has passed its retention time, a few hundred rows at a time. Both tables are by kind. `run_days`
         has `""` for all others; a kind without hours keeps its log as long as the run. The newest `max_stored` of each

@@ -144,12 +144,7 @@ class Search(Repository):
 
     @reads_slowly
     def search_titles(
-        self,
-        tx: Tx,
-        query: str,
-        limit: int = 20,
-        offset: int = 0,
-        **filters: Unpack[SessionsSearched],
+        self, tx: Tx, query: str, limit: int = 20, offset: int = 0, **filters: Unpack[SessionsSearched]
     ) -> tuple[list[JsonObject], int]:
         """Sessions with these words in their titles, latest first, and how many there are."""
         where, params = title_condition(query)

@@ -64,25 +64,9 @@ class SessionRow(msgspec.Struct):
 
 # The fields of a session that its creator can set.
 CREATED_WITH = (
-    "model",
-    "model_config",
-    "instructions",
-    "system_prompt",
-    "prompt_digest",
-    "owner",
-    "user_id",
-    "session_key",
-    "parent_session_id",
-    "kind",
-    "cwd",
-    "title",
-    "base_id",
-    "pinned",
-    "workdir",
-    "toolsets",
-    "max_iterations",
-    "reasoning_effort",
-    "stateless",
+    *("model", "model_config", "instructions", "system_prompt", "prompt_digest", "owner", "user_id", "session_key"),
+    *("parent_session_id", "kind", "cwd", "title", "base_id", "pinned", "workdir", "toolsets", "max_iterations"),
+    *("reasoning_effort", "stateless"),
 )
 # A session with its prompt, for `session_fields`.
 SESSION = (

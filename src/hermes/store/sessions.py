@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         if not text or len(text) > SESSION_ID_CHARS_MAX or "\x00" in text:
             return None
         mine, params = ("AND owner = ?", [owner]) if owner is not None else ("", [])
-        for condition, value in (
-            ("id = ?", text),
-            (like("id"), f"{escaped(text)}%"),
-            ("title = ?", text),
-        ):
-            sql = f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2"
-            rows = tx.rows(sql, [value, *params])
+        for condition, value in (("id = ?", text), (like("id"), f"{escaped(text)}%"), ("title = ?", text)):
+            rows = tx.rows(f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2", [value, *params])
             if len(rows) == 1:
                 return str(rows[0][0])
         return None
@@ -228,13 +224,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
             deleted += family
         if deleted:
             messages.purge_due(tx)
-            tx.after(lambda: self._remove_folders(deleted, runs))
+            if (home := self._engine.folder) is not None:
+                tx.after(partial(remove_folders, home, deleted, runs))
             tx.after(lambda: self._engine.tell_deleted(deleted))
         return deleted
-
-    def _remove_folders(self, session_ids: Sequence[str], run_ids: Sequence[str]) -> None:
-        if (home := self._engine.folder) is not None:
-            remove_folders(home, session_ids, run_ids)
 
     @blocks
     def remove_unrecorded_folders(self, before: float) -> int:
@@ -410,17 +403,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     ) -> str:
         require(tx, session_id)
         file_id = f"file_{secrets.token_hex(12)}"
-        values = (
-            file_id,
-            session_id,
-            clean_or_none(name),
-            bytes,
-            clean_or_none(mime),
-            direction,
-            str(path),
-            time.time(),
-        )
-        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * 8)})", values)
+        texts = (clean_or_none(name), bytes, clean_or_none(mime), direction, str(path))
+        values = (file_id, session_id, *texts, time.time())
+        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * len(values))})", values)
         return file_id
 
     @reads

@@ -118,11 +118,8 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self.blocking = store
-        self.sessions, self.runs, self.leases = (
-            AsyncSessions(store.sessions),
-            AsyncRuns(store.runs),
-            AsyncLeases(store.leases),
-        )
+        self.sessions, self.runs = AsyncSessions(store.sessions), AsyncRuns(store.runs)
+        self.leases = AsyncLeases(store.leases)
         self.idempotency, self.jobs = AsyncIdempotency(store.idempotency), AsyncJobs(store.jobs)
         self.sign_ins, self.usage_days = AsyncSignIns(store.sign_ins), AsyncUsageDays(store.usage_days)
         self.owner_limits = AsyncOwnerLimits(store.owner_limits)

@@ -105,22 +105,22 @@ def page(tx: Tx, table: Table, columns: Columns, after: Sequence[Any]) -> list[t
     """The rows after a key that fit into a batch; at least one if there is one."""
     key = _list(table.key)
     where = f"({key}) > ({', '.join('?' * len(after))})" if after else "TRUE"
-    rows = f"FROM {table.name} WHERE {table.where} AND {where} ORDER BY {key} LIMIT {MIGRATE_BATCH_ROWS}"
+    source = f"FROM {table.name} WHERE {table.where} AND {where} ORDER BY {key} LIMIT {MIGRATE_BATCH_ROWS}"
     # SQLite is read row by row; PostgreSQL sends all at once.
     sql = either(
-        f"SELECT {columns.sql} {rows}",
+        f"SELECT {columns.sql} {source}",
         f"SELECT {columns.sql} FROM (SELECT *, sum(size) OVER (ORDER BY {key}) - size AS before FROM "
-        f"(SELECT {columns.sql}, {columns.bytes_sql} AS size {rows}) AS page) AS sized "
+        f"(SELECT {columns.sql}, {columns.bytes_sql} AS size {source}) AS page) AS sized "
         f"WHERE before < {MIGRATE_BATCH_BYTES} ORDER BY {key}",
     )
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     room = MIGRATE_BATCH_BYTES
     for row in tx.each(sql, after):
-        found.append(tuple(row))
+        rows.append(tuple(row))
         room -= sum(len(value) for value in row if isinstance(value, str | bytes))
         if room < 0:
             break
-    return found
+    return rows
 
 
 def insert(tx: Tx, table: Table, columns: Columns, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -47,22 +47,9 @@ class Transcripts(Repository):
         if lease_token is not None:
             check_token(tx, session_id, lease_token)
         _check_kinds(content, api_content, tool_calls, token_count, timestamp)
-        row = Row(
-            session_id,
-            role,
-            content,
-            run_id,
-            tool_calls,
-            tool_call_id,
-            tool_name,
-            finish_reason,
-            reasoning,
-            opaque,
-            api_content,
-            synthetic,
-            timestamp=time.time() if timestamp is None else float(timestamp),
-            token_count=token_count,
-        )
+        row = Row(session_id, role, content, run_id, tool_calls, tool_call_id, tool_name, finish_reason, reasoning)
+        row.opaque, row.api_content, row.synthetic, row.token_count = opaque, api_content, synthetic, token_count
+        row.timestamp = time.time() if timestamp is None else float(timestamp)
         rows.add(tx, [row])
         assert row.id is not None
         return row.id
@@ -88,11 +75,9 @@ class Transcripts(Repository):
             if value is not None:
                 where += f" AND {sql}"
                 params.append(value)  # type: ignore[arg-type]
-        end = f"ORDER BY id {order} LIMIT ? OFFSET ?"
-        return [
-            _public_fields(row)
-            for row in rows.read(tx, f"{where} {end}", [*params, SQL_ROWS_MAX if limit is None else limit, offset])
-        ]
+        page = [SQL_ROWS_MAX if limit is None else limit, offset]
+        messages = rows.read(tx, f"{where} ORDER BY id {order} LIMIT ? OFFSET ?", [*params, *page])
+        return [_public_fields(row) for row in messages]
 
     @reads
     def message_page(

@@ -51,11 +51,11 @@ class UsageDays(Repository):
             ("day >= ? AND owner = ?", (first_day, owner)) if owner is not None else ("day >= ?", (first_day,))
         )
         grouped = ", ".join([*columns, "name"])
-        found: dict[tuple[str | int, ...], dict[str, float]] = {}
+        sums: dict[tuple[str | int, ...], dict[str, float]] = {}
         for row in tx.rows(f"SELECT {grouped}, sum(value) FROM usage_days WHERE {where} GROUP BY {grouped}", values):
             *key, name, value = tuple(row)
-            found.setdefault(tuple(key), {})[name] = value
-        return dict(sorted(found.items()))
+            sums.setdefault(tuple(key), {})[name] = value
+        return dict(sorted(sums.items()))
 
     @writes
     def sweep(self, tx: Tx, first_day: int) -> int:

@@ -56,9 +56,9 @@ class OutputDecoder:
 
     def _with_colours(self, whole: str, text: str) -> str:
         """The text with its colours, unless a colour sequence could split a secret."""
-        kept = _ESCAPES.sub(lambda match: match[0] if COLOURS.fullmatch(match[0]) else "", whole)
-        kept = _STRAY.sub("", kept).replace("\r\n", "\n").replace("\x00", "\ufffd")
-        return kept if COLOURS.sub("", kept) == text == self._redact(text) else text
+        coloured = _ESCAPES.sub(lambda match: match[0] if COLOURS.fullmatch(match[0]) else "", whole)
+        coloured = _STRAY.sub("", coloured).replace("\r\n", "\n").replace("\x00", "\ufffd")
+        return coloured if COLOURS.sub("", coloured) == text == self._redact(text) else text
 
 
 class HeadAndTail:
@@ -126,11 +126,11 @@ class Spill:
 
     def __init__(self, path: Path, blocking: RunBlocking, redact: Callable[[str], str]) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
-        self.begun, self.whole = False, True
+        self.started, self.whole = False, True
         self._room, self._buffer = limits.COMMAND_OUTPUT_BYTES_KEPT, ""
 
     async def add(self, text: str) -> None:
-        self.begun = True
+        self.started = True
         if self.whole:
             self._buffer += text
             if len(self._buffer) >= _FILE_PIECE_CHARS:
@@ -170,8 +170,8 @@ class CapturedOutput:
 
     async def add(self, data: bytes, *, end: bool = False) -> None:
         text = self._decoder.feed(data, end=end)
-        if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
-            await self.spill.add(text if self.spill.begun else self.ends.text() + text)
+        if self.spill is not None and (self.spill.started or self.ends.total + len(text) > self.ends.chars_max):
+            await self.spill.add(text if self.spill.started else self.ends.text() + text)
         self.ends.add(text)
         shown = self._decoder.coloured
         for at in range(0, len(shown) if self._live.open else 0, limits.COMMAND_PIECE_CHARS):
@@ -184,7 +184,7 @@ class CapturedOutput:
 
     def text(self) -> str:
         spill = self.spill
-        if spill is None or not spill.begun:
+        if spill is None or not spill.started:
             return self.ends.text()
         part = "all of it is" if spill.whole else f"its first {limits.COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
         return self.ends.text(f"; {part} in {spill.path}")

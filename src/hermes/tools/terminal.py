@@ -186,7 +186,7 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
     status, error = ENDED[process.ended_by]
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
     answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
-    answer["spill"] = str(spill.path) if spill.begun else None
+    answer["spill"] = str(spill.path) if spill.started else None
     answer |= await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or (_LONGER if status == "timeout" else "")

@@ -36,7 +36,7 @@ RETRIED = (
 )
 _RUNS_KEY = "runs_pkey"
 # The server is stopping, starting, or no longer the primary.
-_AWAY = (
+_UNAVAILABLE = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
@@ -62,7 +62,7 @@ _REFUSED_WORDS = re.compile(
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is lost or unusable."""
-    if isinstance(error, _AWAY):
+    if isinstance(error, _UNAVAILABLE):
         return True
     # Errors of the server have a SQLSTATE; the others are the connection's.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None

@@ -449,18 +449,18 @@ MIGRATIONS = (
 def _upkeep(tx: Tx) -> Done:
     stage = tx.value("SELECT value FROM state_meta WHERE key = ?", (PURGE_DUE,))
     if stage is not None:
-        return _purge(tx, begun=stage != "1")
+        return _purge(tx, merging=stage != "1")
     done = give_back(tx)
     if done == "nothing":
         tx.execute("PRAGMA optimize")
     return done
 
 
-def _purge(tx: Tx, *, begun: bool) -> Done:
+def _purge(tx: Tx, *, merging: bool) -> Done:
     """Merge the index for a few milliseconds."""
     until = time.monotonic() + UPKEEP_STEP_S
     # A negative number starts a full merge; positive ones continue it.
-    pages = MERGED_PAGES_AT_ONCE if begun else -MERGED_PAGES_AT_ONCE
+    pages = MERGED_PAGES_AT_ONCE if merging else -MERGED_PAGES_AT_ONCE
     while True:
         before = tx.changes
         tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
@@ -470,7 +470,7 @@ def _purge(tx: Tx, *, begun: bool) -> Done:
         if time.monotonic() > until:
             break
         pages = MERGED_PAGES_AT_ONCE
-    if not begun:
+    if not merging:
         tx.execute("UPDATE state_meta SET value = '2' WHERE key = ?", (PURGE_DUE,))
     return "more"
 

@@ -36,7 +36,7 @@ class PendingCall:
     same_as: PendingCall | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
-    begun: bool = False
+    started: bool = False
     repeated: bool = False
     parent: str | None = None
     images: Sequence[str] = ()

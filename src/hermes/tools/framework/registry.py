@@ -40,10 +40,6 @@ class ToolError(ServiceError):
         self.foreign = foreign
 
 
-def _always(settings: Settings) -> str | None:
-    return None
-
-
 @dataclass(slots=True)
 class ToolContext:
     run_id: str
@@ -143,7 +139,7 @@ class ToolDef:
     effect: Effect | Callable[[Args], Effect] = "effect"
     scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
     timeout_s: float | None = TOOL_TIMEOUT_S
-    available: Callable[[Settings], str | None] = _always
+    available: Callable[[Settings], str | None] = lambda settings: None
     preview: Callable[[Args], str] = lambda args: json.dumps(msgspec.to_builtins(args), ensure_ascii=False)
     alone: bool = False
     foreign: bool = False

@@ -146,7 +146,7 @@ class ToolRound:
             return False
         if work.same_as is not None:
             return self._is_left_open(work.same_as)
-        return work.tool.resumable or not work.begun
+        return work.tool.resumable or not work.started
 
     async def nested(self, within: ToolContext, call: ToolCall) -> str:
         """Run a call that another call makes, recorded but not part of the conversation, and return its answer. Where
@@ -296,7 +296,7 @@ class ToolRound:
         event.data |= details
         event.data["args"] = redact_tree(work.args, self.redact)
         event.data["preview"] = self.redact(tool.preview(work.decoded))[: limits.PREVIEW_CHARS_MAX]
-        work.begun = True
+        work.started = True
         await self.log.append(event, sync=effect == "effect")
 
     async def _call(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> tuple[Status, Answer]:
