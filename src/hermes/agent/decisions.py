@@ -116,8 +116,8 @@ TABLE: dict[Kind, Row] = {
 }
 
 # These need something that only the caller knows: another key, another route, an image, room to grow.
-_CONDITIONAL = frozenset(
-    [
+_CONDITIONAL: frozenset[Action] = frozenset(
+    {
         "rotate",
         "fallback",
         "unstream",
@@ -129,7 +129,7 @@ _CONDITIONAL = frozenset(
         "raise_output",
         "halve_context",
         "excerpt",
-    ]
+    }
 )
 
 

@@ -41,7 +41,7 @@ async def finish_completed(turn: Turn, answer: StepResult, pending: list[ToolCal
     except StoreError as error:
         if turn.live.unrecorded:
             raise
-        log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
+        log.error("the answer of run %s could not be stored: %s", turn.live.spec.run_id, error)
         turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
     result = _result(turn, answer.text, answer.row, calls=calls)
     return {**result, "stop_sequence": sequence} if (sequence := _stop_sequence(turn, answer)) else result

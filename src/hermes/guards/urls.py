@@ -152,7 +152,7 @@ class UrlGuard:
                 content_type = content_type.strip()
                 while piece := await opened.read():
                     if not any(kind in kinds and pattern.fullmatch(content_type) for pattern, kind in _KINDS):
-                        raise FetchFailed("content_type", "The answer is of a type that is not taken here.")
+                        raise FetchFailed("content_type", "The content type of the response is not accepted here.")
                     pieces.append(piece)
         except TimeoutError:
             raise FetchFailed("timeout", f"The answer took longer than {FETCH_S_MAX:g} s.") from None

@@ -56,7 +56,7 @@ def _endpoint(url: str) -> _Endpoint:
         if parsed.scheme not in ("http", "https") or not host or port is None:
             raise ValueError
     except (ValueError, UnicodeError):
-        raise ConnectFailed("The address is no URL of http or https.") from None
+        raise ConnectFailed("The address is not an http or https URL.") from None
     name = f"[{host}]" if ":" in host else host
     authority = name if parsed.is_default_port() else f"{name}:{port}"
     return _Endpoint(parsed.scheme, host, port, authority, parsed.raw_path_qs, url)
@@ -365,7 +365,7 @@ def _head(method: str, endpoint: _Endpoint, headers: tuple[tuple[str, str], ...]
     lines += _basic_auth("Authorization", endpoint.url) if "authorization" not in names else ()
     lines += _basic_auth("Proxy-Authorization", proxy) if proxy is not None else ()
     if not all(_NAME.fullmatch(name) for name, _ in headers) or any(map(_UNFIT.search, lines)):
-        raise ConnectFailed("A header of the request has no fit name, or holds a line break.")
+        raise ConnectFailed("A header of the request has an invalid name, or a line break in its value.")
     return "\r\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 

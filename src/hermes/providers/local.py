@@ -30,18 +30,10 @@ _CAPABILITIES = Capabilities(
     toolsets=frozenset({"file", "terminal", "web", "memory", "session_search", "cronjob", "skills"}),
 )
 # The parts of a schema that the grammar can enforce; the rest is validated when the call is made.
-_SCHEMA_KEYS = [
-    "type",
-    "properties",
-    "required",
-    "items",
-    "enum",
-    "const",
-    "anyOf",
-    "oneOf",
-    "minimum",
+_SCHEMA_KEYS = (
+    *("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "minimum"),
     "additionalProperties",
-]
+)
 _ANY: JsonObject = {"type": "object"}
 _TEXT: JsonObject = {"type": "string"}
 _DEEP = 6

@@ -6,7 +6,7 @@ import json
 
 # Fields of results that tell a small model nothing.
 _NOISE = frozenset(
-    [
+    {
         "cwd",
         "duration_ms",
         "total_lines",
@@ -34,9 +34,9 @@ _NOISE = frozenset(
         "url",
         "categories",
         "diff",
-    ]
+    }
 )
-# The only fields that are shown of some tools' results, and what an empty result means.
+# The only fields that are told of some tools' results, and what an empty result means.
 _FIELDS = {
     "cronjob": ("jobs", "id", "prompt", "next_times", "removed"),
     "write_file": ("diagnostics",),

@@ -247,7 +247,7 @@ class Admissions:
                 except StoreError as error:
                     if not may_go_unrecorded(spec):
                         raise
-                    log.warning("the conversation of run %s could not be looked for: %s", spec.run_id, error)
+                    log.warning("the conversation of run %s could not be searched: %s", spec.run_id, error)
             if lease is None:
                 left_s = None if until is None else max(0.0, until - time.monotonic())
                 lease = await self.leases.acquire(

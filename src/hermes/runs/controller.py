@@ -100,7 +100,7 @@ class Controller:
             try:
                 await self.take(run_ids)
             except StoreError as error:
-                log.warning("controls of other processes could not be looked for: %s", error)
+                log.warning("controls of other processes could not be read: %s", error)
 
     def attach(self, run_id: str) -> object:
         owner = object()

@@ -172,7 +172,7 @@ class TailJournal:
             try:
                 self._bus.publish(event.run_id, event)
             except Exception:
-                log.exception("an event of run %s could not be given to a reader", event.run_id)
+                log.exception("an event of run %s could not be delivered to a reader", event.run_id)
 
     def _rotate(self) -> None:
         """Start another file. The old one is deleted when the database has its content."""

@@ -287,7 +287,7 @@ class Lifecycle:
             try:
                 listener(self._engine.by_id[event.run_id], event)
             except Exception:  # a listener must not harm the run
-                log.exception("the event %s of run %s was not heard", event.type, event.run_id)
+                log.exception("a listener failed on the event %s of run %s", event.type, event.run_id)
 
     # --- at work ------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class Recovery:
             try:
                 await self.resume_all()
             except StoreError as error:
-                log.warning("runs that were cut off could not be looked for: %s", error)
+                log.warning("interrupted runs could not be listed: %s", error)
             with contextlib.suppress(TimeoutError):
                 scan_s = RESUME_SCAN_S if self._engine.replica_leases is None else REPLICA_SCAN_S
                 await asyncio.wait_for(self._look.wait(), scan_s)
@@ -65,7 +65,7 @@ class Recovery:
         except StoreError:
             raise
         except Exception:
-            log.exception("the run %s could not be taken up", record.spec.run_id)
+            log.exception("the run %s could not be resumed", record.spec.run_id)
             return False
 
     async def _resume_of_replicas(self) -> list[str]:
@@ -248,7 +248,7 @@ class Recovery:
         if record.state.started_at is None and self._engine.work_queue is not None:
             resumption.next_seq = events[-1].seq + 1  # nothing was shown beyond what is stored
         else:
-            log.info("run %s is taken up again (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
+            log.info("run %s is resumed (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
         live = self._lifecycle.make_live(spec, resumption.next_seq - 1, record.state)
         live.resumption, live.log.token = resumption, token
         live.controls.seen |= resumption.controls

@@ -65,4 +65,4 @@ class ReplicaLeases:
             try:
                 await self._leases.release(name, token)
             except StoreError as error:
-                log.warning("the lease %s could not be given back: %s", name, error)
+                log.warning("the lease %s could not be released: %s", name, error)

@@ -111,5 +111,5 @@ def _after(expr: str, after: float, zone: tzinfo) -> float:
         while (candidate := times.get_next(datetime)).fold and not hourly:
             pass
     except (ValueError, KeyError, OverflowError) as error:
-        raise BadSchedule(f"{expr!r} is no cron line whose time will come: {error}.") from None
+        raise BadSchedule(f"{expr!r} is not a cron expression that will ever be due: {error}.") from None
     return float(candidate.timestamp())

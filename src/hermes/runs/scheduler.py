@@ -48,9 +48,9 @@ class Scheduler:
                 if not self._engine.draining and self._leads():
                     await self.look()
             except (StoreError, Refused) as error:
-                log.warning("jobs could not be looked after: %s", error)
+                log.warning("jobs could not be checked: %s", error)
             except Exception:  # one defect must not end all jobs
-                log.exception("jobs could not be looked after")
+                log.exception("jobs could not be checked")
             await asyncio.sleep(JOB_LOOK_S)
 
     async def look(self) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
             try:
                 fields = await self._begin(job, now)
             except Refused as error:
-                log.warning("the job %s is not begun: %s", job["id"], error)
+                log.warning("the job %s was not started: %s", job["id"], error)
                 # The session will not become the job's by waiting; any other refusal passes.
                 never = error.code == "session_not_found"
                 failed = {"last_status": "failed", "last_error": str(error)}
@@ -99,7 +99,7 @@ class Scheduler:
         try:
             await deliver_due(self._engine, self._jobs, job, self._deliver, self._clock)
         except StoreError as error:
-            log.warning("the delivery of the job %s is put off: %s", job["id"], error)
+            log.warning("the delivery of the job %s is postponed: %s", job["id"], error)
         finally:
             del self._deliveries[job["id"]]
 

@@ -93,7 +93,7 @@ class WorkQueue:
             try:
                 await self._take_next()
             except StoreError as error:
-                log.warning("queued runs could not be looked for: %s", error)
+                log.warning("queued runs could not be listed: %s", error)
                 await asyncio.sleep(STORE_POLL_S)
 
     async def _take_next(self) -> None:
@@ -126,7 +126,7 @@ class WorkQueue:
             if live is not None:
                 await self._engine.lifecycle.wait_until_ended(live)
         except StoreError as error:  # its process is alive, so it is resumed once its lease has expired
-            log.warning("the queued run %s could not be begun: %s", record.spec.run_id, error)
+            log.warning("the queued run %s could not be started: %s", record.spec.run_id, error)
             with contextlib.suppress(StoreError):
                 await self._engine.store.runs.offer(record.spec.run_id)
         finally:
@@ -154,7 +154,7 @@ class WorkQueue:
         self._working.discard(task)
         self._ended.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a queued run could not be begun", exc_info=error)
+            log.error("a queued run could not be started", exc_info=error)
 
     # --- what was lost, and what waits too long -------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class WorkQueue:
                 await self._end_overdue()
                 await self._put_again()
             except StoreError as error:
-                log.warning("queued runs could not be looked after: %s", error)
+                log.warning("queued runs could not be checked: %s", error)
 
     async def _end_overdue(self) -> None:
         wait_s = self._engine.limits.submitted_wait_s

@@ -181,7 +181,7 @@ class Process:
     def _finish(self, task: asyncio.Task[int]) -> None:
         failed = task.cancelled() or task.exception() is not None
         if failed and not task.cancelled():
-            log.error("process %s is no longer looked after", self.pid, exc_info=task.exception())
+            log.error("the supervision of process %s has failed", self.pid, exc_info=task.exception())
         if failed and self._child.poll() is None:  # the loop is shut down: nobody else waits for it
             self._handle.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):

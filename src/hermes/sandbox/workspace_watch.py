@@ -176,7 +176,7 @@ class WorkspaceWatch:
         try:
             look(path)
         except Exception:
-            log.warning("%s could not be looked at", path, exc_info=True)
+            log.warning("%s could not be checked", path, exc_info=True)
             self._needs_rescan = True
 
     def _look_everywhere(self) -> None:

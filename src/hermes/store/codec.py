@@ -62,7 +62,7 @@ def _pack_anyhow(value: object) -> str:
     try:
         return json.dumps(cleaned(value), ensure_ascii=False)
     except RecursionError:
-        placeholder = {"type": "text", "text": "[Nested too deeply to be kept.]"}
+        placeholder = {"type": "text", "text": "[Nested too deeply to be stored.]"}
         return json.dumps([placeholder] if isinstance(value, list) else placeholder)
 
 

@@ -178,7 +178,7 @@ class Engine(ABC):
             try:
                 act()
             except Exception:
-                log.exception("what was to follow a change of %s", self.place)
+                log.exception("a callback after a commit to %s failed", self.place)
 
     def tell_deleted(self, session_ids: Sequence[str]) -> None:
         for listen in tuple(self.deletion_listeners):

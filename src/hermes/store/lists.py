@@ -185,7 +185,7 @@ def _after_cursor(
     elif match is not None:
         last_rank, value, last = int(match[1]), float(match[2]), match[3]
     else:
-        raise ValueError("The cursor is none of those that a list of sessions gives.")
+        raise ValueError("The cursor is not valid.")
     later = f"({order}, id) < (?, ?)"
     if not searching:
         return f"WHERE {later}", [value, last]
@@ -210,5 +210,5 @@ def escaped(text: str) -> str:
 
 def _check_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"`{name}` is a whole number, not negative.")
+        raise ValueError(f"`{name}` must be a non-negative integer.")
     return value

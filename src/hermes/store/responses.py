@@ -20,7 +20,7 @@ from hermes.store.dialect import either, json_text
 from hermes.store.engine import Engine, Tx
 from hermes.store.repository import Repository, blocks, reads, reads_slowly, writes
 from hermes.store.sqlite.engine import SqliteEngine
-from hermes.store.sqlite.response_schema import RESPONSES
+from hermes.store.sqlite.schema import RESPONSES
 
 log = logging.getLogger(__name__)
 

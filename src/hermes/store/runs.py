@@ -180,7 +180,7 @@ class Runs(Repository):
                 event.data[name] = row.id
         if events:
             if state.ended_at is not None or events[0].seq <= state.last_seq:
-                raise LeaseLost(f"The log of {run_id} was gone on with by somebody else.")
+                raise LeaseLost(f"The log of {run_id} was continued by another process.")
             for event in events:
                 state.apply(event)
                 if event.type == "usage" and usage is None:
@@ -262,7 +262,7 @@ class Runs(Repository):
         limit = max(1, limit)
         expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
         if expired:
-            raise EventsExpired(f"The events of {run_id} are no longer kept.")
+            raise EventsExpired(f"The events of {run_id} are no longer stored.")
         following = (event for event in _events(tx, run_id, after) if event.seq > after)
         page = list(islice(following, limit))
         # A message that is completed after this page may have started in it.

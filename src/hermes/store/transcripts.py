@@ -156,7 +156,7 @@ class Transcripts(Repository):
         require(tx, session_id)
         before, removed = _split_transcript(tx, session_id, message_id)
         if not removed or removed[0].role != "user":
-            raise ValueError(f"{message_id} is no message of the user in this session.")
+            raise ValueError(f"{message_id} is not a user message of this session.")
         _take_back(tx, session_id, before, removed)
         return {
             "rewound_count": len(removed),
@@ -231,7 +231,7 @@ def _check_kinds(
     if not (tool_calls is None or _objects(tool_calls)):
         raise ValueError("`tool_calls` is a list of calls.")
     if not (token_count is None or (isinstance(token_count, int) and 0 <= token_count < 2**63)):
-        raise ValueError("`token_count` is a whole number, not negative.")
+        raise ValueError("`token_count` must be a non-negative integer.")
     if not (timestamp is None or (isinstance(timestamp, int | float) and math.isfinite(timestamp))):
         raise ValueError("`timestamp` is a number of seconds.")
 

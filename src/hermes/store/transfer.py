@@ -97,7 +97,7 @@ class Transfer(Repository):
         """Import sessions for an owner. One invalid document rejects all of them; an existing session is skipped. With
         `hide_others` an id of another owner is reported like an invalid one."""
         if on_conflict != "skip":
-            raise ValueError("`on_conflict` can only be 'skip': what is there already stays.")
+            raise ValueError("`on_conflict` can only be 'skip': existing sessions are kept.")
         batch = list(items)
         errors = _faults(batch)
         if errors:
@@ -176,7 +176,7 @@ def _check(item: object, seen: set[str]) -> None:
         raise ValueError(f"`format` is not '{FORMAT}'.")
     session_id = checked_id(item.get("id"))
     if session_id in seen:
-        raise ValueError(f"The session '{session_id}' is there twice.")
+        raise ValueError(f"The session '{session_id}' appears twice.")
     seen.add(session_id)
     for name, types in _OF_SESSION.items():
         if name in item and (not isinstance(item[name], types) or (isinstance(item[name], bool) and bool not in types)):
@@ -189,7 +189,7 @@ def _check(item: object, seen: set[str]) -> None:
     if item.get("parent_session_id") is not None:
         checked_id(item["parent_session_id"])
     if item.get("kind", "root") not in ("root", "branch", "delegate", "job"):
-        raise ValueError("`kind` is not one of those that sessions have.")
+        raise ValueError("`kind` is not a kind of session.")
     plain_title(item.get("title"))
     for name in ("messages", "model_messages"):
         if not isinstance(item.get(name, []), list):
@@ -197,7 +197,7 @@ def _check(item: object, seen: set[str]) -> None:
         for index, message in enumerate(item.get(name, [])):
             _check_message(f"{name}[{index}]", message)
     if (count := len(_messages(item))) > IMPORT_ROWS_MAX:
-        raise ValueError(f"A session of {count} messages; at most {IMPORT_ROWS_MAX} are taken.")
+        raise ValueError(f"A session of {count} messages; at most {IMPORT_ROWS_MAX} can be imported.")
     usage = item.get("usage", [])
     if not isinstance(usage, list) or not all(isinstance(entry, Mapping) for entry in usage):
         raise ValueError("`usage` is a list of objects.")
@@ -212,7 +212,7 @@ def _check(item: object, seen: set[str]) -> None:
 
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, int | float) and not 0 <= value < 2**63:
-        raise ValueError(f"`{name}` is not a number that can be kept.")
+        raise ValueError(f"`{name}` is not a number in range.")
 
 
 def _messages(item: JsonMapping) -> list[JsonMapping]:

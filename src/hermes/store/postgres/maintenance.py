@@ -27,7 +27,7 @@ _SIZES = (
 
 def backup(engine: PostgresEngine, path: Path) -> None:
     hint = "pg_dump, or hermes migrate --from postgresql://… --to sqlite:///copy.db"
-    raise StoreError("A database server is copied with its own tools.", where=engine.place, hint=hint)
+    raise StoreError("Back up a database server with its own tools.", where=engine.place, hint=hint)
 
 
 def check(engine: PostgresEngine, deep: bool, progress: Callable[[str], None]) -> list[str]:

@@ -15,9 +15,9 @@ from hermes.store.engine import MARK_SQL
 from hermes.store.postgres import commits
 from hermes.store.postgres.connections import ADAPTERS
 from hermes.store.postgres.errors import refused_at_start
-from hermes.store.postgres.rows import make_rows
 from hermes.store.postgres.schema import MIGRATIONS
 from hermes.store.postgres.waiting import LoopConnection, ThreadConnection
+from hermes.store.postgres.wire import make_rows
 
 SERVER_VERSION_MIN = 140_000
 # A server that no longer answers is given up after seconds instead of minutes.

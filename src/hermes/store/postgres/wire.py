@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -20,7 +21,6 @@ from psycopg.adapt import Transformer
 from hermes.core import limits
 from hermes.core.limits import PG_PREPARED_MAX, PG_PREPARED_USES_MIN
 from hermes.store.engine import Params
-from hermes.store.postgres.rows import row_type
 from hermes.store.postgres.waiting import close_now
 
 Statement = tuple[bytes, Params]
@@ -31,6 +31,33 @@ _TUPLES = pq.ExecStatus.TUPLES_OK
 _uses: Counter[bytes] = Counter()
 
 
+class Row(tuple[Any, ...]):
+    """A row of a result; each set of column names has a subclass with its `columns`."""
+
+    __slots__ = ()
+    columns: ClassVar[dict[str, int]] = {}
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple.__getitem__(self, self.columns[key] if type(key) is str else key)
+
+    def keys(self) -> Sequence[str]:
+        return list(self.columns)
+
+
+@lru_cache(maxsize=512)
+def row_type(names: tuple[bytes, ...]) -> type[Row]:
+    columns = {name.decode(): index for index, name in enumerate(names)}
+    return type("Row", (Row,), {"__slots__": (), "columns": columns})
+
+
+def make_rows(cursor: Any) -> Callable[[Sequence[Any]], Any]:
+    """The row factory of psycopg's own cursors."""
+    result: pq.abc.PGresult | None = cursor.pgresult
+    if result is None or not result.nfields:
+        return tuple
+    return row_type(tuple([result.fname(index) or b"" for index in range(result.nfields)]))
+
+
 def _encode(value: Any) -> bytes | None:
     if value is None:
         return None
@@ -38,7 +65,7 @@ def _encode(value: Any) -> bytes | None:
     if kind is str:
         text = str(value).encode()
         if b"\x00" in text:
-            raise UnicodeEncodeError("utf-8", value, 0, 1, "PostgreSQL keeps no NUL")
+            raise UnicodeEncodeError("utf-8", value, 0, 1, "PostgreSQL does not store NUL")
         return text
     if kind is bool:
         return b"t" if value else b"f"

@@ -32,9 +32,8 @@ from hermes.core.limits import (
 from hermes.store.base import StoreError, StoreReadOnly
 from hermes.store.engine import MARK_SQL, Engine, Maintenance, TimeUp, Work
 from hermes.store.sqlite import opening
-from hermes.store.sqlite.connections import Connection, Done, Schema, Tx, file_id, is_busy, patiently, watch
+from hermes.store.sqlite.connections import Connection, Done, Readers, Schema, Tx, file_id, is_busy, patiently, watch
 from hermes.store.sqlite.errors import Index, explained
-from hermes.store.sqlite.readers import Readers
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

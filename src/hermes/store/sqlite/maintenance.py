@@ -38,7 +38,7 @@ _PART_OF = {table: part for part, tables in _PARTS.items() for table in tables}
 
 def backup(engine: SqliteEngine, target: Path) -> None:
     if target.exists():
-        raise StoreError("There is such a file already.", where=str(target), hint="name another one")
+        raise StoreError("The file exists already.", where=str(target), hint="name another one")
     try:
         make_private_folder(target.parent)
         os.close(private_opener(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))

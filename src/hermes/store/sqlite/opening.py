@@ -191,7 +191,7 @@ def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *,
         raise StoreError("The file is a database of another program.", where=str(path))
     if current and version < schema.version:
         raise StoreError(
-            "The database is of an older Hermes and has to be brought up to date first.",
+            "The database was written by an older Hermes and has to be migrated first.",
             where=str(path),
             hint="open it once for writing: hermes sessions list",
         )
