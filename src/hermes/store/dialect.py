@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from functools import lru_cache
 from itertools import count
+from typing import Any
 
 _EITHER = re.compile(r"(?:/\*sqlite\*/.*?)?/\*pg ?(.*?)\*/", re.DOTALL)
 
@@ -20,6 +22,16 @@ def translate(sql: str) -> bytes:
     """The statement for PostgreSQL, with its placeholders."""
     numbers = count(1)
     return re.sub(r"\?", lambda _: f"${next(numbers)}", _EITHER.sub(r"\1", sql)).encode()
+
+
+def placeholders(values: Sized) -> str:
+    return ", ".join("?" * len(values))
+
+
+def all_of(*conditions: tuple[str, Any]) -> tuple[str, list[Any]]:
+    """The conjunction of those conditions whose value is given, and the values."""
+    chosen = [condition for condition in conditions if condition[1] is not None]
+    return " AND ".join(["TRUE", *(sql for sql, _ in chosen)]), [value for _, value in chosen]
 
 
 def index_hint(name: str) -> str:

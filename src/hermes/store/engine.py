@@ -24,6 +24,7 @@ R = TypeVar("R")
 Work = Callable[[Any], R]
 Params = Sequence[Any]
 Backend = Literal["sqlite", "postgres"]
+SET_META = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 # The mark of an unfinished migration in its target.
 MARK_SQL = f"SELECT value FROM state_meta WHERE key = '{MIGRATION}'"
 

@@ -14,7 +14,7 @@ from hermes.core.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_RO
 from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import checked_id, clean, text_of
-from hermes.store.dialect import is_same
+from hermes.store.dialect import is_same, placeholders
 from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.engine import Record, Tx
 from hermes.store.leases import LEASE_COLUMNS, NEXT_TOKEN, held_by, is_free
@@ -113,10 +113,9 @@ def _waiting_sessions(tx: Tx, call_ids: Sequence[str], owner: str, session_key: 
     """Sessions in which these calls wait for the client, and whether a turn may be recorded there by content."""
     if not call_ids:
         return {}
-    placeholders = ", ".join("?" * len(call_ids))
     sql = (
         "SELECT DISTINCT s.id, s.base_id FROM pending_calls p JOIN sessions s ON s.id = p.session_id "
-        f"WHERE p.owner = ? AND p.call_id IN ({placeholders}) AND p.expires_at > ? AND s.owner = ? "
+        f"WHERE p.owner = ? AND p.call_id IN ({placeholders(call_ids)}) AND p.expires_at > ? AND s.owner = ? "
         f"AND {is_same('s.session_key')}"
     )
     sessions = tx.rows(sql, (owner, *call_ids, time.time(), owner, session_key))

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import BRANCHES_MAX, SESSION_ID_CHARS_MAX
-from hermes.store.dialect import index_hint, like
+from hermes.store.dialect import all_of, index_hint, like, placeholders
 from hermes.store.engine import Tx
 from hermes.store.repository import Repository, reads, reads_slowly, reads_slowly_with
 from hermes.store.rows import TRANSCRIPT
@@ -116,8 +116,7 @@ class Lists(Repository):
                 break
             root = parent
         ids = [row[0] for row in tx.rows(_FORKS, (root, BRANCHES_MAX))]
-        placeholders = ", ".join("?" * len(ids))
-        sql = f"SELECT {_SHOWN_IN_LISTS} FROM sessions WHERE id IN ({placeholders}) ORDER BY started_at, id"
+        sql = f"SELECT {_SHOWN_IN_LISTS} FROM sessions WHERE id IN ({placeholders(ids)}) ORDER BY started_at, id"
         rows = [session_fields(row) for row in tx.rows(sql, ids)]
         return [(row, int(tx.value(_SHARED, (row["id"],)) or 0)) for row in rows]
 
@@ -126,9 +125,11 @@ class Lists(Repository):
         """Facts about sessions beside their rows: the active run, a parent of the same owner, prompts."""
         if not session_ids:
             return {}
-        placeholders = ", ".join("?" * len(session_ids))
-        details = {row["id"]: dict(row) for row in tx.rows(f"{_AROUND} WHERE s.id IN ({placeholders})", session_ids)}
-        at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({placeholders})", session_ids)
+        details = {
+            row["id"]: dict(row)
+            for row in tx.rows(f"{_AROUND} WHERE s.id IN ({placeholders(session_ids)})", session_ids)
+        }
+        at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({placeholders(session_ids)})", session_ids)
         # The first that has started, or else the first that waits.
         for row in sorted(at_work, key=lambda run: (run["started_at"] is None, run["created_at"]), reverse=True):
             if row["session_id"] in details:
@@ -137,31 +138,26 @@ class Lists(Repository):
 
 
 def _condition(filters: SessionFilters) -> tuple[str, list[str]]:
-    where: list[str] = ["TRUE"]
-    params: list[str] = []
     archived, search, cwd_prefix = filters.get("archived", False), filters.get("search"), filters.get("cwd_prefix")
+    owner, source, session_key = filters.get("owner"), filters.get("source"), filters.get("session_key")
+    where, params = all_of(("source = ?", source), ("owner = ?", owner), ("session_key = ?", session_key))
     if (pinned := filters.get("pinned")) is not None:
-        where.append("pinned" if pinned else "NOT pinned")
+        where += " AND pinned" if pinned else " AND NOT pinned"
     if not filters.get("include_children"):
-        where.append("kind != 'delegate'")
+        where += " AND kind != 'delegate'"
     if archived not in ("all", True, False):
         raise ValueError("`archived` is true, false or 'all'.")
     if archived != "all":
-        where.append("archived" if archived else "NOT archived")
-    values = {"source": filters.get("source"), "owner": filters.get("owner"), "session_key": filters.get("session_key")}
-    for name, value in values.items():
-        if value is not None:
-            where.append(f"{name} = ?")
-            params.append(value)
+        where += " AND archived" if archived else " AND NOT archived"
     if cwd_prefix is not None:
-        where.append(INSIDE)
+        where += f" AND {INSIDE}"
         params += folder_of(cwd_prefix)
     if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
-        where.append("FALSE")
+        where += " AND FALSE"
     elif search:
-        where.append(f"({like('title')} OR {like('id')})")
+        where += f" AND ({like('title')} OR {like('id')})"
         params += [f"%{escaped(search)}%"] * 2
-    return " AND ".join(where), params
+    return where, params
 
 
 def _rank(search: str | None) -> tuple[str, list[str]]:

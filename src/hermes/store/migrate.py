@@ -18,7 +18,7 @@ from hermes.core.limits import MIGRATE_USERS_POLL_S, MIGRATE_USERS_S_MAX
 from hermes.store import tables
 from hermes.store.base import MIGRATION, StoreBusy, StoreError, StoreRuleBroken
 from hermes.store.dialect import either
-from hermes.store.engine import MARK_SQL, Engine, Tx
+from hermes.store.engine import MARK_SQL, SET_META, Engine, Tx
 from hermes.store.stores import Store, is_server, path_of, place_of, store_at
 from hermes.store.tables import COUNTERS, TABLES, Columns, Table
 
@@ -30,7 +30,6 @@ _CONNECTIONS = either(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
     "AND application_name = current_setting('application_name')",
 )
-_SET_MARK = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
 class NoSource(HermesError):
@@ -254,7 +253,7 @@ class _Migration:
 
     def _note(self, tx: Tx, table: str, after: list[Any]) -> None:
         mark = {"source": self._source.place, "table": table, "after": after}
-        tx.execute(_SET_MARK, (MIGRATION, json.dumps(mark)))
+        tx.execute(SET_META, (MIGRATION, json.dumps(mark)))
 
     def _finish(self) -> None:
         self._target.state.write(lambda tx: tx.execute("DELETE FROM state_meta WHERE key = ?", (MIGRATION,)), sync=True)

@@ -6,6 +6,7 @@ import hashlib
 import time
 
 from hermes.core.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
+from hermes.store.dialect import placeholders
 from hermes.store.engine import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
 
@@ -40,8 +41,9 @@ class Prompts(Repository):
 
     @writes
     def _remove(self, tx: Tx, digests: list[str], before: float) -> int:
-        placeholders = ", ".join("?" * len(digests))
-        return tx.change(f"DELETE FROM prompts WHERE sha256 IN ({placeholders}) AND used_at < ?", (*digests, before))
+        return tx.change(
+            f"DELETE FROM prompts WHERE sha256 IN ({placeholders(digests)}) AND used_at < ?", (*digests, before)
+        )
 
 
 def put(tx: Tx, text: str) -> str:

@@ -29,7 +29,7 @@ from hermes.store.codec import (
 )
 from hermes.store.dialect import either, greatest, in_json_list
 from hermes.store.digests import continued, digest_of, encoded, is_current
-from hermes.store.engine import Record, Tx
+from hermes.store.engine import SET_META, Record, Tx
 from hermes.store.words import ts_vector
 
 T = TypeVar("T")
@@ -383,11 +383,8 @@ def _same(old: Row, new: Row) -> bool:
 
 def purge_due(tx: Tx) -> None:
     """Schedule the removal of deleted rows from the search index."""
-    if tx.backend == "postgres":
-        return  # they are deleted with their rows
-    tx.execute(
-        "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = excluded.value", (PURGE_DUE,)
-    )
+    if tx.backend == "sqlite":  # in PostgreSQL they are deleted with their rows
+        tx.execute(SET_META, (PURGE_DUE, "1"))
 
 
 def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -> Iterator[T]:

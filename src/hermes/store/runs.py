@@ -17,7 +17,17 @@ from hermes.core.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
-from hermes.store.dialect import CLOCK, FOR_SHARE, FOR_UPDATE, FOR_UPDATE_SKIP_LOCKED, either, index_hint, not_indexed
+from hermes.store.dialect import (
+    CLOCK,
+    FOR_SHARE,
+    FOR_UPDATE,
+    FOR_UPDATE_SKIP_LOCKED,
+    all_of,
+    either,
+    index_hint,
+    not_indexed,
+    placeholders,
+)
 from hermes.store.engine import Record, Tx
 from hermes.store.history_match import FreeSession, find_free_session
 from hermes.store.leases import acquire_free, current_token, release
@@ -268,8 +278,9 @@ class Runs(Repository):
         # A message that is completed after this page may have started in it.
         later = list(islice((event for event in following if event.type in _CLOSING), 2))
         row_ids = [e.data["row"] for e in (*page, *later) if e.type == "message.completed"]
-        placeholders = ", ".join("?" * len(row_ids))
-        texts = {row.id: row for row in messages.read(tx, f"id IN ({placeholders})", row_ids)} if row_ids else {}
+        texts = (
+            {row.id: row for row in messages.read(tx, f"id IN ({placeholders(row_ids)})", row_ids)} if row_ids else {}
+        )
         if streams is None:
             streams = joined(_partials(tx, run_id), tails)
         return list(islice(replay(run_id, page, texts.get, streams, after, later), limit))
@@ -324,15 +335,11 @@ class Runs(Repository):
         limit: int | None = None,
         before: str | None = None,
     ) -> builtins.list[RunRecord]:
-        where, params = "TRUE", []
-        for name, value in (("owner", owner), ("session_id", session_id), ("status", status), ("kind", kind)):
-            if value is not None:
-                where += f" AND {name} = ?"
-                params.append(value)
         index, order = _listed_by(owner, session_id)
-        if before is not None:
-            where += f" AND ({order}) < (SELECT {order} FROM runs WHERE run_id = ?)"
-            params.append(before)
+        where, params = all_of(
+            *(("owner = ?", owner), ("session_id = ?", session_id), ("status = ?", status), ("kind = ?", kind)),
+            (f"({order}) < (SELECT {order} FROM runs WHERE run_id = ?)", before),
+        )
         sql = f"{_SELECT} {index} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         return [_record_of(row) for row in tx.rows(sql, [*params, SQL_ROWS_MAX if limit is None else limit])]
 
@@ -358,7 +365,7 @@ class Runs(Repository):
         }
         for name, values in chosen.items():
             if values:
-                where += f" AND {name} IN ({', '.join('?' * len(values))})"
+                where += f" AND {name} IN ({placeholders(values)})"
                 params += values
         index, order = _listed_by(owner, session_id or None)
         counted_by = index_hint("runs_session" if session_id else "runs_owner")
@@ -368,13 +375,12 @@ class Runs(Repository):
             if last is None or owner not in (None, last["owner"]):
                 raise KeyError(before)
             position = last[1:]
-            where += f" AND ({order}) < ({', '.join('?' * len(position))})"
+            where += f" AND ({order}) < ({placeholders(position)})"
             params += position
         sql = f"SELECT {_SUMMARY_COLUMNS} FROM runs {index} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         records = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
         rows = [record.state.final_row for record in records if record.state.final_row is not None]
-        placeholders = ", ".join("?" * len(rows))
-        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({placeholders})", rows) if rows else []
+        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({placeholders(rows)})", rows) if rows else []
         return records, {row["id"]: row["content"] for row in texts}, total
 
     @writes
@@ -465,8 +471,7 @@ class Runs(Repository):
     @reads
     def controlled(self, tx: Tx, run_ids: Sequence[str]) -> builtins.list[str]:
         """Which of these runs have controls that nobody has taken."""
-        placeholders = ", ".join("?" * len(run_ids))
-        sql = f"SELECT DISTINCT run_id FROM run_controls WHERE taken_at IS NULL AND run_id IN ({placeholders})"
+        sql = f"SELECT DISTINCT run_id FROM run_controls WHERE taken_at IS NULL AND run_id IN ({placeholders(run_ids)})"
         return [row[0] for row in tx.rows(sql, run_ids)]
 
     @writes
@@ -512,7 +517,7 @@ class Runs(Repository):
 
     @writes
     def _drop_runs(self, tx: Tx, kind: str, other_kinds: tuple[str, ...], before: float, now: float) -> int:
-        condition = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(other_kinds))})"
+        condition = "kind = ?" if kind else f"kind NOT IN ({placeholders(other_kinds)})"
         return tx.change(
             "DELETE FROM runs WHERE run_id IN "
             f"(SELECT run_id FROM runs WHERE {condition} AND ended_at < ? AND {_UNCLAIMED} LIMIT ?)",

@@ -25,7 +25,7 @@ from hermes.core.limits import (
     SORTED_MATCHES_MAX,
 )
 from hermes.store.codec import clean, spaced, unspaced
-from hermes.store.dialect import either, index_hint, like, not_indexed
+from hermes.store.dialect import either, index_hint, like, not_indexed, placeholders
 from hermes.store.engine import Record, TimeUp, Tx
 from hermes.store.lists import escaped
 from hermes.store.repository import Repository, reads_slowly
@@ -229,7 +229,7 @@ class _Matches:
         if not ids:
             results.complete = complete
             return results
-        matched = self.tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
+        matched = self.tx.rows(_SHOWN.format(ids=placeholders(ids)), [message_id for message_id, _ in ids])
         rows = {row["id"]: row for row in matched}
         for message_id, score in ids:
             if (row := rows.get(message_id)) is not None:
@@ -255,7 +255,7 @@ class _Matches:
         if whole and len(few) <= SORTED_MATCHES_MAX:
             if not few:
                 return [], complete
-            sql = f"SELECT id, timestamp FROM messages WHERE id IN ({', '.join('?' * len(few))})"
+            sql = f"SELECT id, timestamp FROM messages WHERE id IN ({placeholders(few)})"
             times = {row[0]: row[1] for row in self.tx.rows(sql, [match[0] for match in few])}
             few.sort(key=lambda match: (times[match[0]], match[0]), reverse=sort == "newest")
             return few[offset : offset + limit], complete

@@ -13,7 +13,7 @@ import msgspec
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.store.base import USAGE_FIELDS, LeaseLost, SessionNotFound
 from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
-from hermes.store.dialect import FOR_UPDATE
+from hermes.store.dialect import FOR_UPDATE, placeholders
 from hermes.store.engine import Record, Tx
 from hermes.store.leases import is_current
 from hermes.store.prompts import put
@@ -159,7 +159,7 @@ def make_session(
     columns |= {"id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
     columns |= {"started_at": now, "last_active": now, **(counters or {})}
     names = ", ".join(columns)
-    tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(columns))})", list(columns.values()))
+    tx.execute(f"INSERT INTO sessions ({names}) VALUES ({placeholders(columns)})", list(columns.values()))
 
 
 def _check_kind(fields: JsonMapping) -> str:

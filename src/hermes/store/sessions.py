@@ -21,8 +21,8 @@ from hermes.core.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.codec import checked_id, clean_or_none, end_reason, plain_title
-from hermes.store.dialect import like
-from hermes.store.engine import Engine, Tx
+from hermes.store.dialect import all_of, like, placeholders
+from hermes.store.engine import SET_META, Engine, Tx
 from hermes.store.history_match import Binding
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
@@ -260,19 +260,14 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         dry_run: bool = False,
     ) -> list[str]:
         """Delete sessions that have ended, are inactive and not pinned; with `dry_run` only list them."""
-        conditions: list[tuple[str, Any]] = [
-            ("NOT pinned AND ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
-        ]
-        for sql, value in (
+        where, params = all_of(
+            ("NOT pinned AND ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400),
             ("source = ?", source),
             (like("title"), None if title is None else f"%{escaped(title)}%"),
             (like("model"), None if model is None else f"%{escaped(model)}%"),
             ("message_count <= ?", max_messages),
             ("archived = ?", archived),
-        ):
-            if value is not None:
-                conditions.append((sql, value))
-        where, params = " AND ".join(sql for sql, _ in conditions), [value for _, value in conditions]
+        )
         if cwd_prefix is not None:
             where, params = f"{where} AND {INSIDE}", [*params, *folder_of(cwd_prefix)]
         candidates = self._prunable(where, params)
@@ -301,8 +296,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def _delete_stateless(self, tx: Tx, session_ids: Sequence[str], before: float) -> list[str]:
-        placeholders = ", ".join("?" * len(session_ids))
-        rows = tx.rows(f"SELECT id FROM sessions WHERE id IN ({placeholders}) AND {_STATELESS}", (*session_ids, before))
+        rows = tx.rows(
+            f"SELECT id FROM sessions WHERE id IN ({placeholders(session_ids)}) AND {_STATELESS}",
+            (*session_ids, before),
+        )
         return self._delete([row[0] for row in rows], False, skip_busy=True)
 
     @reads_slowly
@@ -405,7 +402,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         file_id = f"file_{secrets.token_hex(12)}"
         texts = (clean_or_none(name), bytes, clean_or_none(mime), direction, str(path))
         values = (file_id, session_id, *texts, time.time())
-        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * len(values))})", values)
+        tx.execute(f"INSERT INTO session_files VALUES ({placeholders(values)})", values)
         return file_id
 
     @reads
@@ -452,8 +449,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     @writes
     def set_meta(self, tx: Tx, key: str, value: str) -> None:
-        sql = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-        tx.execute(sql, (key, value))
+        tx.execute(SET_META, (key, value))
 
 
 def _last_used(folder: Path) -> float:

@@ -10,7 +10,7 @@ import msgspec
 
 from hermes.core.limits import MIGRATE_BATCH_BYTES, MIGRATE_BATCH_ROWS
 from hermes.store.base import MIGRATION, PURGE_DUE
-from hermes.store.dialect import either
+from hermes.store.dialect import either, placeholders
 from hermes.store.engine import Tx
 from hermes.store.rows import search_vector
 
@@ -104,7 +104,7 @@ def count(tx: Tx, table: Table) -> int:
 def page(tx: Tx, table: Table, columns: Columns, after: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The rows after a key that fit into a batch; at least one if there is one."""
     key = _list(table.key)
-    where = f"({key}) > ({', '.join('?' * len(after))})" if after else "TRUE"
+    where = f"({key}) > ({placeholders(after)})" if after else "TRUE"
     source = f"FROM {table.name} WHERE {table.where} AND {where} ORDER BY {key} LIMIT {MIGRATE_BATCH_ROWS}"
     # SQLite is read row by row; PostgreSQL sends all at once.
     sql = either(

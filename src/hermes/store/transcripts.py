@@ -13,6 +13,7 @@ from hermes.core.limits import COMPACTIONS_KEPT_S, SQL_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import MESSAGE_COLUMNS, Row
 from hermes.store.codec import pack, unpack
+from hermes.store.dialect import all_of
 from hermes.store.engine import Tx
 from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_token, require
@@ -70,13 +71,9 @@ class Transcripts(Repository):
         also rewound messages and those that only the model sees."""
         if order not in ("asc", "desc"):
             raise ValueError("`order` is 'asc' or 'desc'.")
-        where, params = f"session_id = ? AND {_visible(include_inactive)}", [session_id]
-        for sql, value in (("id < ?", before_id), ("id > ?", after_id)):
-            if value is not None:
-                where += f" AND {sql}"
-                params.append(value)  # type: ignore[arg-type]
-        page = [SQL_ROWS_MAX if limit is None else limit, offset]
-        messages = rows.read(tx, f"{where} ORDER BY id {order} LIMIT ? OFFSET ?", [*params, *page])
+        where, params = all_of(("session_id = ?", session_id), ("id < ?", before_id), ("id > ?", after_id))
+        sql = f"{where} AND {_visible(include_inactive)} ORDER BY id {order} LIMIT ? OFFSET ?"
+        messages = rows.read(tx, sql, [*params, SQL_ROWS_MAX if limit is None else limit, offset])
         return [_public_fields(row) for row in messages]
 
     @reads

@@ -10,6 +10,7 @@ from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT
 from hermes.store import rows
 from hermes.store.base import MESSAGE_COLUMNS, USAGE_FIELDS, Row
 from hermes.store.codec import BadSessionId, checked_id, checked_role, end_reason, pack, pack_or_none, plain_title
+from hermes.store.dialect import all_of, placeholders
 from hermes.store.engine import Tx
 from hermes.store.repository import Repository, blocks, reads_slowly, writes
 from hermes.store.session_rows import (
@@ -77,11 +78,7 @@ class Transfer(Repository):
 
     @reads_slowly
     def _ids(self, tx: Tx, source: str | None, session_key: str | None) -> list[str]:
-        where, params = "TRUE", []
-        for name, value in (("source", source), ("session_key", session_key)):
-            if value is not None:
-                where += f" AND {name} = ?"
-                params.append(value)
+        where, params = all_of(("source = ?", source), ("session_key = ?", session_key))
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY started_at, id"
         return [row[0] for row in tx.rows(sql, params)]
 
@@ -270,7 +267,7 @@ def _insert(tx: Tx, item: JsonMapping, owner: str) -> None:
     if title is not None:
         fields["title"] = title if title_holder(tx, owner, title) is None else next_title(tx, owner, title)
     names = ", ".join(fields)
-    sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
+    sql = f"INSERT INTO sessions ({names}) VALUES ({placeholders(fields)})"
     tx.execute(sql, list(fields.values()))
     rows.add(tx, _rows_of(item))
     # Counters of the document, or counted if it has none.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hermes.store.dialect import placeholders
 from hermes.store.sqlite.connections import Tx, uri
 
 _ROWID_MAX = 2**63 - 1
@@ -40,7 +41,7 @@ def copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> tuple[int, bool]:
     if not names:
         return 0, True
     rows = _Rows(old, table, ", ".join(names))
-    sql = f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    sql = f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({placeholders(names)})"
     count = sum(max(0, tx.change(sql, row)) for row in rows.both_ways())
     if not rows.whole and table in _NAMED_BY:
         column, keys = _NAMED_BY[table]
