@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -130,6 +131,49 @@ async def test_refused_credentials(tmp_path: Path) -> None:
         await connection.check()
         assert "hunter2" not in connection.shown_url
         await connection.close()
+
+
+async def test_user_without_rights_to_jetstream(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text('authorization { users [ { user: u, password: p, permissions: { publish: "hermes.>" } } ] }')
+    with nats_server(tmp_path / "n", "-c", str(config)) as server:
+        error = await refusal(server.url.replace("nats://", "nats://u:p@"))
+    assert isinstance(error, ConfigError) and "does not let this user" in str(error) and "$JS.API" in error.hint
+
+
+async def test_nats_that_stops_to_answer_during_start_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.bus.nats_connection.NATS_API_S_MAX", 0.05)
+    about: dict[str, object] = {"server_id": "x", "version": "2.10.0", "headers": True, "max_payload": 1_000_000}
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"PONG\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        error = await refusal(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert isinstance(error, BusError) and error.exit_code == 69 and "out of reach" in str(error)
+
+
+async def test_replica_starts_with_nats_that_does_not_answer_for_a_while(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is connected, it goes on by itself."""
+    monkeypatch.setattr("hermes.bus.nats_connection.NATS_SYNC_S_MAX", 0.05)
+    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
+    one.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    await other.members.start()
+    server = NatsPeerServer(one.connection, {}, {})
+    own_nats.pause()
+    await one.members.start()
+    await server.start()
+    own_nats.go_on()
+    await eventually(lambda: one.members.names() and other.members.names())
+    await server.close()
+    for side in (one, other):
+        await side.close()
 
 
 async def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

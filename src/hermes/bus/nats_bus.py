@@ -195,8 +195,7 @@ class NatsBus(MemoryBus):
         except Exception as error:  # noqa: BLE001  (the reader polls the store meanwhile)
             log.debug("NATS: %s", type(error).__name__)
             return None
-        with contextlib.suppress(Exception):  # then it is replayed with the next connection
-            await self.connection.sync()
+        await self.connection.try_sync()
         return subscription
 
     async def _unsubscribe(self, feed: _Feed) -> None:

@@ -139,18 +139,22 @@ class NatsConnection:
             raise self._unreachable(error) from None
         # A start that fails is told; a connection that was there is tried again for ever.
         client.options["max_reconnect_attempts"] = -1
-        self.client = client
         try:
             self._js = client.jetstream(timeout=NATS_API_S_MAX)
             await self._check_server(client)
             await self._make_streams()
         except BaseException:
-            await self.close()
+            with contextlib.suppress(Exception):
+                await client.close()
             raise
+        self.client = client
 
     def _unreachable(self, error: Exception) -> HermesError:
         reason = f"{self._errors} {error}".lower()
-        if "authorization" in reason or "permission" in reason:
+        if "permission" in reason:  # what may not be asked is not answered either
+            message = f"NATS at {self.shown_url} does not let this user use JetStream."
+            return ConfigError(message, where="bus.url", hint="permissions for $JS.API.> and hermes.>")
+        if "authorization" in reason:
             message = f"NATS at {self.shown_url} refuses the credentials of bus.url."
             return ConfigError(message, where="bus.url", hint="nats://user:password@host:4222")
         message = f"NATS at {self.shown_url} is out of reach."
@@ -166,12 +170,11 @@ class NatsConnection:
 
         try:
             await self.js.account_info()
-        except (ServiceUnavailableError, TimeoutError) as error:
+        except ServiceUnavailableError as error:
             message = f"NATS at {self.shown_url} has no JetStream."
             raise ConfigError(message, where="bus.url", hint="nats-server -js") from error
         except Exception as error:
-            message = f"NATS at {self.shown_url} does not let this user use JetStream."
-            raise ConfigError(message, where="bus.url", hint="permissions for $JS.API.> and hermes.>") from error
+            raise self._unreachable(error) from error
 
     async def _make_streams(self) -> None:
         """The streams, as far as they are not there; their limits and replicas may be changed by whoever runs NATS."""
@@ -205,9 +208,11 @@ class NatsConnection:
             except NotFoundError:
                 await self.js.add_stream(wanted)
                 return
-        except (APIError, TimeoutError) as error:
+        except APIError as error:
             message = f"NATS at {self.shown_url} does not make the stream {wanted.name}."
             raise ConfigError(message, where="bus.url", hint="more room for JetStream") from error
+        except Exception as error:
+            raise self._unreachable(error) from error
         same = present.subjects == wanted.subjects and (present.retention == (wanted.retention or present.retention))
         if not same:
             message = f"The stream {wanted.name} of NATS at {self.shown_url} is not one of Hermes."
@@ -223,6 +228,11 @@ class NatsConnection:
         with contextlib.suppress(NoRespondersError):
             await self.client.request(f"{self.prefix}.sync", b"", timeout=NATS_SYNC_S_MAX)
 
+    async def try_sync(self) -> None:
+        """The same, as long as NATS answers: what was subscribed to is asked for again with the next connection."""
+        with contextlib.suppress(Exception):
+            await self.sync()
+
     async def check(self) -> None:
         """Raise BusError while NATS does not answer."""
         try:
@@ -232,8 +242,7 @@ class NatsConnection:
 
     async def close(self) -> None:
         self.changes.clear()
-        with contextlib.suppress(Exception):
-            await self.sync()
+        await self.try_sync()
         client, self.client = self.client, None
         if client is not None:
             with contextlib.suppress(Exception):

@@ -58,7 +58,7 @@ class Members:
         client = self._connection.client
         assert client is not None
         self._subscription = await client.subscribe(self._subject, cb=self._receive)
-        await self._connection.sync()
+        await self._connection.try_sync()
         await self._tell(new=True)
         self._beating = asyncio.create_task(self._beat())
 

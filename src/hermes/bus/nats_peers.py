@@ -69,7 +69,7 @@ class NatsPeerServer:
         assert client is not None
         subject = _subject(self._connection, name_of(this_process()))
         self._subscription = await client.subscribe(subject, cb=self._asked)
-        await self._connection.sync()
+        await self._connection.try_sync()
 
     async def close(self) -> None:
         if self._subscription is not None:
