@@ -141,9 +141,14 @@ async def test_user_without_rights_to_jetstream(tmp_path: Path) -> None:
     assert isinstance(error, ConfigError) and "does not let this user" in str(error) and "$JS.API" in error.hint
 
 
-async def test_nats_that_stops_to_answer_during_start_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "kind", "words"), [("2.10.0", BusError, "out of reach"), ("2.9.25", ConfigError, "too old")]
+)
+async def test_nats_that_stops_to_answer_during_start_or_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, version: str, kind: type[HermesError], words: str
+) -> None:
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_API_S_MAX", 0.05)
-    about: dict[str, object] = {"server_id": "x", "version": "2.10.0", "headers": True, "max_payload": 1_000_000}
+    about: dict[str, object] = {"server_id": "x", "version": version, "headers": True, "max_payload": 1_000_000}
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
@@ -154,7 +159,8 @@ async def test_nats_that_stops_to_answer_during_start_is_out_of_reach(monkeypatc
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         error = await refusal(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert isinstance(error, BusError) and error.exit_code == 69 and "out of reach" in str(error)
+    assert type(error) is kind and words in str(error) and error.hint
+    assert error.exit_code == (69 if kind is BusError else 78)
 
 
 async def test_replica_starts_with_nats_that_does_not_answer_for_a_while(
