@@ -1,4 +1,4 @@
-"""The parts put together, once per home and event loop: settings, store, log, engine, tools, HTTP client."""
+"""Wires the parts together, once per home and event loop: settings, store, log, engine, tools, HTTP client."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ DRAIN_AT_LOOP_END_S = 0.0
 
 
 class App:
-    """Everything that serves runs on one event loop. Making it does no I/O beyond reading the settings."""
+    """Everything that runs on one event loop. Constructing it does no I/O beyond reading the settings."""
 
     def __init__(self, home: Home, settings: config.Settings, *, store: Store | None = None) -> None:
         self.home = home
         self._settings = settings
         self._notice: str | None = None
         self._background: set[asyncio.Task[object]] = set()
-        # Stores that others have opened for it, closed with its own.
+        # Further stores to close.
         self.also_closed: list[Any] = []
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Where the server of this process listens; no tool reaches it, whatever the settings allow.
+        # Ports of this process's server, which no tool may reach.
         self.own_ports: tuple[int, ...] = ()
         self.store = AsyncStore(store or store_of(home, settings))
         self.store.blocking.engine.deletion_listeners.append(self._sessions_deleted)
@@ -123,7 +123,7 @@ class App:
         return await run_turn(live, self.services)
 
     def _sessions_deleted(self, session_ids: Sequence[str]) -> None:
-        """In the store's thread. An app that has run nothing has nothing of theirs."""
+        """Called in the store's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._forget, list(session_ids))
 
@@ -135,12 +135,16 @@ class App:
     async def answer_peers(self, more: Mapping[str, Operation]) -> None:
         self._loop = asyncio.get_running_loop()
         make_server = self.replica.peer_server if self.replica else partial(PeerServer, self.home.run_folder)
-        await self.engine.answer_peers(make_server, {"forget": self._forget_for_peer, **more})
+
+        async def forget(session_ids: list[str]) -> None:
+            self.services.forget(session_ids)
+
+        await self.engine.answer_peers(make_server, {"forget": forget, **more})
         if self.replica is not None:
             await self.replica.members.start()
 
     async def connect_bus(self) -> None:
-        """Connect to the other replicas, if there may be any. Raises HermesError where that cannot be."""
+        """Connect to the other replicas, if any are configured. Raises HermesError."""
         if self.replica is not None:
             await self.replica.connect()
             self.replica.members.on_gone.append(self._replica_gone)
@@ -150,9 +154,6 @@ class App:
     def _replica_gone(self, holder: str) -> None:
         self.run_log.bus.cut()
         self.engine.look_now()
-
-    async def _forget_for_peer(self, session_ids: list[str]) -> None:
-        self.services.forget(session_ids)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
         notice, self._notice = self._notice, None
@@ -174,7 +175,7 @@ class App:
         return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
-        """Those of the settings, which every run reads again, and those that the run brings along."""
+        """Those of the settings, which every run reads again, and those of the run."""
         configured, own = known_secrets(self.settings), set[str]()
         if spec.route is not None and (spec.route.api_key or spec.route.fallbacks):
             fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
@@ -190,10 +191,10 @@ class App:
         task.add_done_callback(self._background.discard)
 
     def serve(self, *, leads: bool = True, begins: bool = True) -> None:
-        """What a server does besides answering: take up runs that were cut off, and sweep.
+        """A server's background work: resume interrupted runs, and sweep.
 
-        Of several workers one `leads`: it does what is to be done once. `begins`: the server itself is started, and
-        not only this worker of it.
+        Of several workers one `leads`: it does what is to be done once. `begins`: the whole server is starting, not
+        only this worker.
         """
         self.engine.start_background_tasks()
         self.usage.with_unstored_runs = True
@@ -201,21 +202,15 @@ class App:
         self._in_background(self._try_sandbox())
         if leads:
             self._in_background(self._warm_up())
-        elif self.replica is None:  # else the replicas, workers too, agree among themselves
+        elif self.replica is None:  # else the replicas elect a leader
             return
         self._in_background(self._keep_house(begins=begins and leads))
         if self._settings.cron.enabled:
-            scheduler = Scheduler(
-                self.engine,
-                self.store.jobs,
-                lambda: self._settings.cron.max_parallel_jobs,
-                leads=self._leads,
-                deliver=self.deliverer(),
-            )
+            at_once, deliver = lambda: self._settings.cron.max_parallel_jobs, self.deliverer()
+            scheduler = Scheduler(self.engine, self.store.jobs, at_once, leads=self._leads, deliver=deliver)
             self._in_background(scheduler.run())
 
     def deliverer(self) -> Deliverer:
-        """What brings results of jobs to where they are wanted."""
         from hermes.guards.urls import UrlGuard
         from hermes.services.delivery import Deliverer
 
@@ -227,17 +222,14 @@ class App:
         return Deliverer(self.home, lambda: self._settings, lambda: self.secrets, guard)
 
     async def _warm_up(self) -> None:
-        """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""
+        """Load a local model and evaluate the common prompt prefix before the first request."""
         with suppress(ConfigError):
-            if (
-                primary(self._settings, RouteChoice()).api_mode != "local"
-                or status(self.home, self._settings)["problem"]
-            ):
-                return
-            await self.engine.run(RunSpec("hello", session_id=WARM_UP, persist=False, max_output_tokens=1))
+            is_local = primary(self._settings, RouteChoice()).api_mode == "local"
+            if is_local and not status(self.home, self._settings)["problem"]:
+                await self.engine.run(RunSpec("hello", session_id=WARM_UP, persist=False, max_output_tokens=1))
 
     async def _try_sandbox(self) -> None:
-        """Find out where commands run, and clear away what an earlier process has left there."""
+        """Detect the sandbox, and clean up what an earlier process left there."""
         try:
             await self.services.outside.sandboxes.start(self._settings)
         except (ConfigError, OSError) as error:
@@ -250,7 +242,7 @@ class App:
 
     async def _keep_house(self, *, begins: bool) -> None:
         with suppress(StoreError):
-            if begins and self.replica is None:  # else others may be about to begin what has no run yet
+            if begins and self.replica is None:  # else another replica may be about to start it
                 await self.store.idempotency.release_unstarted()
             await self.store.leases.release_gone()
         while True:
@@ -258,7 +250,7 @@ class App:
                 if self._leads():
                     await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))
             except StoreError as error:
-                log.warning("the sweep was given up: %s", error)
+                log.warning("the sweep failed: %s", error)
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
@@ -292,7 +284,7 @@ class App:
             threads.close()
 
     async def close_with_loop(self) -> None:
-        """Be closed when the loop ends: a loop finishes its open generators before it goes."""
+        """Close when the loop ends: a loop finishes its open generators before it closes."""
 
         async def guard() -> AsyncGenerator[None, None]:
             try:
@@ -308,7 +300,7 @@ _apps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Home, Engine | No
 
 
 async def current(home: Home | None = None, engine: Engine | None = None) -> App:
-    """The app of a home on the running loop, made when first asked for; with an engine, the one that keeps its runs
+    """The app of a home on the running loop, created when first asked for; with an engine, the one that stores its runs
     there."""
     home = home or resolve()
     apps = _apps.setdefault(asyncio.get_running_loop(), {})
@@ -336,7 +328,7 @@ _loop_lock = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The loop on which blocking callers' runs are driven: one thread, for all of them."""
+    """The loop for the runs of all blocking callers, in one thread."""
     global _loop  # noqa: PLW0603  (one per process is the point)
     with _loop_lock:
         if _loop is None or _loop.is_closed():
@@ -348,7 +340,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget_loop() -> None:
-    """A forked child has no thread that drives its parent's loop."""
+    """A forked child has no thread for its parent's loop."""
     global _loop, _loop_lock
     _loop, _loop_lock = None, threading.Lock()
 

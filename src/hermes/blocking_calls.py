@@ -1,4 +1,4 @@
-"""Single model calls for embedding programs: blocking, on a vendor's own client, with the same assembler and `decide`."""
+"""Single blocking model calls for embedding programs, on a vendor's own client, with the same assembler and `decide`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SingleCalls:
         client.close()
 
     def _touch_activity(self, description: str) -> None:
-        """A sign of life; a watching program replaces this."""
+        """A hook for embedding programs."""
 
     def _has_stream_consumers(self) -> bool:
         return self.stream_delta_callback is not None or self._stream_callback is not None
@@ -77,7 +77,7 @@ class SingleCalls:
     def _interruptible_streaming_api_call(
         self, api_kwargs: JsonObject, on_first_delta: Callable[[], object] | None = None
     ) -> Vendor:
-        """One streamed call in the form of the agent's `api_mode`; the vendor's kind of answer comes back."""
+        """One streamed call in the form of the agent's `api_mode`; returns the vendor's kind of answer."""
         if self.api_mode == "codex_responses":
             return self._run_codex_stream(api_kwargs, on_first_delta=on_first_delta)
         if self.api_mode == "anthropic_messages":
@@ -152,12 +152,12 @@ class SingleCalls:
         return final[-1] if whole and final else _as_anthropic(message)
 
     def _opened(self, stream: Vendor) -> Vendor:
-        """Remember the stream that is being read, so that an interrupt can end the reading."""
+        """Remember the open stream, so that an interrupt can end it."""
         self._live_stream = stream
         return stream
 
     def _cut_off(self) -> None:
-        """End a reading from outside: closing a socket does not wake who waits for it, shutting it down does."""
+        """End a blocked read from another thread: closing a socket does not wake the reader, shutting it down does."""
         for name in ("response", "_response"):
             extensions = getattr(getattr(self._live_stream, name, None), "extensions", None)
             if isinstance(extensions, dict) and "network_stream" in extensions:
@@ -174,7 +174,7 @@ class SingleCalls:
         stream: Callable[[Vendor], Iterable[Vendor]],
         on_first_delta: Callable[[], object] | None,
     ) -> tuple[Assembled, bool]:
-        """The answer, and whether it is whole. Only `reconnect` and `keep_partial` are carried out here."""
+        """The answer, and whether it is complete. Of the decisions only `reconnect` and `keep_partial` apply here."""
         tried: Counter[Action] = Counter()
         self._current_streamed_assistant_text = ""
         while True:
@@ -197,7 +197,7 @@ class SingleCalls:
                 self._live_client = self._live_stream = None
 
     def _may_reconnect(self, error: Exception, tried: Counter[Action], assembler: Assembler) -> bool:
-        """Whether to try again, having waited for it."""
+        """Whether to retry, after the backoff."""
         kind = classify(replace(facts_of(error), drafting=assembler.drafting))
         retries = os.environ.get("HERMES_STREAM_RETRIES", "")
         state = CallState(
@@ -233,7 +233,7 @@ class SingleCalls:
 
 
 class _Receiver:
-    """One attempt's events on their way through the translator and the assembler to the caller's functions."""
+    """Feeds one attempt's events through the translator and the assembler to the callbacks."""
 
     def __init__(self, owner: SingleCalls, api_mode: str, on_first_delta: Callable[[], object] | None) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""`AIAgent`: the agent as other programs hold it in their hands, blocking outside and asynchronous inside."""
+"""`AIAgent`: the agent for embedding programs, blocking outside and asynchronous inside."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class AgentError(HermesError):
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A turn that this agent's caller waits for, from the call on: its run comes later, a stop may come before."""
+    """A turn that the caller waits for. It exists before its run does, so that it can be stopped before that."""
 
     run: tuple[RunEngine, str, asyncio.AbstractEventLoop] | None = None
     stopped: bool = False
 
 
 class AIAgent(SingleCalls):
-    """One conversation partner. Building it does no I/O; its runs belong to the process's engine."""
+    """One conversation. Constructing it does no I/O; its runs belong to the process's engine."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class AIAgent(SingleCalls):
         abandoned = threading.Event()
 
         async def hand_over(event: Event, content: str | None) -> None:
-            # A caller that is slow to listen slows down its own reading of the log, and nothing else. It is another
+            # A slow caller slows down only its own reading of the log. It is another
             # thread and cannot tell when it has room again.
             while events.qsize() >= QUEUE_EVENTS_MAX and not abandoned.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -231,7 +231,7 @@ class AIAgent(SingleCalls):
     async def _drive(
         self, turn: _Turn, spec: RunSpec, listen: bool, tell: Callable[[Event, str | None], Awaitable[None]]
     ) -> Result:
-        """Start the run on this loop, follow its log, and give back its result."""
+        """Start the run on this loop, follow its log, and return its result."""
         from hermes.app import current
 
         engine = (await current(self._home, self._engine())).engine
@@ -242,7 +242,7 @@ class AIAgent(SingleCalls):
         owner = engine.attach(spec.run_id)
         turn.run = (engine, spec.run_id, asyncio.get_running_loop())
         try:
-            if turn.stopped:  # it was asked for before there was a run to stop
+            if turn.stopped:  # stopped before the run existed
                 live.controls.stop.request("stop", "user")
                 await engine.control(spec.run_id, Control("interrupt"))
             if listen:
@@ -303,11 +303,11 @@ class AIAgent(SingleCalls):
         )
 
     def _engine(self) -> Engine | None:
-        """Where turns are kept: the database's own engine. A stand-in for a database keeps nothing."""
+        """The database's own engine. A mock of a database has none."""
         return getattr(self.session_db, "engine", None) if isinstance(self.session_db, Repository) else None
 
     def _remembered(self) -> list[JsonObject]:
-        """What a stand-in for a database says of the session."""
+        """The session's messages in a mock of a database."""
         read = getattr(self.session_db, "get_messages_as_conversation", None)
         messages = read(self.session_id) if callable(read) else None
         return messages if isinstance(messages, list) else []
@@ -334,7 +334,7 @@ class AIAgent(SingleCalls):
     # --- control, from any thread -------------------------------------------------------------------------------
 
     def interrupt(self, message: str | None = None) -> None:
-        """Stop the turn, or the single call, that is under way. `message` is for the surface to send next."""
+        """Stop the turn or single call in progress. `message` is for the surface to send next."""
         self._interrupt_requested = True
         self._stop(tuple(self._turns), message)
         self._cut_off()
@@ -350,7 +350,7 @@ class AIAgent(SingleCalls):
         return self._interrupt_requested
 
     def steer(self, text: str) -> bool:
-        """Words for the turn under way, which it does not stop for. False: there is none."""
+        """A message for the turn in progress, without stopping it. False: there is none."""
         return self._send(Control("steer", {"text": text}))
 
     def _stop(self, turns: Sequence[_Turn], message: str | None = None) -> None:

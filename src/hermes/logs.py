@@ -1,4 +1,4 @@
-"""Logs of a process: private files that turn over, written by a thread of their own, without secrets."""
+"""Logging: private rotating files without secrets, written by their own thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hermes.settings import config
 
 _SERVER_LOGGERS = ("hermes.server", "aiohttp", "asyncio")
 _LINE = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
-# The request that is being answered, and all that was begun for it.
+# The id of the current request, also in tasks it started.
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _LOGS: dict[str, Callable[[logging.LogRecord], bool]] = {
     "agent": lambda record: not record.name.startswith(_SERVER_LOGGERS),
@@ -31,15 +31,15 @@ _LOGS: dict[str, Callable[[logging.LogRecord], bool]] = {
 
 
 class _PrivateFile(RotatingFileHandler):
-    """A log that only its owner can read, made when there is something to say. Several processes may write it."""
+    """A log file that only its owner can read, created with the first record. Several processes may write it."""
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
-        """Whether the file is full. One that another process has turned over is left for the new one."""
+        """A file that another process has rotated is reopened instead."""
         self._leave_if_moved()
         return bool(super().shouldRollover(record))
 
     def doRollover(self) -> None:
-        """Turn the file over, unless another process was quicker."""
+        """Rotate the file, unless another process already has."""
         with homes.locked(Path(self.baseFilename).parent):
             if not self._leave_if_moved():
                 super().doRollover()
@@ -78,15 +78,14 @@ def _with_request(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def logging_to(home: Home, settings: config.Settings, *, verbose: bool | None) -> Iterator[None]:
-    """Logs of this process, written by a thread of their own; standard error gets warnings, or with `verbose` all, and
-    nothing where it is None."""
+    """Log to the home's files; standard error gets warnings, or with `verbose` all, and nothing where it is None."""
     handlers = list(_handlers(home, settings, verbose=verbose))
     lines: SimpleQueue[Any] = SimpleQueue()
     entrance, listener = QueueHandler(lines), QueueListener(lines, *handlers, respect_handler_level=True)
     entrance.addFilter(_with_request)
     root = logging.getLogger()
     before = root.level, logging.raiseExceptions
-    # A line that cannot be written is not worth a word of its own, and such a word would not be redacted.
+    # Errors while logging are not printed: they would not be redacted.
     logging.raiseExceptions = False
     root.setLevel(settings.logging.level)
     root.addHandler(entrance)
@@ -109,15 +108,15 @@ def _handlers(home: Home, settings: config.Settings, *, verbose: bool | None) ->
         current[0], _ = config.reload_if_changed(current[0])
         return known_secrets(current[0])
 
-    said = logging.StreamHandler(sys.stderr)
-    said.setLevel(logging.NOTSET if verbose else logging.WARNING)
-    said.setFormatter(_Redacting(_LINE if verbose else "hermes: %(message)s", secrets))
+    stderr = logging.StreamHandler(sys.stderr)
+    stderr.setLevel(logging.NOTSET if verbose else logging.WARNING)
+    stderr.setFormatter(_Redacting(_LINE if verbose else "hermes: %(message)s", secrets))
     if verbose is not None:
-        yield said
-    size, kept = int(settings.logging.max_size_mb * 1_000_000), settings.logging.backup_count
+        yield stderr
+    size, backups = int(settings.logging.max_size_mb * 1_000_000), settings.logging.backup_count
     for name, takes in _LOGS.items():
         path = home.logs / f"{name}.log"
-        file = _PrivateFile(path, "a", size, kept, encoding="utf-8", delay=True, errors="replace")
+        file = _PrivateFile(path, "a", size, backups, encoding="utf-8", delay=True, errors="replace")
         file.setFormatter(_Redacting(_LINE, secrets))
         file.addFilter(takes)
         yield file

@@ -97,7 +97,7 @@ def test_doctor_fixes_modes_and_stale_files(home: Home, hermes: Hermes) -> None:
         write_private(draft, "")
         os.utime(draft, (1, 1))
         state, message = findings(hermes, "--fix")["home"]
-        assert state == "ok" and "config.yaml is private now" in message and f"{draft} is gone" in message
+        assert state == "ok" and "config.yaml is private now" in message and f"{draft} was removed" in message
     assert home.config_file.stat().st_mode & 0o777 == 0o600 and not draft.exists()
 
 

@@ -697,7 +697,7 @@ def test_decision_note_names_skipped_actions() -> None:
 
 
 def told(kind: Kind, words: str = "", *, has_text: bool = False, own_limit: bool = False) -> Any:
-    return explain(kind, status=400, provider="p", words=words, has_text=has_text, own_limit=own_limit)
+    return explain(kind, status=400, provider="p", message=words, has_text=has_text, own_limit=own_limit)
 
 
 CODES: dict[Kind, str] = {

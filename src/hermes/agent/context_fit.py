@@ -46,7 +46,7 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
 
 def _overflow(turn: Turn, message: str) -> Failure:
     provider = turn.route.provider
-    return explain("context_overflow", provider, words=message, has_text=False)
+    return explain("context_overflow", provider, message=message, has_text=False)
 
 
 def budget(turn: Turn) -> compress.Budget:

@@ -369,7 +369,7 @@ class TurnLoop:
 
     async def _fail_as(self, kind: Kind, answer: StepResult, detail: str = "") -> Result:
         """A failure of the turn itself; the message with its text is recorded already."""
-        failure = explain(kind, self._turn.route.provider, words=detail, has_text=bool(answer.text))
+        failure = explain(kind, self._turn.route.provider, message=detail, has_text=bool(answer.text))
         return await close_failed(self._turn, failure, recorded=answer)
 
     async def _fail(self, answer: StepResult) -> Result:

@@ -356,7 +356,7 @@ class ModelStep:
             kind,
             turn.route.provider,
             status=facts.status,
-            words=turn.live.secrets.redact(facts.message),
+            message=turn.live.secrets.redact(facts.message),
             has_text=bool(self._text),
             own_limit=turn.own_limit and kind == "truncated_text",
         )

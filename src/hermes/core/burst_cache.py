@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class BurstCache:
-    """Remembers answers for a moment, while there is much to do; otherwise everybody looks for itself."""
+    """Caches results briefly under load; otherwise every caller computes its own."""
 
     __slots__ = ("_busy", "_since", "_values")
 

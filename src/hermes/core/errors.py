@@ -1,4 +1,4 @@
-"""The root of Hermes' own exceptions: what is wrong, where, and what to try, in words for a person."""
+"""The root of Hermes' own exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hermes.core.json_types import JsonObject
 
 
 class HermesError(Exception):
-    """`message` is one sentence and never holds a secret; `exit_code` is what a command that ends by it returns."""
+    """`message` is one sentence and never holds a secret; `exit_code` is that of a command that it ends."""
 
     exit_code = 1
 
@@ -25,16 +25,16 @@ class HermesError(Exception):
 
 
 class ConfigError(HermesError):
-    """A setting, or a file of settings, that cannot be used."""
+    """A setting, or a settings file, that cannot be used."""
 
     exit_code = 78
 
 
 class ServiceError(Exception):
-    """What an operation of `services` refuses: a sentence, a code for programs, and perhaps what to try next.
+    """A refusal of a `services` operation: a sentence, a code for programs, and perhaps what to try next.
 
-    `field` is the argument it is about; `details` go to whoever gets the refusal as an object. HTTP, command line and
-    tools each turn it into their own form in one place.
+    `field` is the argument it is about; `details` are for callers that get the refusal as an object. HTTP, command line
+    and tools each turn it into their own form in one place.
     """
 
     foreign = False

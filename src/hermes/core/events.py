@@ -15,47 +15,24 @@ import msgspec
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import CUTS_COMPRESSED_BYTES_MIN
 
-Status = Literal[
-    "queued",
-    "running",
-    "waiting_for_approval",
-    "waiting_for_input",
-    "stopping",
-    "completed",
-    "failed",
-    "cancelled",
-    "interrupted",
+# The statuses that the API shows; an interrupted run is shown as queued.
+ShownStatus = Literal[
+    "queued", "running", "waiting_for_approval", "waiting_for_input", "stopping", "completed", "failed", "cancelled"
 ]
+Status = Literal[ShownStatus, "interrupted"]
 
 FINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
-# Nothing follows them in the log, unless another process goes on with an interrupted run.
+# Last events of a log, unless another process resumes an interrupted run.
 ENDING = FINAL | {"run.interrupted"}
-# Delivered at once; their content reaches the store a little later, and always before the next durable event.
+# Delivered at once; their content is stored a little later, always before the next durable event.
 VOLATILE = frozenset({"text.delta", "reasoning.delta", "tool.drafted", "tool.output"})
 DURABLE = FINAL | {
-    "run.queued",
-    "run.started",
-    "run.resumed",
-    "run.interrupted",
-    "control.received",
-    "model.started",
-    "model.retrying",
-    "model.switched",
-    "reasoning.completed",
-    "message.completed",
-    "usage",
-    "approval.requested",
-    "approval.resolved",
-    "clarify.requested",
-    "clarify.resolved",
-    "tool.started",
-    "tool.finished",
-    "subagent.started",
-    "subagent.finished",
-    "steer.applied",
-    "context.compacted",
-    "notice",
-}
+    "run.queued", "run.started", "run.resumed", "run.interrupted", "control.received",
+    "model.started", "model.retrying", "model.switched", "reasoning.completed", "message.completed", "usage",
+    "approval.requested", "approval.resolved", "clarify.requested", "clarify.resolved",
+    "tool.started", "tool.finished", "subagent.started", "subagent.finished",
+    "steer.applied", "context.compacted", "notice",
+}  # fmt: skip
 
 
 class Event(msgspec.Struct, eq=False):
@@ -67,7 +44,7 @@ class Event(msgspec.Struct, eq=False):
     data: JsonObject = msgspec.field(default_factory=dict)
     seq: int = 0
     ts: float = 0.0
-    # The message of the model that it announces, for those who are there when it is committed.
+    # The model's message that it announces, for live readers.
     message_row: Any = None
 
     def __eq__(self, other: object) -> bool:
@@ -76,14 +53,8 @@ class Event(msgspec.Struct, eq=False):
     __hash__ = None  # type: ignore[assignment]
 
     def as_dict(self) -> JsonObject:
-        return {
-            "run_id": self.run_id,
-            "seq": self.seq,
-            "ts": self.ts,
-            "type": self.type,
-            "step": self.step,
-            **self.data,
-        }
+        head = {"run_id": self.run_id, "seq": self.seq, "ts": self.ts, "type": self.type, "step": self.step}
+        return {**head, **self.data}
 
     @property
     def final(self) -> bool:
@@ -91,21 +62,16 @@ class Event(msgspec.Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """Roughly how much memory a reader's queue spends on it."""
+        """Roughly the bytes it takes in a reader's queue."""
         text = self.data.get("text")
         return 200 + (len(text) if isinstance(text, str) else 8 * len(self.data))
 
 
 # --- status ----------------------------------------------------------------------------------------------------------
 
-# Most events: they say nothing about the status of a run that is at work.
+# Most events: they do not change the status of a running run.
 _NEUTRAL = VOLATILE | {
-    "model.started",
-    "reasoning.completed",
-    "message.completed",
-    "usage",
-    "tool.started",
-    "tool.finished",
+    *("model.started", "reasoning.completed", "message.completed", "usage", "tool.started", "tool.finished")
 }
 _FINAL_STATUS: dict[str, Status] = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
@@ -192,9 +158,9 @@ _COMPRESSED = ":"
 
 
 class Cuts:
-    """Where a stream of text was cut into deltas: number, length and time of each, packed.
+    """Where a text was cut into deltas: sequence number, length and time of each, packed.
 
-    With the text itself they give back the very same events, so that the log keeps no second copy of a transcript.
+    With the text itself they restore the very same events, so that the log keeps no second copy of a transcript.
     """
 
     __slots__ = ("_at_ms", "_packed", "_seq")
@@ -208,7 +174,7 @@ class Cuts:
         return bool(self._packed)
 
     def add(self, seq: int, length: int, ts: float) -> None:
-        """Remember one delta. Times are kept to the millisecond, which is how `ts` of deltas is made."""
+        """Times are stored in milliseconds, the resolution of `ts` in deltas."""
         passed_ms = max(0, round(ts * 1000) - self._at_ms)
         numbers = (seq - self._seq, length, passed_ms)
         if max(numbers) <= 0x7F:
@@ -230,11 +196,11 @@ class Cuts:
         return cuts
 
     def pack(self, start: int = 0) -> str:
-        """As text, for storing; only what was added since it had the size `start`, to be joined to what was before."""
+        """As text, for storing; only what was added since it had the size `start`, to be appended."""
         return b64encode(self._packed[start:]).decode()
 
     def compressed(self) -> str:
-        """As text, for storing once they are complete: many are much alike."""
+        """As compressed text, for storing once complete."""
         if len(self._packed) < CUTS_COMPRESSED_BYTES_MIN:
             return self.pack()
         return _COMPRESSED + b64encode(zlib.compress(self._packed, 1)).decode()
@@ -260,7 +226,7 @@ def packed_size(packed: str) -> int:
 
 @lru_cache(maxsize=32)
 def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
-    """Numbers, offsets (with the end) and times in milliseconds. Kept, because a long log is read page by page."""
+    """Numbers, offsets (with the end) and times in milliseconds. Cached, because a long log is read page by page."""
     seqs, offsets, times = array("q"), array("q", [0]), array("q")
     seq = at_ms = number = shift = 0
     triple: list[int] = []

@@ -1,4 +1,4 @@
-"""What a failure is: the facts, the kind that follows from them, and the words for it. Pure, and mostly tables."""
+"""Failures of a model call: the facts, the kind that follows from them, and the texts for it. Pure, and mostly tables."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FailureFacts:
-    """All that is known about an attempt that did not give a usable answer.
+    """All that is known about a failed attempt.
 
-    `exception` holds the class names of the exception, most specific first. The fields from `delivered` on say what
-    was in the answer.
+    `exception` holds the class names of the exception, most specific first. The fields from `delivered` on describe the
+    answer so far.
     """
 
     phase: Phase
@@ -81,13 +81,13 @@ class FailureFacts:
     deadline: bool = False
 
     def __post_init__(self) -> None:
-        # All that is done with it is done on the loop.
+        # Used on the event loop only.
         object.__setattr__(self, "message", self.message[:REDACTED_AT_ONCE_CHARS_MAX])
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a user is told: a sentence of ours, then the provider's own words, redacted."""
+    """The message for the user: our sentence, then the provider's message, redacted."""
 
     kind: Kind
     status: int | None
@@ -172,7 +172,7 @@ _BY_CODE: dict[str, Kind] = {
     "local_memory": "local_memory",
     "answer_too_long": "answer_too_long",
 }
-# What words mean, whatever the status says; the first that fits.
+# Kinds by the error's text, whatever the status; the first match wins.
 _WORDS: tuple[tuple[Kind, str], ...] = (
     (
         "context_overflow",
@@ -201,7 +201,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ("billing", r"credit balance|insufficient (funds|credits|quota|balance)|billing"),
 )
 _REFUSALS = tuple((kind, re.compile(pattern, re.I)) for kind, pattern in _WORDS)
-# Statuses under which words count, and which kinds they may tell; none named means all.
+# Statuses for which the text counts, and the kinds it may give; empty means all.
 _TELLING: dict[int, frozenset[Kind]] = {
     **dict.fromkeys((400, 404, 409, 413, 422), frozenset()),
     403: frozenset({"policy_blocked", "billing"}),
@@ -276,7 +276,7 @@ def rejected_option(facts: FailureFacts) -> str | None:
 
 
 def _mention(name: str, text: str) -> re.Match[str] | None:
-    """Where a parameter is named. Everyday words count only where they stand in quotes or in a path."""
+    """Where a parameter is named. Everyday words count only in quotes or in a path."""
     if name in _EVERYDAY:
         return re.search(
             rf"(?:[\"'`.]{name}[\"'`.\[]|^{name}:|\b(?:parameter|argument|field|property)s?:? {name}\b)", text
@@ -317,7 +317,7 @@ def classify(facts: FailureFacts) -> Kind:
 
 
 def lost(delivered: int, drafting: tuple[str, ...]) -> Kind:
-    """Which kind of lost stream it is, by what had come before."""
+    """Which kind of lost stream it is, by what had been received."""
     if drafting:
         return "stream_lost_tool"
     return "stream_lost_text" if delivered else "stream_lost"
@@ -360,8 +360,8 @@ def _classify_status(facts: FailureFacts) -> Kind:
 class ErrorCode(NamedTuple):
     """What an error code of the API means in each format.
 
-    `status` is the one of an answer that has no text to show; `alone` is the code such an answer has instead.
-    `incomplete_reason` and `response_error` are for `/v1/responses`.
+    `status` is that of an answer without text; `alone` is the code that such an answer has instead. `incomplete_reason`
+    and `response_error` are for `/v1/responses`.
     """
 
     status: int = 502
@@ -406,7 +406,7 @@ def error_code(code: str) -> ErrorCode:
 
 
 class FailureKind(NamedTuple):
-    """The API's code for a kind of failure, whether to try again, and our sentence."""
+    """The API's code for a kind of failure, whether to retry, and our sentence."""
 
     code: str
     retryable: bool
@@ -480,11 +480,11 @@ KINDS: dict[Kind, FailureKind] = {
 
 
 def explain(
-    kind: Kind, provider: str, *, status: int | None = None, words: str = "", has_text: bool, own_limit: bool = False
+    kind: Kind, provider: str, *, status: int | None = None, message: str = "", has_text: bool, own_limit: bool = False
 ) -> Failure:
-    """The failure as told to the user. `words` are the provider's, already redacted."""
+    """`words` is the provider's message, already redacted."""
     code, retryable, sentence = KINDS[kind]
     if code in CUT_CODES and not has_text and not own_limit:
         code = CODES[code].alone
-    clean = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", words).strip()[:PROVIDER_WORDS_CHARS_MAX]
+    clean = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", message).strip()[:PROVIDER_WORDS_CHARS_MAX]
     return Failure(kind, status, provider, f"{sentence} {clean}".strip(), retryable, code)

@@ -1,4 +1,4 @@
-"""Words for times, sizes, numbers and lists, and texts that do nothing to a terminal."""
+"""Formats times, sizes, numbers, lists and tables, and makes text safe for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _FLEXIBLE_CHARS_MIN = 12
-# What sets the colours and the weight of letters in a terminal.
+# SGR escape sequences.
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -33,7 +33,7 @@ def iso(when: float | None) -> str | None:
 def _moment(when: float | None) -> datetime | None:
     try:
         return None if when is None else datetime.fromtimestamp(when, UTC)
-    except (ValueError, OverflowError, OSError):  # imported from who knows where
+    except (ValueError, OverflowError, OSError):  # imported data may hold any number
         return None
 
 
@@ -57,7 +57,7 @@ def span(seconds: float) -> str:
 
 
 def without_colours(text: str) -> str:
-    """The output of a command without what sets colours."""
+    """A command's output without colour sequences."""
     return COLOURS.sub("", text)
 
 
@@ -79,12 +79,12 @@ def counted(count: int, thing: str) -> str:
 
 
 def width() -> int | None:
-    """How wide lines may be; what is piped is not cut."""
+    """The width of the terminal; None where output is piped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def columns(rows: Sequence[Sequence[str]], flexible: int, wide: int | None = -1) -> list[str]:
-    """Rows as lines of equal columns. Where a terminal, or `wide`, has too little room, one of them gives way."""
+    """Rows as aligned lines. Where they are wider than the terminal, or `wide`, the `flexible` column is cut."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if (wide := width() if wide == -1 else wide) is not None and cells:

@@ -1,4 +1,4 @@
-"""The home folder and its profiles: where everything lies, and files that only their owner can read."""
+"""The home folder and its profiles: paths, and files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_PROFILE = "default"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-# What tools write there has the modes its makers gave it; the folders themselves are private, so nobody reaches it.
+# Files of tools keep their modes; these folders are private, so nobody else reaches them.
 _FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles", "cluster"})
 
 
@@ -51,7 +51,7 @@ class _At:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One profile's folder. Making this object touches nothing on disk."""
+    """One profile's folder. Constructing it does not touch the disk."""
 
     path: Path
     profile: str = DEFAULT_PROFILE
@@ -86,15 +86,15 @@ class Home:
 
 
 def own_entries(root: Path) -> list[Path]:
-    """What Hermes has written into a root folder, all profiles included; nothing of anybody else."""
+    """What Hermes has written into a root folder, all profiles included."""
     names = {at.name for at in vars(Home).values() if isinstance(at, _At)} | {"profiles", "active_profile"}
-    # Logs of a database, and earlier versions of settings.
-    begun = tuple(f"{name}{sign}" for name in names for sign in ("-", "."))
-    return sorted(path for path in root.iterdir() if path.name in names or path.name.startswith(begun))
+    # WAL files, and backups of settings.
+    prefixes = tuple(f"{name}{sign}" for name in names for sign in ("-", "."))
+    return sorted(path for path in root.iterdir() if path.name in names or path.name.startswith(prefixes))
 
 
 class ModeChange(NamedTuple):
-    """A mode that was too wide; `now` equals `was` where the system refused to change it."""
+    """A mode that was too wide; `now` equals `was` where it could not be changed."""
 
     path: Path
     was: int
@@ -105,7 +105,7 @@ class ModeChange(NamedTuple):
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, all 0700 whatever the umask."""
+    """Create a folder and its missing parents with mode 0700, whatever the umask."""
     if path.is_dir():
         return
     make_private_folder(path.parent)
@@ -113,12 +113,12 @@ def make_private_folder(path: Path) -> None:
         os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         return
-    # The umask can only have taken rights of the owner away, and the folder is still empty.
+    # The umask may have removed the owner's rights; the folder is still empty.
     os.chmod(path, FOLDER_MODE)
 
 
 def private_opener(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
-    """`opener` for `open`: a file that it creates is private before anything can be written to it."""
+    """`opener` for `open`: a file that it creates is private before anything is written to it."""
     try:
         fd = os.open(path, flags | os.O_EXCL, mode) if flags & os.O_CREAT else -1
     except FileExistsError:
@@ -130,7 +130,7 @@ def private_opener(path: str | os.PathLike[str], flags: int, mode: int = FILE_MO
 
 
 def write_private(path: Path, data: bytes | str, *, executable: bool = False) -> None:
-    """Replace a file in one step: readers see the old text or the new one. A symbolic link keeps pointing there."""
+    """Replace a file atomically. A symbolic link keeps pointing there."""
     target = Path(os.path.realpath(path))
     make_private_folder(target.parent)
     draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
@@ -171,14 +171,14 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other writers, so that reading, changing and replacing a file in it loses nothing.
+    """Lock a folder against other writers, for read-modify-write of a file in it.
 
     The folder itself is the lock: there is no lock file to leave behind.
     """
     make_private_folder(folder)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Some network file systems lock no folders; the replacement itself is still one step there.
+        # Some network file systems cannot lock folders; the replacement is still atomic there.
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -187,7 +187,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def tighten(home: Home) -> list[ModeChange]:
-    """Take the rights of others away from the home and what is in it; says what was changed, for a notice."""
+    """Remove the rights of group and others from the home and its contents; returns the changes, for a notice."""
     changes: list[ModeChange] = []
     if home.path.is_dir():
         _tighten_one(home.path, os.stat(home.path).st_mode, changes)
@@ -227,7 +227,7 @@ def _tighten_one(path: Path, mode: int, changes: list[ModeChange]) -> None:
 
 
 def resolve(profile: str | None = None, environ: Mapping[str, str] | None = None) -> Home:
-    """The home to work in: `profile` (the flag), HERMES_HOME inside `profiles/`, HERMES_PROFILE, the sticky choice."""
+    """The home to use, from `profile` (the flag), HERMES_HOME inside `profiles/`, HERMES_PROFILE, the sticky choice."""
     env = os.environ if environ is None else environ
     text = env.get("HERMES_HOME") or "~/.hermes"
     base = _folder(text) if text.startswith("/") else _base_folder(text)
@@ -307,7 +307,7 @@ def use_profile(home: Home, name: str) -> None:
 
 
 def is_served(home: Home) -> bool:
-    """Whether a live server holds this home; both kinds of advisory lock are asked for."""
+    """Whether a live server holds this home; both kinds of advisory lock are checked."""
     try:
         fd = os.open(home.lock_file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Names that nobody can guess and no two things share."""
+"""Unguessable, unique ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 import threading
 
 _AT_ONCE_BYTES = 4096
-# How names of folders begin that belong to turns which are on no record.
+# Prefix of the folders of turns that are not stored.
 UNRECORDED = "unrecorded-"
 
 
 class _Pool:
-    """Random bytes. The system is asked for many at a time: asking it gives other threads their turn."""
+    """Random bytes, read from the system in batches: each read releases the GIL."""
 
     def __init__(self) -> None:
         self._lock, self._buffer = threading.Lock(), b""
@@ -27,18 +27,18 @@ class _Pool:
 
 
 _pool = _Pool()
-# A forked child must not give out its parent's names.
+# A forked child must not repeat its parent's ids.
 os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
 random_hex = _pool.hex
 
 
 def folder_name(session_id: str) -> str:
-    """The name of a session's folder: its id, or where that is no plain name one that no other session has."""
+    """A session's folder: its id, or where that is no plain name a unique one."""
     if re.fullmatch(r"[\w@-][\w.@-]{0,199}", session_id, re.ASCII):
         return session_id
     return f"~{hashlib.sha256(session_id.encode()).hexdigest()[:32]}"
 
 
 def scope_name(owner: str, key: str | None) -> str:
-    """The name of what belongs to one owner and key alone."""
+    """A folder for one owner and key."""
     return hashlib.sha256(f"{owner}\0{key or ''}".encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""How Hermes is installed here: by pipx, uv or pip, or from a checkout; and the commands that add to it and change it."""
+"""How Hermes is installed (pipx, uv, pip or a checkout), and the commands that add to it, update and remove it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MARKERS = {"pipx": "pipx_metadata.json", "uv": "uv-receipt.toml"}
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """`tool`: `checkout`, `pipx`, `uv` or `pip`. `source`: the checkout's folder, or the address or file that it was
-    installed from; empty for a package index."""
+    """`tool`: `checkout`, `pipx`, `uv` or `pip`. `source`: the checkout's folder, or where it was installed from; empty
+    for a package index."""
 
     tool: str
     source: str = ""
@@ -46,7 +46,7 @@ class Installation:
         return [self.add("--upgrade", wanted)]
 
     def remove(self) -> list[str]:
-        """The command that removes the program; empty for a checkout, which is the user's own folder."""
+        """The command that uninstalls; empty for a checkout, which is the user's own folder."""
         commands = {
             "checkout": [],
             "pipx": ["pipx", "uninstall", DISTRIBUTION],
@@ -64,7 +64,7 @@ def installation() -> Installation:
 
 
 def _origin() -> tuple[str, bool]:
-    """Where the package was installed from (PEP 610), and whether that is a folder that is used as it is."""
+    """Where the package was installed from (PEP 610), and whether that is an editable folder."""
     try:
         record = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -78,7 +78,7 @@ def _origin() -> tuple[str, bool]:
 
 
 def extras() -> dict[str, list[str]]:
-    """The optional parts of Hermes with the packages that each needs."""
+    """The optional extras with the packages that each needs."""
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -91,7 +91,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def _flat(packages: list[str], parts: dict[str, list[str]]) -> list[str]:
-    """Packages by their own names, those of other extras included."""
+    """Package names, with those of referenced extras."""
     flat: list[str] = []
     for package in packages:
         own = _OWN_EXTRAS.match(package)

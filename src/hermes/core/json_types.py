@@ -1,4 +1,4 @@
-"""Names for plain JSON: what a request, a store or a provider holds and nobody has given a closer type."""
+"""Types for plain JSON without a closer type."""
 
 from __future__ import annotations
 

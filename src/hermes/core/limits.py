@@ -1,4 +1,4 @@
-"""Every limit and fixed wait, with its unit in its name. Past a limit the caller is told; nothing is cut silently."""
+"""Every limit and fixed wait, with its unit in its name. Exceeding one is an error; nothing is truncated silently."""
 
 # The HTTP client
 # Of an event of a stream, or of a provider's whole answer: in memory it takes several times as much.
@@ -8,7 +8,7 @@ CONNECT_S_MAX = 30.0
 # Of an answer: how long its head may be, and how much of it may lie unread before the sender is made to wait.
 HEAD_BYTES_MAX = 64 * 1024
 ANSWER_AHEAD_BYTES_MAX = 256 * 1024
-# How long an unused connection is kept, and what was told of a name.
+# How long idle connections are kept open, and resolved names cached.
 KEPT_ALIVE_S = 30.0
 NAMES_KEPT_S = 60.0
 # How long an address of several is waited for before the next is tried too.
@@ -77,8 +77,8 @@ NATS_EVENTS_KEPT_S = 3600.0
 NATS_EVENTS_BYTES_MAX = 256 * 1024 * 1024
 NATS_FETCHED_MAX = 500
 NATS_PARTS_KEPT_S = 30.0
-# Replicas: how often each gives a sign of life, after which time without one it counts as gone, and how often changed counts
-# are told at most.
+# Replicas: how often each sends a heartbeat, after which time without one it counts as dead, and how often changed counts
+# are sent at most.
 REPLICA_BEAT_S = 2.0
 REPLICA_GONE_S = 6.5
 REPLICA_COUNTS_S = 0.01
@@ -401,7 +401,7 @@ DIFF_CHARS_MAX = 20_000
 # Of a file that is written anew, which the model has just spelt out.
 WRITTEN_DIFF_CHARS_MAX = 4_000
 COMPARED_LINES_MAX = 4_000
-# Lines that are gone through for hunks whose lines are many times in a file.
+# Lines that are compared for hunks whose lines occur many times in a file.
 REPEATED_LINES_MAX = 5_000_000
 PLACES_TOLD_MAX = 100
 SEARCH_FILES_S_MAX = 30.0
@@ -419,7 +419,7 @@ SANDBOX_PROCESSES_MAX = 512
 SANDBOX_OPEN_FILES_MAX = 4096
 SANDBOX_FILE_BYTES_MAX = 10 * 1024**3
 SANDBOX_START_S_MAX = 10.0
-# A sandbox without a command is taken down after this time, and the longest idle one when there are more.
+# An idle sandbox is removed after this time, and the longest idle one when there are more.
 SANDBOX_IDLE_S_MAX = 600.0
 SANDBOXES_IDLE_MAX = 16
 # What is looked at in a workspace: folders that are watched while commands run, and files that are mounted read-only.
@@ -531,14 +531,14 @@ LATELY_MAX = 256
 # Sets of tools that are remembered, each for the settings it was made with.
 OFFERED_TOOLS_MAX = 64
 
-# Signing in with a browser: how long that counts, how many an owner has at once, and how often an address may be wrong.
+# Browser sign-in: how long it is valid, how many an owner has at once, and how many wrong keys an address may send.
 KEY_CHARS_MAX = 1_000
 SIGN_IN_KEPT_S = 14 * 86_400.0
 SIGN_INS_PER_OWNER_MAX = 100
 WRONG_KEYS_PER_MINUTE_MAX = 10
 WRONG_KEY_ADDRESSES_MAX = 1_000
 
-# Of what a run was asked, what is shown with it
+# The part of a run's input that is shown with it
 RUN_INPUT_SHOWN_CHARS = 500
 
 # A model that is tried over the API
@@ -547,7 +547,7 @@ MODEL_TRIAL_S_MAX = 90.0
 # Forks of one session that are listed together
 BRANCHES_MAX = 200
 
-# What was used on which day: how long that is kept, and how often what was counted is written.
+# Usage by day: how long it is kept, and how often counts are written.
 USAGE_KEPT_DAYS = 400
 USAGE_WRITTEN_S = 5.0
 USAGE_ROWS_MAX = 10_000

@@ -1,4 +1,4 @@
-"""How messages are marked: words of the user during a turn, data from outside, summaries, output of job scripts."""
+"""Marks in messages: user messages during a turn, data from outside, summaries, output of job scripts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FRAMED = re.compile(rf"\[[0-9a-f]{{16}}\] {re.escape(_FOREIGN)}")
 
 
 def steer_frame(texts: Iterable[str], mark: str) -> str:
-    """Words of the user that came while the model worked. `mark` is random and of this run only."""
+    """User messages that arrived while the model worked. `mark` is random and of this run only."""
     return f"<{_STEER}-{mark}>\n" + "\n".join(texts) + f"\n</{_STEER}-{mark}>"
 
 
 def without_steer(text: str) -> str:
-    """A tool's answer in which nothing looks like words of the user that came meanwhile."""
+    """A tool result in which nothing looks like a steering message."""
     return _STEER_TAG.sub("&lt;", text) if "<" in text else text
 
 
 def foreign_frame(text: str, mark: str) -> str:
-    """Text from outside between two lines that bear the run's random mark; the text itself cannot."""
+    """Text from outside between two lines with the run's random mark, which the text cannot contain."""
     inner = text.replace(mark, "[…]")
     return f"[{mark}] {_FOREIGN}\n{inner}\n[{mark}] End of the data from outside."
 
@@ -39,7 +39,7 @@ SCRIPT_MARKS = (SCRIPT_MARK, FOREIGN_SCRIPT_MARK)
 
 
 def is_foreign(message: JsonMapping) -> bool:
-    """Whether a message brings text from outside: a framed answer of a tool, or a summary of such answers."""
+    """Whether a message has text from outside: a framed tool result, or a summary of such results."""
     if message.get("role") == "tool":
         return _FRAMED.match(text_of(message.get("content"))) is not None
     marks = (FOREIGN_SUMMARY_MARK, FOREIGN_SCRIPT_MARK)

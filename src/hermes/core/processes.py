@@ -1,4 +1,4 @@
-"""Who a process is: host, pid and start, so that a pid which was given out again is not taken for its first owner."""
+"""Process identity: host, pid and start time, so that a reused pid is not taken for its first owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import time
 from functools import lru_cache
 
-# Exited, and only kept until its parent has asked for the result.
+# Zombie and dead states.
 _ENDED = (b"Z", b"X", b"x")
 # The pids of the machine itself: the kernel gives this number to no container.
 _FIRST_PIDS = "pid:[4026531836]"
@@ -16,16 +16,16 @@ _HOLDER = re.compile(r"(.+):([1-9][0-9]{0,9}):([0-9]+(?:\.[0-9]+)?)?")
 
 
 def process_start(pid: int) -> float | None:
-    """Seconds from the start of the machine to that of the process; None where the system does not tell.
+    """Seconds from boot to the start of the process; None where the system does not tell.
 
-    Counted from there a process keeps its start whatever is done to the clock.
+    Relative to boot, it does not depend on the clock.
     """
     fields = _stat(pid)
     return _start(fields) if fields else None
 
 
 def is_alive(pid: int, start: float | None) -> bool:
-    """Whether the process that had this pid and began then is still there; without a start the pid alone decides."""
+    """Whether the process with this pid and start still exists; without a start the pid alone decides."""
     # Zero and below name groups of processes.
     if pid <= 0 or not _exists(pid):
         return False
@@ -33,7 +33,7 @@ def is_alive(pid: int, start: float | None) -> bool:
     if fields is None:
         # Hidden by the system, or ended just now.
         return _exists(pid)
-    # A start is told in hundredths of a second; half of one is what rounding may do to it.
+    # Starts are reported in hundredths of a second, rounded.
     return fields[0] not in _ENDED and (start is None or abs(_start(fields) - start) < 0.005)
 
 
@@ -42,8 +42,8 @@ def booted_at() -> float:
 
 
 def this_process() -> str:
-    """What this process signs as a holder: `host:pid:start`, the start empty where it is not known. In a container, whose
-    pids are its own, the host is `name@namespace`."""
+    """This process's identity as a holder: `host:pid:start`, the start empty where it is not known. In a container,
+    which has its own pids, the host is `name@namespace`."""
     return _holder(os.getpid())
 
 
@@ -54,7 +54,7 @@ def _holder(pid: int) -> str:
 
 
 def is_gone(holder: str) -> bool:
-    """Whether this holder was a process of this host that is no more; of any other text nothing is known."""
+    """Whether this holder was a process of this host that has ended; other holders are unknown, hence False."""
     if holder == this_process():
         return False
     match = _HOLDER.fullmatch(holder)
@@ -73,7 +73,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _namespace() -> str:
-    """What tells containers apart that have the same host name: their pids mean different processes."""
+    """Distinguishes containers with the same host name: their pids mean different processes."""
     try:
         pids = os.readlink("/proc/self/ns/pid")
         if pids == _FIRST_PIDS:
@@ -96,7 +96,7 @@ def _exists(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """What the system tells of a process, from its state on: the name before it may hold anything."""
+    """The fields of /proc/PID/stat from the state on: the name before it may hold anything."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

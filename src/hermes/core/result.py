@@ -1,4 +1,4 @@
-"""What a turn came to, as its caller gets it."""
+"""The result of a turn."""
 
 from __future__ import annotations
 

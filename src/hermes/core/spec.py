@@ -1,4 +1,4 @@
-"""What a run is asked to do: the RunSpec, frozen and stored with the run, and the controls that reach it later."""
+"""The RunSpec, frozen and stored with the run, and the controls that reach it later."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_models", "allo
 
 
 def new_run_id() -> str:
-    """A run id: the time, so that what belongs to runs of one time lies together, and enough that cannot be guessed."""
+    """Starts with the time, so that runs of one time are stored together, and ends unguessable."""
     return f"run_{time.time_ns() // 1_000_000:012x}{random_hex(10)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice:
-    """Overrides of where the model is asked; what is None comes from the configuration."""
+    """Overrides of the model's route; None: as configured."""
 
     alias: str | None = None
     model: str | None = None
@@ -45,13 +45,12 @@ class RouteChoice:
 
 
 class RunSpec(msgspec.Struct, frozen=True):
-    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
+    """One turn to be run.
 
-    With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
-
-    With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
-    model goes on with the last message, which is its own. With `toolsets_by_default` nobody has asked for these toolsets:
-    those that the session keeps come first. With `stateless` nobody has named the session, which goes after some days
+    `compact`: no model turn; the conversation is summarized, with this focus. `count_only`: no model call; the result
+    has the tokens of the first request. `verbatim`: the model gets `history` whatever the session holds. `continues`:
+    there is no new message; the model continues its own last one. `toolsets_by_default`: nobody asked for these
+    toolsets, so the session's own come first. `stateless`: nobody named the session, which is deleted after some days
     unless somebody does.
 
     `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
@@ -111,7 +110,7 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     @property
     def folder_id(self) -> str:
-        """Under what the session's files lie. Where no record tells whose session it is, each owner has another."""
+        """The id of the session's files. Where no record has the session's owner, each owner has another."""
         if self.persist:
             return self.session_id
         return f"{UNRECORDED}{scope_name(self.owner, self.session_id)}"
@@ -126,7 +125,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         return self.replace(tool_policy=policy, allowed_models=allowed)
 
     def stored(self) -> JsonObject:
-        """The spec as it is kept with the run: all that it says, but for the credentials."""
+        """The spec as stored with the run, without credentials."""
         out = _set_fields(self, _DEFAULTS)
         if self.route is not None:
             out["route"] = _set_fields(self.route, _ROUTE_DEFAULTS)
@@ -137,7 +136,7 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_stored(cls, stored: JsonMapping) -> RunSpec:
-        """The spec again. What a later version has added to it is unknown here and left out."""
+        """Fields of a later version are ignored."""
         values = {name: value for name, value in stored.items() if name in cls.__struct_fields__}
         for name in _SETS:
             if values.get(name) is not None:
@@ -172,7 +171,7 @@ def _set_fields(record: object, defaults: JsonMapping) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A wish that reaches a run from outside. `credential` is the name of the key that it came with, if any."""
+    """A request that reaches a run from outside. `credential` is the name of its key, if any."""
 
     control: ControlKind
     data: JsonMapping = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Opaque(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts; None is "not said". `input_tokens` holds every prompt token, cached ones included."""
+    """Token counts; None is unknown. `input_tokens` includes cached prompt tokens."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -55,7 +55,7 @@ class Usage(msgspec.Struct):
     cost_usd: float | None = None
 
     def updated(self, later: Usage) -> Usage:
-        """What was said last wins, count by count."""
+        """The later value wins, field by field."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(later), strict=True)
         return Usage(*(before if after is None else after for before, after in pairs))
 
@@ -65,14 +65,14 @@ class Model(msgspec.Struct):
 
 
 class Finish(msgspec.Struct):
-    """The answer is whole; nothing of it follows but usage. `stop_sequence`: where it was stopped, if the provider says."""
+    """The answer is complete; only usage may follow. `stop_sequence`: where it was stopped, if the provider says."""
 
     reason: FinishReason
     stop_sequence: str = ""
 
 
 class ServerError(msgspec.Struct):
-    """The provider broke off with words of its own inside the stream."""
+    """The provider sent an error inside the stream."""
 
     status: int | None
     code: str

@@ -1,4 +1,4 @@
-"""Text as every store and every wire can take it."""
+"""Text that every store and protocol can encode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def spaced_json(value: object) -> str:
-    """JSON with the spaces of `json.dumps`, in a third of its time."""
+    """JSON spaced like `json.dumps`, in a third of its time."""
     return msgspec.json.format(_encode(value), indent=0).decode()
 
 
@@ -23,7 +23,7 @@ _BLANK = frozenset(
 
 
 def visible(text: str) -> str:
-    """The text with every invisible, bidirectional and control character but line ends and tabs escaped (`\\u202e`)."""
+    """Escape every invisible, bidirectional and control character but line ends and tabs (`\\u202e`)."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -36,7 +36,7 @@ def _escaped(code: int) -> str:
 
 
 def whole_text(text: str) -> str:
-    """The text with half pairs of surrogates replaced; they are no characters, and nothing can encode them."""
+    """Replace lone surrogates, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Threads for work that blocks. They are shared by all runs and come to life when there is something to do."""
+"""Threads for blocking work, shared by all runs and started on demand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 
 class Job:
-    """A call on its way to a thread. It can be given up: before it began it is never made, afterwards it no longer
-    counts."""
+    """A call for a thread. Cancelled before it began it is never made, afterwards its result is dropped."""
 
     def __init__(self, pool: Threads, function: Callable[[], Any]) -> None:
         self._pool, self._function = pool, function
@@ -28,14 +27,14 @@ class Job:
         self.future.add_done_callback(self._drop)
 
     def abandon(self) -> None:
-        """It does not come back: its thread is replaced."""
+        """The call hangs: its thread is replaced."""
         self._pool._abandon(self)
 
     def _drop(self, future: asyncio.Future[Any]) -> None:
         self.dropped = future.cancelled()
 
     def run(self) -> None:
-        """In a thread: make the call and hand its outcome to the loop."""
+        """Runs in the thread; the outcome goes to the loop."""
         if self.dropped:
             return
         result, error = None, None
@@ -59,13 +58,11 @@ class Job:
 
 
 class RunBlocking(Protocol):
-    """Runs a blocking function in a thread."""
-
     async def __call__(self, function: Callable[[], T], /) -> T: ...
 
 
 class Threads:
-    """At most `threads_max` calls at once; further ones wait in order. `niceness` is how much they give way to others."""
+    """At most `threads_max` calls at once; further ones wait in order. `niceness` lowers their priority."""
 
     def __init__(self, threads_max: int, *, niceness: int = 0) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -79,7 +76,7 @@ class Threads:
         return await self.submit(function).future
 
     async def call_for(self, messages: int, function: Callable[[], Any]) -> Any:
-        """The result of a function that goes through so many messages: of few at once, of many in a thread."""
+        """Call a function that processes so many messages: inline for few, in a thread for many."""
         return function() if messages <= MESSAGES_AT_ONCE_MAX else await self.call(function)
 
     def submit(self, function: Callable[[], Any]) -> Job:
@@ -87,7 +84,7 @@ class Threads:
         with self._lock:
             self._queued += 1
             room = self._threads - self.abandoned < self._threads_max
-            # Those of a closed pool are on their way out and take nothing more.
+            # Threads of a closed pool are ending.
             if self._closed or (self._queued > self._idle and room):
                 self._start()
         self._jobs.put(job)
@@ -116,7 +113,7 @@ class Threads:
                 job = None
             with self._lock:
                 if job is None:
-                    if self._queued and not self._closed:  # somebody counts on this thread
+                    if self._queued and not self._closed:  # a queued job counts on this thread
                         continue
                     self._idle -= 1
                     self._threads -= 1
@@ -125,12 +122,12 @@ class Threads:
                 self._queued -= 1
             job.run()
             with self._lock:
-                if job.abandoned:  # another thread has taken this one's place
+                if job.abandoned:  # this thread was replaced
                     self._threads -= 1
                     self.abandoned -= 1
                     return
                 self._idle += 1
-            job = None  # or an idle thread would hold on to what it was given
+            job = None  # an idle thread must not keep it alive
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Roughly how many tokens texts, messages and images take."""
+"""Estimates of the tokens of texts, messages and images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def estimate(value: object) -> int:
 
 
 def _image_tokens(url: str) -> int:
-    """By its pixels where an inline PNG tells them, by its bytes for other inline images, else a usual size."""
+    """By the pixels of an inline PNG, by the bytes of other inline images, else a usual size."""
     head, is_inline, data = url.partition(";base64,")
     if not is_inline:
         return IMAGE_TOKENS

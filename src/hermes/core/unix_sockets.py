@@ -1,4 +1,4 @@
-"""Unix sockets in private folders: paths of any length, and who is at the other end."""
+"""Unix sockets in private folders: paths of any length, and the peer's user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """A path to a socket; one that is too long for the system goes by way of its folder."""
+    """A path to a socket; one that is too long for the system is reached through its folder's descriptor."""
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return
@@ -28,7 +28,7 @@ def reachable(path: Path) -> Iterator[str]:
 
 
 def is_same_user(fd: int) -> bool:
-    """Whether the process at the other end of a connected Unix socket is of this process's user."""
+    """Whether the peer of a connected Unix socket is this process's user."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct
 
 from hermes.core.json_types import JsonObject
 from hermes.guards.secrets import redact_tree
-from hermes.server.errors import ApiError, invalid
+from hermes.server.errors import ApiError, missing
 from hermes.server.keys import SCOPES, caller_of
 from hermes.server.models import SettingPatch
 from hermes.server.routes import route
@@ -56,7 +56,7 @@ class SettingList(Struct, kw_only=True, tag_field="object", tag="list"):
     problems: list[SettingProblem]
 
 
-@route("GET", "/api/settings", "settings", "List settings", scope="admin", features=("settings_api",))
+@route("GET /api/settings", "settings", "List settings", scope="admin", features="settings_api")
 async def settings(context: ServerContext, request: web.Request) -> SettingList:
     current = context.settings
     problems = [asdict(problem) for problem in current.problems]
@@ -69,18 +69,11 @@ async def settings(context: ServerContext, request: web.Request) -> SettingList:
     )
 
 
-@route(
-    "PATCH",
-    "/api/settings/{setting_name}",
-    "setting_update",
-    "Change a setting",
-    scope="admin",
-    example={"value": 50},
-)
+@route("PATCH /api/settings/{setting_name}", "setting_update", "Change a setting", scope="admin", example={"value": 50})
 async def change_setting(context: ServerContext, request: web.Request, body: SettingPatch) -> Setting:
     """null takes it out of the files."""
     if body.value is UNSET:
-        raise invalid("value", "Missing required parameter: 'value'.", "missing_required_parameter")
+        raise missing("value")
     name, by = request.match_info["setting_name"], caller_of(request).credential or "api"
     change = partial(services.change, context.settings, name, body.value, by=by)
     return _setting(context, await context.app.services.files.call(change))
@@ -111,7 +104,7 @@ class KeyList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[KeyObject]
 
 
-@route("GET", "/api/keys", "keys", "List API keys", scope="admin", features=("keys_api",))
+@route("GET /api/keys", "keys", "List API keys", scope="admin", features="keys_api")
 async def keys(context: ServerContext, request: web.Request) -> KeyList:
     sources = {entry.get("name"): entry.get("key_env") or "api_server.keys" for entry in context.options.keys}
     own = caller_of(request).credential
@@ -154,14 +147,14 @@ class McpServerList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[McpServerObject]
 
 
-@route("GET", "/api/mcp", "mcp_servers", "List MCP servers", scope="admin", features=("mcp_api",))
+@route("GET /api/mcp", "mcp_servers", "List MCP servers", scope="admin", features="mcp_api")
 async def mcp_servers(context: ServerContext, request: web.Request) -> McpServerList:
     states = {state["name"]: state for state in context.app.services.mcp.states()}
     configured = context.settings.mcp_servers
     return McpServerList(data=[_server(context, name, one, states.get(name)) for name, one in configured.items()])
 
 
-@route("POST", "/api/mcp/{mcp_name}/test", "mcp_test", "Connect an MCP server anew", scope="admin")
+@route("POST /api/mcp/{mcp_name}/test", "mcp_test", "Connect an MCP server anew", scope="admin")
 async def test_mcp_server(context: ServerContext, request: web.Request) -> McpServerObject:
     """Its state once the attempt has succeeded or failed."""
     name, configured = request.match_info["mcp_name"], context.settings.mcp_servers

@@ -1,4 +1,4 @@
-"""The aiohttp application: every route of the table, the middleware around them, and a listener with manners."""
+"""The aiohttp application: every route of the table, the middleware around them, and the listener."""
 
 from __future__ import annotations
 
@@ -30,24 +30,21 @@ _PROFILE_ROOT = re.compile("/p/[^/]+/")
 
 
 def build(context: ServerContext, profiles: Mapping[str, ServerContext] | None = None) -> web.Application:
-    """The application of an context, and those of other profiles below it."""
+    """The application of a context, with those of other profiles mounted below it."""
     app = _routed(context, [serve_request])
     for name, other in (profiles or {}).items():
-        # The page asks for its files beside itself, so its address ends with a slash.
-        app.router.add_get(f"/p/{name}", partial(_to_page, f"{name}/"))
+        # The page's files are relative to it, so its address ends with a slash.
+        app.router.add_get(f"/p/{name}", partial(_redirect, f"{name}/"))
         app.add_subapp(f"/p/{name}", _routed(other, []))
     return app
 
 
-async def _to_page(place: str, _: web.Request) -> web.Response:
-    return web.Response(status=308, headers={"Location": place})
+async def _redirect(location: str, _: web.Request) -> web.Response:
+    return web.Response(status=308, headers={"Location": location})
 
 
 def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Application:
-    app = web.Application(
-        middlewares=middlewares,
-        client_max_size=0,  # bodies are read by hand, within the configured limit
-    )
+    app = web.Application(middlewares=middlewares, client_max_size=0)  # `request_bodies` has its own limits
     app[CONTEXT] = context
     for route in ROUTES:
         path = route.path.replace("{model_id}", "{model_id:.+}")
@@ -60,7 +57,7 @@ def _routed(context: ServerContext, middlewares: Sequence[Any]) -> web.Applicati
 
 
 class Runner(web.AppRunner):
-    """Serves an application; what the HTTP parser refuses is told in the envelope, and nobody may dawdle."""
+    """Serves an application: parser errors get the error envelope, and slow requests a timeout."""
 
     def __init__(self, app: web.Application, *, shutdown_s: float = 5.0) -> None:
         super().__init__(
@@ -93,7 +90,7 @@ class Runner(web.AppRunner):
 def _plain_path(message: RawRequestMessage) -> RawRequestMessage:
     """The request with single slashes in its path and none at its end, before anything is decided by the path.
 
-    The page of a profile keeps the one at its end: that is its path.
+    The page of a profile keeps its trailing slash.
     """
     plain = _SLASHES.sub("/", message.url.raw_path)
     if not _PROFILE_ROOT.fullmatch(plain):
@@ -103,7 +100,7 @@ def _plain_path(message: RawRequestMessage) -> RawRequestMessage:
 
 
 class _Server(web.Server):
-    """A server whose connections are ours. `is_open`: without a key, for one user."""
+    """`is_open`: no keys are configured, so only the user of this process is served."""
 
     is_open = False
 
@@ -112,14 +109,14 @@ class _Server(web.Server):
 
 
 class _Connection(RequestHandler):
-    """A connection on which a request's head must come within its time, and that knows whose its peer is."""
+    """A connection with a deadline for the head of a request; knows whether its peer is the same user."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _same_user: bool | None = None
 
     @property
     def is_same_user(self) -> bool:
-        """Whether the user of this process is at the other end, or root. It is looked up once."""
+        """Whether the peer is the user of this process, or root; looked up once."""
         if self._same_user is None:
             self._same_user = self.transport is not None and is_same_user(self.transport)
         return self._same_user
@@ -127,7 +124,7 @@ class _Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if isinstance(self._manager, _Server) and self._manager.is_open:
-            _ = self.is_same_user  # before the peer can have closed its socket, as far as that goes
+            _ = self.is_same_user  # early, before the peer closes its socket
         self._head_timer = self._loop.call_later(HEADERS_S_MAX, self._late)
 
     def data_received(self, data: bytes) -> None:
@@ -147,14 +144,11 @@ class _Connection(RequestHandler):
     def _late(self) -> None:
         self._head_timer = None
         if self.transport is not None and not self._messages and not self._request_in_progress:
-            message = f"The head of the request did not come within {HEADERS_S_MAX:.0f} seconds."
+            message = f"The head of the request did not arrive within {HEADERS_S_MAX:.0f} seconds."
             body = error_response(408, message, "request_timeout").body
             assert isinstance(body, bytes)
-            headers = {
-                "Content-Type": "application/json; charset=utf-8",
-                "Content-Length": str(len(body)),
-                **_parser_headers(),
-            }
+            headers = {"Content-Type": "application/json; charset=utf-8", "Content-Length": str(len(body))}
+            headers |= _parser_headers()
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n".encode() + body)
             self.transport.close()
@@ -162,7 +156,7 @@ class _Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer. What the HTTP library refuses by itself, like a bad handshake, gets the envelope."""
+        """What aiohttp refuses by itself, like a bad handshake, gets the error envelope."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400 and isinstance(request, web.Request):
             error = ApiError(resp.status, f"The request was refused: {resp.text}.", "bad_request")
             error.redact(request.app[CONTEXT].redact)
@@ -172,15 +166,10 @@ class _Connection(RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """A request that never reached a handler."""
         if self.transport is not None and self._request_count and status >= 500:
-            self.log_exception("a request ended by a defect", exc_info=exc)
+            self.log_exception("internal error", exc_info=exc)
         if isinstance(exc, LineTooLong) or "too many" in str(exc).lower():
             status, text, code = 431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large"
         elif status >= 500:
@@ -195,10 +184,5 @@ class _Connection(RequestHandler):
 
 
 def _parser_headers() -> dict[str, str]:
-    """For what is told before there is a request to speak of."""
-    return {
-        **SECURITY_HEADERS,
-        "X-Request-Id": f"req_{random_hex(16)}",
-        "Server": "hermes",
-        "Connection": "close",
-    }
+    """For errors found before there is a request object."""
+    return {**SECURITY_HEADERS, "X-Request-Id": f"req_{random_hex(16)}", "Server": "hermes", "Connection": "close"}

@@ -1,4 +1,4 @@
-"""How much of the bodies of requests is in memory: large ones are received into files, and only so much is read back."""
+"""Memory for request bodies: large ones are received into files, and only so many bytes are read back at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hermes.core.limits import BODY_MEMORY_BYTES_MAX
 
 
 class Spool:
-    """A body as it comes: in memory while it is small, then in a file without a name."""
+    """A body as it is received: in memory while it is small, then in an unnamed file."""
 
     def __init__(self, folder: Path | None, first: bytes = b"") -> None:
         self._folder = folder
         self._parts = [first]
         self._unwritten = self.size = len(first)
         self._file: IO[bytes] | None = None
-        # All of a body that came in one piece.
+        # A body that arrived in one piece.
         self.at_once = first
 
     def __del__(self) -> None:
@@ -27,7 +27,7 @@ class Spool:
             self._file.close()
 
     async def add(self, part: bytes) -> None:
-        """Take the next piece. Raises OSError."""
+        """Raises OSError."""
         self._parts.append(part)
         self.size += len(part)
         self._unwritten += len(part)
@@ -42,7 +42,7 @@ class Spool:
         return self._file
 
     async def whole(self) -> bytes:
-        """All of it, as often as it is wanted. Raises OSError."""
+        """May be called again. Raises OSError."""
         if self._file is not None:
             return await asyncio.to_thread(self._read)
         if len(self._parts) > 1:
@@ -56,7 +56,7 @@ class Spool:
 
 
 class Budget:
-    """So many bytes at once. Who wants more than there are waits in line; alone, anybody gets what it wants."""
+    """A first-in-first-out byte semaphore. An amount above the size is granted when nothing else is in use."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -64,14 +64,14 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def take_now(self, amount: int) -> bool:
-        """Take so much unless that means waiting."""
+        """Take the amount unless that means waiting."""
         if self._waiting or (self._used and self._used + amount > self._size):
             return False
         self._used += amount
         return True
 
     async def take(self, amount: int, wait_s: float) -> None:
-        """Take so much, once it is there. Raises TimeoutError."""
+        """Raises TimeoutError."""
         if self.take_now(amount):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,6 +95,6 @@ class Budget:
     def _serve(self) -> None:
         while self._waiting and (not self._used or self._used + self._waiting[0][0] <= self._size):
             amount, turn = self._waiting.popleft()
-            if not turn.done():  # else its request has gone
+            if not turn.done():  # else its request was cancelled
                 self._used += amount
                 turn.set_result(None)

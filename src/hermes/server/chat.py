@@ -1,4 +1,4 @@
-"""Chat completions: the request read, a turn made of it, and its answer or its stream."""
+"""Chat completions: parses the request, builds a turn, and renders its answer or stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from msgspec import UNSET
 from hermes.core.json_types import Message
 from hermes.core.spec import RunSpec
 from hermes.core.text import text_of
-from hermes.server.content import check_said, content, newest, result
-from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.content import check_not_empty, content, newest, result
+from hermes.server.errors import ApiError, answer, invalid, missing
 from hermes.server.idempotency import request_created_at
 from hermes.server.keys import caller_of
 from hermes.server.models import ChatMessage, ChatRequest
@@ -48,8 +48,7 @@ class ParsedMessages:
 
 
 @route(
-    "POST",
-    "/v1/chat/completions",
+    "POST /v1/chat/completions",
     "chat_completions",
     "Create a chat completion",
     scope="chat",
@@ -67,16 +66,8 @@ class ParsedMessages:
     answers=ChatCompletion,
     stream="chunks as `data:` frames, at the end `[DONE]`; tools at work as `hermes.tool.progress` events",
     faults=TURN_FAULTS,
-    features=(
-        "chat_completions",
-        "chat_completions_streaming",
-        "chat_client_tools",
-        "chat_structured_output",
-        "chat_sampling_parameters",
-        "file_input",
-        "tool_progress_events",
-        "detach",
-    ),
+    features="chat_completions chat_completions_streaming chat_client_tools chat_structured_output "
+    "chat_sampling_parameters file_input tool_progress_events detach",
     idempotent=True,
     begins_turns=True,
 )
@@ -93,7 +84,7 @@ async def chat_completions(context: ServerContext, request: web.Request) -> web.
             renderer = ChatRenderer(completion_id, model, created, usage=usage, reasoning=shows_reasoning)
             renderer.progress, renderer.strict = turn.options.tool_progress, turn.options.strict
             headers = {**turn.headers(), **body.headers()}
-            del body, asked  # a stream may take long, and needs nothing more of them
+            del body, asked  # frees memory during a long stream
             return await turn.stream(renderer, headers)
         ended = await turn.finish()
     finally:
@@ -157,9 +148,9 @@ async def build_turn(
     stream: bool,
     store: bool = True,
 ) -> Turn:
-    """The turn of a request that brings its whole conversation along, whatever protocol that came in.
+    """The turn of a request that brings its whole conversation along, whatever its protocol.
 
-    `body` has the parameters for the model; `user` is the person whom a front end asks for.
+    `body` has the parameters for the model; `user` is the end user that a front end names.
     """
     caller = caller_of(request)
     options = parse_options(context, request, client_tools=bool(tools.schemas), user=user)
@@ -191,8 +182,7 @@ async def build_turn(
         continues=parsed.continues,
         verbatim=not named,
     )
-    announces = stream and options.tool_progress != "off"
-    spec = build_spec(context, caller, options, body, spec, announces=announces)
+    spec = build_spec(context, caller, options, body, spec, announces=stream and options.tool_progress != "off")
     if not persist and spec.results:
         spec = spec.replace(history=await with_unseen(context, spec, parsed.history))
     ignored_messages = len(parsed.history) if named else 0
@@ -203,7 +193,7 @@ async def build_turn(
         and isinstance(parsed.prompt, str)
         and spec.on_detach == "cancel"
         and options.recording is None
-        # What is known of a session, such as the notices of its MCP servers, is under its id.
+        # Notices of MCP servers are stored under the session's id.
         and not context.app.settings.mcp_servers
         and not context.is_agent_replaced()
     )
@@ -211,7 +201,7 @@ async def build_turn(
 
 
 def _derive_chat_session_id(system_prompt: str | None, first_user_message: str, owner: str = "default") -> str:
-    """The session of a conversation whose caller names none: the same for the same opening of the same owner."""
+    """The session of a conversation without one: the same for the same opening of the same owner."""
     opening = [system_prompt, first_user_message, *([owner] if owner != "default" else [])]
     data = json.dumps(opening, ensure_ascii=True).encode()
     return f"api-{hashlib.sha256(data).hexdigest()[:32]}"
@@ -225,10 +215,9 @@ def structure(kind: str, schema: Any) -> Message:
     if schema.strict and (fault := schema_problem(schema.schema)):
         raise invalid("response_format.json_schema.schema", f"The schema {fault}.")
     fields = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
-    return {
-        "type": kind,
-        "json_schema": {**fields, "description": schema.description} if schema.description else fields,
-    }
+    if schema.description:
+        fields["description"] = schema.description
+    return {"type": kind, "json_schema": fields}
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -251,22 +240,22 @@ def split_messages(messages: list[ChatMessage], text_chars_max: int, where: str 
 def split_conversation(
     system: str | None, conversation: list[Message], indexes: list[int], where: str = "messages"
 ) -> ParsedMessages:
-    """`indexes` tells for each message at which place of the request it stands."""
+    """`indexes`: each message's position in the request."""
     first_user: Message | None = None
     last_user = 0
     for index, message in zip(indexes, conversation, strict=True):
         if message["role"] == "user":
             first_user, last_user = first_user or message, index
     while conversation and conversation[-1]["role"] == "assistant":
-        if _begins(indexes.pop(), conversation[-1], where):
+        if _can_continue(indexes.pop(), conversation[-1], where):
             break
         conversation.pop()
     before, outputs, asked = newest(conversation)
     if first_user is None and not outputs:
-        words = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
-        raise ApiError(400, words, "missing_user_message", where)
+        reason = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
+        raise ApiError(400, reason, "missing_user_message", where)
     if asked:
-        check_said(asked[-1]["content"], f"{where}[{last_user}].content")
+        check_not_empty(asked[-1]["content"], f"{where}[{last_user}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(first_user["content"]) if first_user is not None else ""
     continues = not outputs and not asked
@@ -275,41 +264,34 @@ def split_conversation(
     )
 
 
-def _begins(at: int, message: Message, where: str) -> bool:
-    """Whether the assistant's last message says anything that it can go on with; calls wait for their outputs."""
+def _can_continue(at: int, message: Message, where: str) -> bool:
+    """Whether the last assistant message has text to continue; calls wait for their outputs."""
     if isinstance(message["content"], list):
-        words = "The assistant's last message is gone on with, which only text can be."
-        raise invalid(f"{where}[{at}].content", words, "unsupported_value")
+        reason = "The assistant's last message is continued, which needs text content."
+        raise invalid(f"{where}[{at}].content", reason, "unsupported_value")
     return bool(message["content"].strip() or message.get("tool_calls"))
 
 
 def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:
-    """One message, plain: role and content, and tool fields where it has them."""
     system = message.role in ("system", "developer")
     if message.content is None:
         if message.role != "assistant":
-            raise invalid(
-                f"{where}.content", f"Missing required parameter: {f'{where}.content'!r}.", "missing_required_parameter"
-            )
-        said: Any = message.refusal or ""
+            raise missing(f"{where}.content")
+        text: Any = message.refusal or ""
     else:
-        said = content(message.content, f"{where}.content", text_chars_max, text_only=system)
-    known: Message = {"role": message.role, "content": said}
+        text = content(message.content, f"{where}.content", text_chars_max, text_only=system)
+    plain: Message = {"role": message.role, "content": text}
     if message.name:
-        known["name"] = message.name
+        plain["name"] = message.name
     if message.role == "assistant" and message.reasoning_content:
-        known["opaque"] = reasoning_of(message.reasoning_content)
+        plain["opaque"] = reasoning_of(message.reasoning_content)
     if message.role == "assistant" and message.tool_calls:
-        known["tool_calls"] = [
+        plain["tool_calls"] = [
             {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
             for c in message.tool_calls
         ]
     if message.role == "tool":
         if not message.tool_call_id:
-            raise invalid(
-                f"{where}.tool_call_id",
-                f"Missing required parameter: {f'{where}.tool_call_id'!r}.",
-                "missing_required_parameter",
-            )
-        known["tool_call_id"] = message.tool_call_id
-    return known
+            raise missing(f"{where}.tool_call_id")
+        plain["tool_call_id"] = message.tool_call_id
+    return plain

@@ -1,8 +1,8 @@
-"""The names that the contract's tests use: `APIServerAdapter` with the methods they replace or call, and turns that are
-carried out by such a replacement.
+"""The names of the contract's tests: `APIServerAdapter` with the methods they replace or call, and turns that run
+through such a replacement.
 
-The server itself works with `ServerContext` and never comes here. A replaced `_run_agent` or agent reports by callbacks; they are
-turned into events at this border, so that renderers and streams see the same as of a real run.
+The server itself works with `ServerContext` and never comes here. A replaced `_run_agent` or agent reports by
+callbacks, which are turned into events here, so that renderers and streams see the same as of a real run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def check_api_server_requirements() -> bool:
 
 @web.middleware
 async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The gate of an application that names its adapter by this key."""
     adapter = request.match_info.apps[-1].get("api_server_adapter")
     if adapter is None:
         return await handler(request)
@@ -101,7 +100,7 @@ class SendResult:
 
 
 class TurnQueue:
-    """What a turn reports through callbacks, from whatever thread, until it is taken; `None` ends it."""
+    """Events reported through callbacks from any thread; `None` ends the queue."""
 
     def __init__(self) -> None:
         self._items: list[Item | None] = []
@@ -136,7 +135,7 @@ class TurnQueue:
 
 
 class CallbackRun:
-    """A turn that a replaced agent carries out: followed by what it puts into a queue, ended by its task."""
+    """A turn that a replaced agent carries out: its events come from a queue, its end from its task."""
 
     recorded = False
 
@@ -150,8 +149,7 @@ class CallbackRun:
         adapter: APIServerAdapter | None = None,
     ) -> None:
         self.queue, self.task, self.agent_ref, self._adapter = stream_q, task, agent_ref, adapter
-        self._spec, self._history = spec, history
-        self._closed = False
+        self._spec, self._history, self._closed = spec, history, False
 
     async def start(self) -> None: ...
 
@@ -164,11 +162,11 @@ class CallbackRun:
         return result
 
     async def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
-        """What was reported; of a response that nothing was reported of, its messages."""
+        """The reported events; for a response without any, those of its messages."""
         reported = False
         while True:
             over = self.task.done()
-            if items := self.untold():
+            if items := self.unread():
                 reported = True
                 yield items
             if self._closed or (over and not items):
@@ -176,10 +174,10 @@ class CallbackRun:
             if isinstance(self.queue, TurnQueue):
                 await self.queue.wait()
             else:
-                # A queue of somebody else's making cannot tell when there is something in it.
+                # Another kind of queue cannot be awaited.
                 await asyncio.wait([self.task], timeout=QUEUE_POLL_S)
         if self._spec.kind == "response" and not reported:
-            with contextlib.suppress(Exception):  # whoever asks for the result is told
+            with contextlib.suppress(Exception):  # `result` raises it
                 result, _ = await self.task
                 yield _events_of(turn_messages(self._history, result.get("messages") or []))
 
@@ -191,7 +189,7 @@ class CallbackRun:
         rows: frozenset[str],
         recorder: Recorder | None,
     ) -> web.StreamResponse:
-        """Stream the turn through the adapter's method for its kind, which may be replaced as well."""
+        """Stream the turn through the adapter's method for its kind, which may be replaced too."""
         assert self._adapter is not None
         if isinstance(renderer, ChatRenderer):
             head: JsonObject = renderer.head
@@ -200,26 +198,26 @@ class CallbackRun:
                 turn.request, *names, self.queue, self.task, self.agent_ref, turn, renderer, headers
             )
         if isinstance(recorder, PreparedResponse):
-            kept = recorder.kept
+            record = recorder.record
             return await self._adapter._write_sse_responses(
                 request=turn.request,
-                response_id=kept.response_id,
-                model=kept.template["model"],
-                created_at=kept.template["created_at"],
+                response_id=record.response_id,
+                model=record.template["model"],
+                created_at=record.template["created_at"],
                 stream_q=self.queue,
                 agent_task=self.task,
                 agent_ref=self.agent_ref,
                 conversation_history=turn.history,
-                user_message=kept.user_message,
-                instructions=kept.instructions,
-                conversation=kept.conversation,
-                store=kept.store,
+                user_message=record.user_message,
+                instructions=record.instructions,
+                conversation=record.conversation,
+                store=record.store,
                 session_id=turn.session_id,
                 prepared=recorder,
             )
         return await turn.stream(renderer, headers, rows, recorder)
 
-    def untold(self) -> list[Item]:
+    def unread(self) -> list[Item]:
         items: list[Item] = []
         while not self.queue.empty():
             item = self.queue.get_nowait()
@@ -228,7 +226,6 @@ class CallbackRun:
         return items
 
     async def stop(self) -> None:
-        """Its client has gone: stop it and wait for its end, unless it is to end by itself."""
         if self._spec.on_detach == "continue":
             await asyncio.wait([self.task])
         if self.task.done():
@@ -241,7 +238,7 @@ class CallbackRun:
 
 
 class _Callbacks:
-    """What a replaced agent calls, as events in a queue. Tools of our own are not shown."""
+    """The callbacks of a replaced agent, which put events into a queue. Our own tools are not shown."""
 
     def __init__(self, stream_q: TurnQueue) -> None:
         self._queue = stream_q
@@ -273,13 +270,13 @@ class _Callbacks:
 
 
 def _preview(args: Any) -> str:
-    """A line that says what a call is about: its first argument that is text."""
+    """The first argument that is text, for a one-line description of a call."""
     values = args.values() if isinstance(args, Mapping) else ()
     return next((value.splitlines()[0][:200] for value in values if isinstance(value, str) and value.strip()), "")
 
 
 def _events_of(messages: list[Message]) -> list[Item]:
-    """Messages of a turn in the form of its events. The last text is told by the end."""
+    """Messages of a turn as its events. The last text is part of the end."""
     events: list[Item] = []
     last = len(messages) - 1
     for index, message in enumerate(messages):
@@ -298,7 +295,7 @@ def _events_of(messages: list[Message]) -> list[Item]:
 
 
 class _Context(ServerContext):
-    """A server of which an adapter may have replaced parts; they are looked up when they are used."""
+    """A server context whose parts an adapter may have replaced; they are looked up when used."""
 
     def __init__(self, adapter: APIServerAdapter, extra: JsonMapping, model_name: str) -> None:
         super().__init__(extra, model_name)
@@ -311,7 +308,7 @@ class _Context(ServerContext):
 
 
 class APIServerAdapter:
-    """The API server as the contract's tests hold it. Making one touches neither network nor disk."""
+    """The API server as the contract's tests use it. Constructing one touches neither network nor disk."""
 
     platform = Platform.API_SERVER
 
@@ -348,8 +345,10 @@ class APIServerAdapter:
         return refusal.response() if refusal else None
 
     def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:
-        key, refusal = self.context.session_key(request)
-        return key, refusal.response() if refusal else None
+        try:
+            return self.context.session_key(request), None
+        except ApiError as error:
+            return None, error.response()
 
     def _origin_allowed(self, origin: str) -> bool:
         return self.context.origin_allowed(origin)
@@ -361,7 +360,7 @@ class APIServerAdapter:
         return not self.__dict__.keys().isdisjoint(_REPLACEABLE) or facade.AIAgent is not _AGENT
 
     def replaced_run(self, turn: Turn, *, streamed: bool) -> CallbackRun | None:
-        """The turn, begun by what somebody has put in the place of the agent; None where nobody has."""
+        """The turn, started through a replaced agent; None where nothing is replaced."""
         if not self.is_agent_replaced():
             return None
         stream_q, agent_ref = TurnQueue(), [None]
@@ -386,7 +385,7 @@ class APIServerAdapter:
         gateway_session_key: str | None = None,
         **callbacks: Any,
     ) -> Any:
-        """The agent for a turn, as the configuration describes it. No network is touched."""
+        """The agent for a turn, built from the configuration without network access."""
         config = runner._load_gateway_config()
         enabled = self.context.options.toolsets
         return facade.AIAgent(
@@ -415,7 +414,7 @@ class APIServerAdapter:
         agent_ref: list[Any] | None = None,
         **callbacks: Any,
     ) -> tuple[Message, dict[str, int]]:
-        """Run a turn with an agent of its own: its result, and its tokens."""
+        """Run a turn with its own agent; its result and token counts."""
         agent = self._create_agent(
             ephemeral_system_prompt=ephemeral_system_prompt,
             session_id=session_id,
@@ -482,12 +481,11 @@ class APIServerAdapter:
         return await prepared.stream()
 
     async def send(self, chat_id: str, text: str) -> SendResult:
-        """Messages cannot be pushed: every answer goes back on the connection of its request."""
+        """Always refused: answers go back on the connection of their request."""
         return SendResult(False, "The API server works by HTTP request/response; it cannot send by itself.")
 
 
 def _bare_turn(context: ServerContext, request: web.Request, kind: Any) -> Turn:
-    """A turn of which nothing is known but its task."""
     spec = RunSpec(user_message="", session_id="", kind=kind, on_detach="cancel")
     return Turn(context, request, spec, RequestOptions())
 

@@ -1,4 +1,4 @@
-"""The content of messages as clients send it, in the one form that the rest of the house knows. Pure."""
+"""The content of messages as clients send it, normalized. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def content(value: object, where: str, text_chars_max: int, *, text_only: bool =
 
 
 def joined(parts: list[JsonObject]) -> Content:
-    """Parts that are nothing but text as one text."""
+    """Parts that are all text, as one text."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -51,13 +51,13 @@ def part_of(part: object, where: str, chars_max: int, text_only: bool = False) -
         raise invalid(where, f"Invalid type for {where!r}: an object is expected.", "invalid_type")
     kind = part.get("type")
     if kind in _TEXTS:
-        said = part.get("refusal") if kind == "refusal" else part.get("text")
-        return {"type": "text", "text": _text(said, f"{where}.text", chars_max)}
+        text = part.get("refusal") if kind == "refusal" else part.get("text")
+        return {"type": "text", "text": _text(text, f"{where}.text", chars_max)}
     if kind in _IMAGES and not text_only:
         return _image(part, where)
     if kind in _FILES and not text_only:
         return _file(part, where)
-    message = "a list of parts holds objects with a type" if kind is None else f"the type {kind!r} is not taken here"
+    message = "a list of parts holds objects with a type" if kind is None else f"the type {kind!r} is not supported"
     raise invalid(f"{where}.type", f"Unsupported content in {where!r}: {message}.", "unsupported_content_type")
 
 
@@ -67,9 +67,7 @@ def _image(part: JsonMapping, where: str) -> JsonObject:
     detail = detail if detail is not None else part.get("detail")
     place = f"{where}.image_url"
     if url is None and part.get("file_id"):
-        raise invalid(
-            f"{where}.file_id", "Files are not kept under ids; send the image itself.", "unsupported_content_type"
-        )
+        raise invalid(f"{where}.file_id", "Files have no ids here; send the image itself.", "unsupported_content_type")
     if not isinstance(url, str) or not url:
         raise invalid(place, f"{place!r} must be an address or a data URL of an image.", "invalid_image_url")
     if url[:5].lower() == "data:":
@@ -97,7 +95,7 @@ def _file(part: JsonMapping, where: str) -> JsonObject:
         if given.get(name):
             raise invalid(
                 f"{where}.{name}",
-                f"{name} is not taken; send the file itself as file_data.",
+                f"{name} is not supported; send the file itself as file_data.",
                 "unsupported_content_type",
             )
     data, title = given.get("file_data"), given.get("filename")
@@ -109,15 +107,15 @@ def _file(part: JsonMapping, where: str) -> JsonObject:
     return {"type": "file", "file": {"name": title or "file", "data": data, "media_type": kind}}
 
 
-def check_said(value: Content, where: str) -> None:
-    """What is asked now must say something. `where` names the field."""
+def check_not_empty(value: Content, where: str) -> None:
+    """Refuse an empty new message. `where` names the field."""
     if isinstance(value, str) and not value.strip():
         message = f"{where!r} is empty or blank; send a message with text, an image or a file."
         raise invalid(where, message, "empty_message")
 
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """A conversation in three: up to its last answer, outputs of calls behind that, and what the user says there."""
+    """A conversation split in three: up to the last answer, outputs of calls after it, and user messages after it."""
     end = len(messages)
     while end and messages[end - 1]["role"] != "assistant":
         end -= 1
@@ -127,11 +125,10 @@ def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], l
         if message["role"] in by_role:
             by_role[message["role"]].append(message)
     outputs, asked = by_role["tool"], by_role["user"]
-    if len(asked) > 1:  # only the last is what is asked now
+    if len(asked) > 1:  # only the last is the prompt
         before, outputs, asked = [*before, *outputs, *asked[:-1]], [], asked[-1:]
     return before, outputs, asked
 
 
 def result(output: Message) -> Message:
-    """The output of a call as a turn is given it."""
     return {name: value for name, value in output.items() if name != "role"}

@@ -1,4 +1,4 @@
-"""What handlers work with: the options of a server, its stores, its keys, and who may come in."""
+"""`ServerContext`, which every handler gets: options, stores, keys and authentication."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hermes.server.headers import CORS_HEADERS, common_headers
 from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Recording
 from hermes.server.keys import CALLER, SIGNED_IN, Key, Keyring, RateExceeded, WrongKeys, caller_of
 from hermes.server.readiness import Probes
-from hermes.server.request_options import RequestOptions, session_key_fault, user_scope
+from hermes.server.request_options import RequestOptions, check_session_key, user_scope
 from hermes.server.response_record import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.settings import api_server_options
 from hermes.server.shared_counters import SharedNumbers
 from hermes.server.sse import KEEPALIVE, EventStream
 from hermes.server.start_gate import StartGate
-from hermes.server.stored_result import said_until
+from hermes.server.stored_result import conversation_until
 from hermes.settings.config import Settings
 from hermes.store import sessions
 from hermes.store.base import StoreError
@@ -59,7 +59,7 @@ _OWN_NAME = "hermes-agent"
 
 
 def resolve_model_name(explicit: str) -> str:
-    """The model's name as clients see it: the given one, else the profile's."""
+    """The model name that clients see: the given one, else the profile's."""
     if explicit:
         return explicit
     profile = home.get_active_profile_name()
@@ -67,7 +67,7 @@ def resolve_model_name(explicit: str) -> str:
 
 
 def given_key(request: web.Request) -> bytes:
-    """The key that a request shows, as `Authorization: Bearer`, `api-key` or `x-api-key`; nothing where they differ."""
+    """The key in `Authorization: Bearer`, `api-key` or `x-api-key`; empty where they differ."""
     shown = []
     if (given := request.headers.get("Authorization")) is not None:
         scheme, _, token = given.partition(" ")
@@ -83,7 +83,7 @@ def _begins_turn(request: web.Request) -> bool:
 
 
 class ServerContext:
-    """One server. Making it touches neither network nor disk: its responses begin in memory."""
+    """One server. Constructing it touches neither network nor disk: responses are in memory until `attach`."""
 
     def __init__(self, extra: JsonMapping, model_name: str | None = None) -> None:
         self.options = options = api_server_options(extra)
@@ -92,25 +92,25 @@ class ServerContext:
         self.session_db: Any = None
         self.idempotency = IdempotentExecutor(self)
         self.keyring = Keyring(options.key, options.keys)
-        # Whether anybody may come in: no key is configured.
+        # No key is configured.
         self.is_open = not self.keyring.keys
         self.metrics = metrics.Metrics()
         self.start_gate = StartGate()
         self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()
-        # Calls of MCP clients at work, by the ids of their runs: those that can be cancelled by another request.
+        # Running calls of MCP clients by run id, for cancellation by another request.
         self.mcp_calls: dict[str, asyncio.Task[Any]] = {}
         self.probes = Probes()
         self.wrong_keys = WrongKeys()
         self.seal: Any = None
-        # The options of requests that ask for none, by whether their client is a strict one.
+        # The options of requests without any, by whether their client is strict.
         self.usual_options: dict[bool, RequestOptions] = {}
-        # Where large bodies lie while they are read: on the disk of the home, since the usual place may be memory.
+        # For large bodies: on the home's disk, since the system's temporary folder may be in memory.
         self.spool_folder: Path | None = None
-        # Begins a turn with what stands in the place of the engine, if anything does.
+        # Starts a turn through a replaced agent, if there is one.
         self.replaced_run: ReplaceRun | None = None
-        self.is_agent_replaced: Callable[[], bool] = bool  # which says no
+        self.is_agent_replaced: Callable[[], bool] = bool  # False
         self._secrets = Secrets([options.key] if options.key else [])
         self._app: apps.App | None = None
         self.is_attached = False
@@ -118,7 +118,7 @@ class ServerContext:
     # --- what it works with -----------------------------------------------------------------------------------------
 
     def attach(self, app: apps.App) -> None:
-        """Work with this app, its database and its file of responses, from now on."""
+        """Use this app, its database and its response store from now on."""
         self._app, self.is_attached = app, True
         self.spool_folder = app.home.path
         self.session_db = app.store.blocking.sessions
@@ -139,7 +139,7 @@ class ServerContext:
         return ResponseStore(limits.max_stored, path, max_age_days=limits.max_age_days)
 
     async def use_current_app(self) -> None:
-        """Work with the app of the running loop, where none is attached."""
+        """Attach the app of the running loop, unless one is attached."""
         engine = self.session_db.engine if isinstance(self.session_db, Repository) else None
         self._app = await apps.current(engine=engine)
         self._limit(self._app)
@@ -162,11 +162,10 @@ class ServerContext:
         return self._app.secrets if self._app is not None and self.is_attached else self._secrets
 
     def redact(self, text: str) -> str:
-        """The text without anything that is, or looks like, a credential."""
         return self.secrets.redact(text)
 
     def _revived(self, spec: RunSpec) -> None:
-        """A run is taken up from a process that has left it: so is its response."""
+        """A run of another process was taken over: so is its response."""
         if spec.response_id is not None:
             self.app.services.background(level_revived(self, spec.response_id))
 
@@ -178,7 +177,7 @@ class ServerContext:
         return self.metrics.dump(self.app.engine)
 
     def share(self, numbers: SharedNumbers) -> None:
-        """Count rates and turns together with the other workers of this server."""
+        """Share rate limits and turn counts with the other workers of this server."""
         if self.app.replica is not None:  # then the workers are replicas too
             return
         place = str(self.app.home.path)
@@ -190,7 +189,7 @@ class ServerContext:
             shared.rates = self.keyring
 
     def drain(self) -> None:
-        """The server is about to stop: what only waits for new work is told so."""
+        """Tell idle WebSocket connections and the like that the server is stopping."""
         self.draining.set()
 
     def _limit(self, app: apps.App) -> None:
@@ -206,11 +205,11 @@ class ServerContext:
 
     @property
     def stores_runs(self) -> bool:
-        """Whether the database of conversations is the one that runs are kept in."""
+        """Whether conversations and runs are in the same database."""
         return self._app is not None and self.is_attached and self.session_db is self._app.store.blocking.sessions
 
     def open_session_db(self) -> Any:
-        """The database of conversations, opened when first needed; None when it cannot be."""
+        """The session database, opened when first needed; None when it cannot be."""
         if self.session_db is None:
             try:
                 self.session_db = sessions.SessionDB()
@@ -219,7 +218,7 @@ class ServerContext:
         return self.session_db
 
     def database(self) -> Any:
-        """The database of conversations, to be awaited; refused when there is none."""
+        """The async session database; refused when there is none."""
         db = self.open_session_db()
         if db is None:
             raise ApiError(503, "The database of sessions cannot be opened.", "session_db_unavailable")
@@ -230,34 +229,34 @@ class ServerContext:
         return Async(self.response_store)
 
     async def stored_history(self, session_id: str, before: Admission | None = None) -> list[Message]:
-        """What was said in a session so far, or before a run of it; nothing where that cannot be read."""
+        """The messages of a session, or those before one of its runs; empty where they cannot be read."""
         db = self.open_session_db()
         if db is None:
             return []
         try:
             if before is not None:
-                return await said_until(Async(db), session_id, before.run_id, with_it=False)
-            found = await Async(db).get_messages_as_conversation(session_id)
+                return await conversation_until(Async(db), session_id, before.run_id, with_it=False)
+            messages = await Async(db).get_messages_as_conversation(session_id)
         except Exception as error:  # noqa: BLE001  (a turn that somebody waits for goes on without)
             log.warning("the history of a session cannot be read: %s", self.redact(str(error)))
             return []
-        return list(found) if isinstance(found, list) else []
+        return list(messages) if isinstance(messages, list) else []
 
     async def session(self, session_id: str) -> Message | None:
         if not isinstance(self.session_db, Repository):
             return None
         with contextlib.suppress(StoreError):
-            found: Message | None = await Async(self.session_db).get_session(session_id)
-            return found
+            session: Message | None = await Async(self.session_db).get_session(session_id)
+            return session
         return None
 
     async def waits(self, call_ids: Sequence[str], owner: str) -> bool:
-        """Whether some of these calls still wait for their client."""
+        """Whether any of these calls still waits for its client."""
         has_database = isinstance(self.session_db, Repository)
         return has_database and bool(await Async(self.session_db).pending_calls(call_ids, owner))
 
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
-        """The writer of a stream: to a client, or to all who ask for it under the same key."""
+        """A stream to the client, or for a request with an Idempotency-Key one that is recorded."""
         if isinstance(recording := request.get(RECORDING), Recording):
             return RecordedStream(recording, request, headers)
         return self.socket_stream(request, headers)
@@ -281,7 +280,7 @@ class ServerContext:
         return self.options.keepalive_seconds
 
     def toolsets(self, narrowed: frozenset[str] | None) -> frozenset[str] | None:
-        """The toolsets of a turn: what is configured for the server, narrowed by the request."""
+        """The server's toolsets, narrowed by the request."""
         own = self.options.toolsets
         if own is None:
             return None if narrowed is None else narrowed & toolsets.enabled_toolsets(self.settings, "api_server")
@@ -301,9 +300,9 @@ class ServerContext:
     # --- who may come in --------------------------------------------------------------------------------------------
 
     def check_auth(self, request: web.Request) -> ApiError | None:
-        """Nothing when the request may come in, which then has its caller; otherwise the refusal."""
+        """None when the request is authenticated, and its caller set; otherwise the error."""
         if self.is_open:
-            # An open server serves the user who runs it; a connection that cannot be asked about is let in.
+            # An open server serves the user who runs it, and peers whose user is unknown.
             if getattr(request.protocol, "is_same_user", True):
                 return None
             message = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
@@ -324,7 +323,6 @@ class ServerContext:
         return self._rate_refusal(key, self.keyring.charge(key.owner, begins_turn=_begins_turn(request)))
 
     def scope_refusal(self, key: Key, scope: str | None) -> ApiError | None:
-        """Why a key does not suffice for what needs this scope."""
         if not (missing := key.lacks(scope)):
             return None
         message = f"This key lacks the scope {' and '.join(map(repr, missing))}."
@@ -376,7 +374,6 @@ class ServerContext:
             raise Refused("rate_limit_exceeded", exceeded.message)
 
     def rate_headers(self, request: web.Request) -> dict[str, str]:
-        """What answers to a request say of its caller's limits."""
         return self.keyring.headers(caller_of(request).owner)
 
     def _charge_tokens(self, live: LiveRun, event: Event) -> None:
@@ -384,26 +381,24 @@ class ServerContext:
         if event.final and live.spec.parent is None and live.log.count_end is None:
             self.keyring.spend(live.spec.owner, live.log.state.usage.get("total_tokens") or 0)
 
-    def session_key(self, request: web.Request, user: str | None = None) -> tuple[str | None, ApiError | None]:
-        """The scope of long-term memory that a request names, or why it may not. Where none is named, the user may be
-        the scope (`memory_scope`)."""
+    def session_key(self, request: web.Request, user: str | None = None) -> str | None:
+        """The memory scope that a request names. Without one, the user may be the scope (`memory_scope`)."""
         given = request.headers.get("X-Hermes-Session-Key", "")
         if not given:
-            return user_scope(request, user) if self.options.memory_scope == "user" else (None, None)
-        if fault := session_key_fault(given):
-            return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
+            return user_scope(request, user) if self.options.memory_scope == "user" else None
+        check_session_key(given)
         if self.is_open:
             message = "X-Hermes-Session-Key requires API key authentication; the server is open."
-            return None, ApiError(403, message, "session_key_requires_api_key")
-        return given, None
+            raise ApiError(403, message, "session_key_requires_api_key")
+        return given
 
     def origin_allowed(self, origin: str) -> bool:
-        """Whether pages of this origin may call; what is no browser says none."""
+        """Clients that are not browsers send no origin."""
         allowed = self.options.cors_origins
         return not origin or "*" in allowed or origin in allowed
 
     def cors_headers(self, origin: str) -> dict[str, str] | None:
-        """What tells a browser that the page may read the answer; None when it may not."""
+        """None when pages of this origin may not read the answer."""
         if not origin or not self.origin_allowed(origin):
             return None
         if "*" in self.options.cors_origins:

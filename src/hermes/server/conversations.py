@@ -1,4 +1,4 @@
-"""Conversations as objects: made with first items, added to by hand and by responses, listed, forgotten."""
+"""Conversation objects: create with items, add, list and delete items."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ class Conversation(Struct, kw_only=True):
 
 
 @route(
-    "POST",
-    "/v1/conversations",
+    "POST /v1/conversations",
     "conversations",
     "Create a conversation",
     scope="chat",
     example={"items": [EXAMPLE_ITEM], "metadata": {"topic": "files"}},
     faults=(404,),
     link=("conversation_id", "/id"),
-    features=("conversations_api",),
+    features="conversations_api",
     idempotent=True,
 )
 async def create_conversation(context: ServerContext, request: web.Request, body: ConversationRequest) -> Conversation:
@@ -53,14 +52,13 @@ async def create_conversation(context: ServerContext, request: web.Request, body
     return Conversation(id=conversation_id, created_at=created_at, metadata=metadata)
 
 
-@route("GET", _CONVERSATION, "conversation", "Get a conversation", scope="chat")
+@route(f"GET {_CONVERSATION}", "conversation", "Get a conversation", scope="chat")
 async def get_conversation(context: ServerContext, request: web.Request) -> Conversation:
     return _shown(await _stored(context, request))
 
 
 @route(
-    "POST",
-    _CONVERSATION,
+    f"POST {_CONVERSATION}",
     "conversation_update",
     "Update a conversation",
     scope="chat",
@@ -81,22 +79,21 @@ class ConversationDeleted(Struct, kw_only=True):
     deleted: bool = True
 
 
-@route("DELETE", _CONVERSATION, "conversation_delete", "Delete a conversation", scope="chat")
+@route(f"DELETE {_CONVERSATION}", "conversation_delete", "Delete a conversation", scope="chat")
 async def delete_conversation(context: ServerContext, request: web.Request) -> ConversationDeleted:
     stored = await _stored(context, request)
     await context.stored_responses.delete_conversation_object(stored["id"], stored["owner"])
     return ConversationDeleted(id=stored["id"])
 
 
-@route("GET", f"{_CONVERSATION}/items", "conversation_items", "List the items of a conversation", scope="chat")
+@route(f"GET {_CONVERSATION}/items", "conversation_items", "List the items of a conversation", scope="chat")
 async def conversation_items(context: ServerContext, request: web.Request, query: ItemQuery) -> ItemList:
     stored = await _stored(context, request)
     return page(await context.stored_responses.conversation_items(stored["id"], stored["owner"]), query)
 
 
 @route(
-    "POST",
-    f"{_CONVERSATION}/items",
+    f"POST {_CONVERSATION}/items",
     "conversation_items_add",
     "Add items to a conversation",
     scope="chat",
@@ -117,8 +114,7 @@ class ConversationItem(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    f"{_CONVERSATION}/items/{{item_id}}",
+    f"GET {_CONVERSATION}/items/{{item_id}}",
     "conversation_item",
     "Get an item of a conversation",
     scope="chat",
@@ -134,8 +130,7 @@ async def get_conversation_item(context: ServerContext, request: web.Request) ->
 
 
 @route(
-    "DELETE",
-    f"{_CONVERSATION}/items/{{item_id}}",
+    f"DELETE {_CONVERSATION}/items/{{item_id}}",
     "conversation_item_delete",
     "Delete an item of a conversation",
     scope="chat",

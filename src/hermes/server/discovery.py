@@ -1,4 +1,4 @@
-"""What the server is and can do: its health, the models and skills it offers, its features and limits."""
+"""Health, models, skills, toolsets, workspaces and capabilities."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class NotReady(Error, kw_only=True):
     readiness: Readiness
 
 
-@route("GET", "/health", "health", "Liveness check", scope=None)
-@route("GET", "/v1/health", "health_v1", "Liveness check", scope=None)
+@route("GET /health", "health", "Liveness check", scope=None)
+@route("GET /v1/health", "health_v1", "Liveness check", scope=None)
 async def health(context: ServerContext, request: web.Request) -> Health:
     return Health()
 
 
-@route("GET", "/health/detailed", "health_detailed", "Detailed health", scope=None)
+@route("GET /health/detailed", "health_detailed", "Detailed health", scope=None)
 async def health_detailed(context: ServerContext, request: web.Request) -> DetailedHealth:
     state = await runtime_state(context)
     running = context.attached_app.engine.active if context.attached_app is not None else 0
@@ -92,7 +92,7 @@ async def health_detailed(context: ServerContext, request: web.Request) -> Detai
     )
 
 
-@route("GET", "/health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
+@route("GET /health/ready", "health_ready", "Readiness check", scope=None, refusals={503: NotReady})
 async def health_ready(context: ServerContext, request: web.Request) -> Ready | web.Response:
     result = await readiness(context, whole=_is_admin(context, request))
     if result.status == OK:
@@ -103,7 +103,7 @@ async def health_ready(context: ServerContext, request: web.Request) -> Ready | 
 
 
 def _is_admin(context: ServerContext, request: web.Request) -> bool:
-    """Whether numbers and texts may be shown: to the full key, and to everybody where there is none."""
+    """Whether numbers and texts may be shown: to admin keys, and to everybody where there are no keys."""
     return context.check_auth(request) is None and caller_of(request).is_admin
 
 
@@ -142,7 +142,7 @@ class ModelList(Struct, kw_only=True, tag_field="object", tag="list"):
     has_more: bool | UnsetType = UNSET
 
 
-@route("GET", "/v1/models", "models", "List models", scope="any", features=("model_routes",))
+@route("GET /v1/models", "models", "List models", scope="any", features="model_routes")
 async def models(context: ServerContext, request: web.Request, query: ModelQuery) -> ModelList:
     data, has_more = _page(list(models_of(context, request).values()), query)
     if VERSION_HEADER not in request.headers:
@@ -164,7 +164,7 @@ def _page(models: list[Model], query: ModelQuery) -> tuple[list[Model], bool]:
     return page, len(page) < len(within)
 
 
-@route("GET", "/v1/models/{model_id}", "model", "Get a model", scope="any")
+@route("GET /v1/models/{model_id}", "model", "Get a model", scope="any")
 async def model(context: ServerContext, request: web.Request) -> Model:
     name = request.match_info["model_id"]
     model = models_of(context, request).get(name)
@@ -174,7 +174,7 @@ async def model(context: ServerContext, request: web.Request) -> Model:
 
 
 def models_of(context: ServerContext, request: web.Request) -> dict[str, Model]:
-    """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
+    """The advertised name, every alias, and the models named in the settings of providers."""
     own = context.model_name
     roots: dict[str, tuple[str, str | None]] = {own: (own, None)}
     for alias, target in context.options.model_routes.items():
@@ -204,13 +204,11 @@ class SkillList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Skill]
 
 
-@route("GET", "/v1/skills", "skills", "List skills", scope="any", features=("skills_api",))
+@route("GET /v1/skills", "skills", "List skills", scope="any", features="skills_api")
 async def skills(context: ServerContext, request: web.Request) -> SkillList:
     app = context.app
     settings, owner = app.settings, caller_of(request).owner
-    session_key, refusal = context.session_key(request)
-    if refusal is not None:
-        raise refusal
+    session_key = context.session_key(request)
     skills = await app.services.files.call(lambda: find_skills(settings, owner, session_key))
     return SkillList(
         data=[Skill(name=skill.name, description=skill.description, category=skill.category) for skill in skills]
@@ -234,7 +232,7 @@ class ToolsetList(Struct, kw_only=True, tag_field="object", tag="list"):
     platform: str = "api_server"
 
 
-@route("GET", "/v1/toolsets", "toolsets", "List toolsets", scope="any", features=("toolsets_api",))
+@route("GET /v1/toolsets", "toolsets", "List toolsets", scope="any", features="toolsets_api")
 async def toolsets(context: ServerContext, request: web.Request) -> ToolsetList:
     app = context.app
     settings, registry = app.settings, app.services.registry()
@@ -260,7 +258,7 @@ async def toolsets(context: ServerContext, request: web.Request) -> ToolsetList:
         tools = {tool.name: tool.description for tool in registry.all() if tool.toolset == name}
         label = name.replace("_", " ").capitalize()
         toolsets[name] = toolset(name, label, tools, bool(registry.offered([name], settings)))
-    for server in app.services.mcp.states():  # what a server says of its tools is for the model, framed
+    for server in app.services.mcp.states():  # their own descriptions are untrusted
         name, label = f"{PREFIX}{server['name']}", f"MCP server {server['name']}"
         toolsets[name] = toolset(name, label, dict.fromkeys(server["tools"], label), bool(server["tools"]))
     return ToolsetList(data=list(toolsets.values()))
@@ -276,26 +274,20 @@ class WorkspaceList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Workspace]
 
 
-@route("GET", "/api/workspaces", "workspaces", "List folders to work in", scope="sessions:read")
+@route("GET /api/workspaces", "workspaces", "List folders to work in", scope="sessions:read")
 async def workspaces(context: ServerContext, request: web.Request) -> WorkspaceList:
     """Without one, turns work in a folder of their owner's own."""
     roots = context.settings.terminal.workspaces
-    found = await context.app.services.files.call(lambda: [path for path in map(real_path, roots) if path.is_dir()])
-    return WorkspaceList(data=[Workspace(path=str(path)) for path in dict.fromkeys(found)])
+    folders = await context.app.services.files.call(lambda: [path for path in map(real_path, roots) if path.is_dir()])
+    return WorkspaceList(data=[Workspace(path=str(path)) for path in dict.fromkeys(folders)])
 
 
 # --- capabilities ----------------------------------------------------------------------------------------------------
 
-# What this server does not have.
-ABSENT = (
-    "admin_config_rw",
-    "memory_write_api",
-    "realtime_voice",
-    "audio_api",
-    "chat_logprobs",
-    "chat_multiple_choices",
-    "platform_events",
-    "cron_fire_webhook",
+# Features that this server does not have.
+_ABSENT = (
+    "admin_config_rw memory_write_api realtime_voice audio_api chat_logprobs chat_multiple_choices platform_events "
+    "cron_fire_webhook"
 )
 _HEADERS = {
     "session_continuity_header": "X-Hermes-Session-Id",
@@ -308,22 +300,12 @@ _DESCRIPTION = (
     "The agent runs on the API-server host: its tools read, write and execute there, not on the client's machine. "
     "Functions that a request brings along are the client's to execute."
 )
-# limit: the option that holds it
-_OPTIONS = {
-    "max_body_bytes": "max_body_bytes",
-    "max_text_chars": "max_text_chars",
-    "max_event_bytes": "max_event_bytes",
-    "max_concurrent_runs": "max_concurrent_runs",
-    "session_wait_seconds": "session_wait_seconds",
-    "run_queue_seconds": "run_queue_seconds",
-    "turn_timeout_seconds": "turn_timeout_seconds",
-    "write_stall_seconds": "write_stall_seconds",
-    "keepalive_seconds": "keepalive_seconds",
-    "responses_max_stored": "responses.max_stored",
-    "responses_max_age_days": "responses.max_age_days",
-    "runs_max_stored": "runs.max_stored",
-    "runs_max_age_days": "runs.max_age_days",
-}
+# Options that are limits; a dot becomes an underscore.
+_OPTIONS = (
+    "max_body_bytes max_text_chars max_event_bytes max_concurrent_runs session_wait_seconds run_queue_seconds "
+    "turn_timeout_seconds write_stall_seconds keepalive_seconds responses.max_stored responses.max_age_days "
+    "runs.max_stored runs.max_age_days"
+)
 _FIXED = {
     "max_header_bytes": fixed.HEADER_BYTES_MAX,
     "headers_seconds": fixed.HEADERS_S_MAX,
@@ -364,7 +346,7 @@ class Capabilities(Struct, kw_only=True, tag_field="object", tag="hermes.api_ser
     endpoints: dict[str, Endpoint]
 
 
-@route("GET", "/v1/capabilities", "capabilities", "Server capabilities", scope="any")
+@route("GET /v1/capabilities", "capabilities", "Server capabilities", scope="any")
 async def capabilities(context: ServerContext, request: web.Request) -> Capabilities:
     settings = context.app.settings
     return Capabilities(
@@ -390,12 +372,12 @@ async def capabilities(context: ServerContext, request: web.Request) -> Capabili
 
 def _features(context: ServerContext) -> dict[str, bool | str]:
     return {
-        **{feature: True for route in ROUTES for feature in route.features},
+        **{feature: True for route in ROUTES for feature in route.features.split()},
         **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
         "metrics": context.options.metrics,
         "openapi": context.options.docs,
         "ollama": context.options.ollama,
-        **dict.fromkeys(ABSENT, False),
+        **dict.fromkeys(_ABSENT.split(), False),
         "cors": bool(context.options.cors_origins),
         "profiles": bool(context.options.profiles),
         "strict_models": context.options.strict_models,
@@ -407,19 +389,19 @@ def _features(context: ServerContext) -> dict[str, bool | str]:
 
 def _limits(context: ServerContext, settings: Settings) -> dict[str, float | None]:
     values: dict[str, float | None] = {
-        **{name: attrgetter(option)(context.options) for name, option in _OPTIONS.items()},
+        **{option.replace(".", "_"): attrgetter(option)(context.options) for option in _OPTIONS.split()},
         "approval_timeout_seconds": settings.api_server.approval_timeout_seconds,
         "drain_seconds": settings.api_server.drain_seconds,
         "clarify_timeout_seconds": settings.agent.clarify_timeout,
         "idempotency_seconds": context.options.idempotency.ttl_hours * 3600,
         **_FIXED,
     }
-    # Clients that read whole numbers only, as JSON parsers of typed languages do, get them.
+    # Typed clients expect integers without a fraction.
     return {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in values.items()}
 
 
 def _sandbox(settings: Settings) -> JsonObject:
-    """Where commands run; a backend that is named and not there runs none."""
+    """Where commands run."""
     try:
         chosen = choose_backend(settings)
     except ConfigError:

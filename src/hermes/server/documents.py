@@ -1,4 +1,4 @@
-"""The API's description as a document and as a page, and the first page. What is made here needs no script."""
+"""The API description as a document and as a page, and the start page. None of it needs scripts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class About(Struct, kw_only=True):
     docs: str = "/docs"
 
 
-@route("GET", "/", "ui", "Web page", scope=None, answers=About, types=("text/html",), faults=(404,))
+@route("GET /", "ui", "Web page", scope=None, answers=About, types=("text/html",), faults=(404,))
 async def root(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "ui", request)
     accepted = request.headers.get("Accept", "")
@@ -57,13 +57,13 @@ async def root(context: ServerContext, request: web.Request) -> web.StreamRespon
     return await web_page.index(request) or await _page(request, _root_page, context.options.docs)
 
 
-@route("GET", "/docs", "docs", "API reference (HTML)", scope=None, types=("text/html",), faults=(404,))
+@route("GET /docs", "docs", "API reference (HTML)", scope=None, types=("text/html",), faults=(404,))
 async def docs(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "docs", request)
     return await _page(request, _docs_page)
 
 
-@route("GET", "/openapi.json", "openapi", "OpenAPI description", scope=None, types=("application/json",), faults=(404,))
+@route("GET /openapi.json", "openapi", "OpenAPI description", scope=None, types=("application/json",), faults=(404,))
 async def openapi(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "docs", request)
     from hermes.server import openapi as described
@@ -73,13 +73,13 @@ async def openapi(context: ServerContext, request: web.Request) -> web.StreamRes
 
 
 def check_on(context: ServerContext, option: str, request: web.Request) -> None:
-    """What is switched off is not there."""
+    """Refuse with 404 what is switched off."""
     if not getattr(context.options, option):
         raise ApiError(404, f"There is nothing at {request.method} {request.path}.", "not_found")
 
 
 async def _page(request: web.Request, render: Any, *arguments: Any) -> web.Response:
-    """A page, or the style sheet that it asks its own address for."""
+    """A page, or the style sheet at the same address."""
     style = request.query.get("asset") == _STYLE
     text = await (asyncio.to_thread(_file, _STYLE) if style else asyncio.to_thread(render, *arguments))
     kind = "text/css" if style else "text/html"
@@ -121,7 +121,7 @@ def _root_page(with_docs: bool) -> str:
 
 @functools.cache
 def _docs_page() -> str:
-    """The description as a page, with an anchor for every operation and every schema."""
+    """The description as a page, with an anchor for every operation and schema."""
     from hermes.server import openapi as described
 
     description = described.document()
@@ -135,17 +135,16 @@ def _docs_page() -> str:
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         *(f"<p>{_prose(part)}</p>" for part in info["description"].split("\n\n")),
         '<p>For programs: <a href="/openapi.json">/openapi.json</a></p>',
-        f"<nav><ul>{''.join(_entry(*operation) for operation in operations)}</ul></nav>",
+        "<nav><ul>",
+        *(
+            f'<li><a href="#{escape(op["operationId"])}"><code>{escape(way.upper())} {escape(where)}</code></a></li>'
+            for way, where, op in operations
+        ),
+        "</ul></nav>",
         *(f"<h2>{escape(name.capitalize())}</h2>{''.join(parts)}" for name, parts in groups.items()),
         f"<h2>Schemas</h2>{''.join(_schema(name, schemas[name]) for name in sorted(schemas))}",
     ]
     return _whole_page(f"{info['title']} API", "\n".join(content))
-
-
-def _entry(way: str, where: str, operation: JsonObject) -> str:
-    return (
-        f'<li><a href="#{escape(operation["operationId"])}"><code>{escape(way.upper())} {escape(where)}</code></a></li>'
-    )
 
 
 def _operation(way: str, where: str, operation: JsonObject, faults: JsonObject) -> str:
@@ -171,10 +170,10 @@ def _operation(way: str, where: str, operation: JsonObject, faults: JsonObject) 
     for status, response in operation["responses"].items():
         if "$ref" in response:
             response = faults[response["$ref"].rpartition("/")[2]]
-        types = [
-            f"<code>{escape(kind)}</code>: {_told(what['schema'])}"
-            for kind, what in response.get("content", {}).items()
-        ]
+        types = []
+        for kind, what in response.get("content", {}).items():
+            text = what["schema"].get("description")
+            types.append(f"<code>{escape(kind)}</code>: {_prose(text) if text is not None else _type(what['schema'])}")
         answers.append((status, "; ".join(types), response["description"]))
     return (
         f'<section id="{escape(operation["operationId"])}"><h3>{head}</h3><p>{_prose(" ".join(about))}</p>'
@@ -196,7 +195,7 @@ def _schema(name: str, schema: JsonObject) -> str:
 
 
 def _table(head: tuple[str, str, str], rows: list[tuple[str, str, str]]) -> str:
-    """Rows of a name, of what it is in HTML, and of what is said about it."""
+    """Rows of name, HTML and description."""
     if not rows:
         return ""
     cells = "".join(
@@ -204,10 +203,6 @@ def _table(head: tuple[str, str, str], rows: list[tuple[str, str, str]]) -> str:
         for name, what, about in rows
     )
     return f"<table><tr>{''.join(f'<th>{escape(word)}</th>' for word in head)}</tr>\n{cells}</table>"
-
-
-def _told(schema: JsonObject) -> str:
-    return _prose(schema["description"]) if "description" in schema else _type(schema)
 
 
 def _type(schema: JsonObject) -> str:
@@ -233,5 +228,5 @@ def _type(schema: JsonObject) -> str:
 
 
 def _prose(text: str) -> str:
-    """Words for people, with what stands between backticks as code."""
+    """Text with backticks turned into code elements."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

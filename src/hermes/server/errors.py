@@ -1,4 +1,4 @@
-"""The one form in which every error of the server is told, and the exception that carries it there."""
+"""The error envelope of every protocol, and the exception that becomes one."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ ErrorForm = type[Error] | type[MessagesError] | type[OllamaError]
 
 
 class ApiError(Exception):
-    """What a client did wrong, or what went wrong for it; raised anywhere below a handler, told by the endpoint."""
+    """Raised anywhere below a handler; the route's endpoint turns it into a response."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class ApiError(Exception):
         self.status, self.message, self.code = status, message, code
         self.param = None if param is None else shortened(param)
         self.headers, self.hermes = dict(headers or {}), dict(hermes or {})
-        if status == 409:  # clients try a conflict again unless they are told that it will not go away
+        if status == 409:  # SDKs retry a conflict unless told otherwise
             self.headers.setdefault("x-should-retry", "false")
 
     def redact(self, redact: Callable[[str], str]) -> None:
-        """Take secrets out of everything that quotes the request."""
+        """Remove secrets from everything that quotes the request."""
         self.message = redact(self.message)
         self.param = None if self.param is None else redact(self.param)
 
@@ -157,7 +157,7 @@ class ApiError(Exception):
 
 
 def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> ApiError:
-    """Work that was not begun and may be asked for again."""
+    """The request was not started and may be retried."""
     return ApiError(status, message, code, headers={"Retry-After": str(retry_after_s), "x-should-retry": "true"})
 
 
@@ -165,8 +165,11 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code, param)
 
 
+def missing(param: str) -> ApiError:
+    return invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+
+
 def api_error(error: ServiceError) -> ApiError:
-    """The refusal of a service, as the API has it."""
     status, code = _SERVICE_STATUSES.get(error.code, 400), _SERVICE_CODES.get(error.code, error.code)
     return ApiError(status, f"{error.message} {error.hint}".strip(), code, error.field)
 
@@ -179,13 +182,11 @@ def error_object(
 
 
 def error_body(status: int, message: str, code: str | None) -> JsonObject:
-    """The envelope of an error as a dict."""
     body: JsonObject = msgspec.to_builtins(Error(error=error_object(status, message, code)))
     return body
 
 
 def code_in(body: bytes) -> str:
-    """The code of an error that was encoded in one of the forms."""
     document = msgspec.json.decode(body)
     code: str = document["code"] if "code" in document else document["error"]["code"]
     return code
@@ -198,7 +199,7 @@ def error_response(
 
 
 def shortened(text: str) -> str:
-    """The text without its middle where it is long: a request can make it quote as much as a request can hold."""
+    """Cut the middle out of a long text: an error may quote as much as a request can hold."""
     if len(text) <= ERROR_BEGIN_CHARS_MAX + ERROR_END_CHARS_MAX:
         return text
     return f"{text[:ERROR_BEGIN_CHARS_MAX]}[…]{text[-ERROR_END_CHARS_MAX:]}"

@@ -1,4 +1,4 @@
-"""Keeping events of a stream short enough for clients that read no longer lines. Pure."""
+"""Shortens stream events for clients with a limit on line length. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def shorten_outputs(items: list[JsonObject], excess_bytes: int) -> list[JsonObject]:
-    """The items with the longest outputs of server tools cut so that their JSON is `excess_bytes` shorter.
+    """Cut the longest outputs of server tools so that the items' JSON is `excess_bytes` shorter.
 
-    Where the outputs are not as long as that together, they become empty. Nothing else is cut.
+    Where that is more than all outputs together, they become empty. Nothing else is cut.
     """
     sizes = {at: len(_encode(text)) for at, item in enumerate(items) if (text := _output(item))}
     cap = _cap(list(sizes.values()), sum(sizes.values()) - excess_bytes - _MARK_BYTES * len(sizes))
@@ -25,7 +25,7 @@ def shorten_outputs(items: list[JsonObject], excess_bytes: int) -> list[JsonObje
 
 
 def _cap(sizes: list[int], budget: int) -> int:
-    """The length to which all are cut that are longer, for them to fit into the budget together."""
+    """The length to which longer outputs are cut, for all to fit into the budget."""
     for count, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
         share = max(0, budget) // count
         if size > share:
@@ -35,7 +35,7 @@ def _cap(sizes: list[int], budget: int) -> int:
 
 
 def _prefix(text: str, size: int) -> str:
-    """The longest beginning whose JSON takes no more than that."""
+    """The longest prefix whose JSON takes at most `size` bytes."""
     low, high = 0, min(len(text), size)
     while low < high:
         middle = (low + high + 1) // 2
@@ -47,7 +47,6 @@ def _prefix(text: str, size: int) -> str:
 
 
 def _output(item: JsonObject) -> str:
-    """What a server tool gave, wherever an item has it."""
     if item["type"] == "function_call_output":
         return "".join(part["text"] for part in item["output"] if part["type"] == "input_text")
     if item["type"] == "mcp_call":

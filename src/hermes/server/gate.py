@@ -1,4 +1,4 @@
-"""The gate: who may come in, by host, origin and key; and what a client is seen as."""
+"""Which requests are let in, by host, origin and key; and the client's address behind proxies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 PREFLIGHT_KEPT_S = "600"
 _PORT = re.compile(r":\d+$")
-# Of an IPv6 address: what a provider gives to one customer.
+# An IPv6 customer's network.
 _NETWORK_BITS = 64
 
 
 def check_gate(context: ServerContext, request: web.Request, headers: dict[str, str]) -> ApiError | web.Response | None:
-    """Let in whom the server lets in: by host, origin and key. The headers for browsers are added to `headers`.
+    """Check host, origin and key; an answer ends the request. CORS headers are added to `headers`.
 
-    What the router refuses passes here as well. A preflight request is answered here.
+    Requests without a route pass here too. A preflight request is answered here.
     """
     if context.is_open and not is_own_host(context, host := seen_as(context, request)[1]):
         message = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
@@ -49,13 +49,13 @@ def check_gate(context: ServerContext, request: web.Request, headers: dict[str, 
 
 
 def is_same_origin(context: ServerContext, request: web.Request, origin: str) -> bool:
-    """Whether a page of the server's own is asking."""
+    """Whether the server's own page sends the request."""
     scheme, host = seen_as(context, request)
     return origin == f"{scheme}://{host}" and (not context.is_open or is_own_host(context, host))
 
 
 def seen_as(context: ServerContext, request: web.Request) -> tuple[str, str]:
-    """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
+    """The scheme and host that the client used; forwarded headers count from trusted proxies only."""
     if request.remote not in context.options.trusted_proxies:
         return request.scheme, request.host
     forwarded = [
@@ -82,7 +82,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def client_address(context: ServerContext, request: web.Request) -> str:
-    """Where a client is, as far as that can be believed: of an IPv6 address the network."""
+    """The client's address behind trusted proxies; of an IPv6 address its network."""
     remote, trusted = request.remote or "", context.options.trusted_proxies
     if remote in trusted:
         hops = [hop.strip() for hop in request.headers.get("X-Forwarded-For", "").split(",")]

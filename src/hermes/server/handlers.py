@@ -1,4 +1,4 @@
-"""Every module that declares routes, imported once; then the routes stand in the order of their groups."""
+"""Imports every module that declares routes, and sorts the routes by group."""
 
 from hermes.server import (  # noqa: F401  (imported for the routes they declare)
     admin_routes,

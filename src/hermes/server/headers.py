@@ -1,4 +1,4 @@
-"""The headers that every response carries, and those that browsers are told of."""
+"""Headers of every response, and those that browsers may send and read."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ SECURITY_HEADERS = {
 }
 # Sent with every request of the Messages protocol.
 VERSION_HEADER = "anthropic-version"
+# Headers with which a request changes its turn.
+_OPTIONS = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
+OPTION_HEADERS = tuple(f"X-Hermes-{name}" for name in _OPTIONS.split())
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
 _REQUEST_HEADERS = (
     "Authorization",
     "api-key",
@@ -34,16 +40,7 @@ _REQUEST_HEADERS = (
     "Mcp-Name",
     "Mcp-Session-Id",
     "X-Request-Id",
-    "X-Hermes-Session-Id",
-    "X-Hermes-Session-Key",
-    "X-Hermes-Seed-History",
-    "X-Hermes-Detach",
-    "X-Hermes-Approvals",
-    "X-Hermes-Tool-Progress",
-    "X-Hermes-Tool-Items",
-    "X-Hermes-Reasoning",
-    "X-Hermes-Toolsets",
-    "X-Hermes-Timeout",
+    *OPTION_HEADERS,
 )
 _RESPONSE_HEADERS = (
     "Mcp-Session-Id",
@@ -62,7 +59,7 @@ _RESPONSE_HEADERS = (
     "Idempotency-Replayed",
     "Retry-After",
     "x-should-retry",
-    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+    *RATE_HEADERS,
 )
 CORS_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE, OPTIONS",
@@ -74,7 +71,7 @@ _HEADERS: web.RequestKey[dict[str, str]] = web.RequestKey("headers", dict)
 
 
 def common_headers(request: web.Request) -> dict[str, str]:
-    """The headers of every response to a request: made once, the gate adds those for browsers."""
+    """The headers of every response to a request; the gate adds those of CORS."""
     headers = request.get(_HEADERS)
     if headers is None:
         given = request.headers.get("X-Request-Id", "")
@@ -86,5 +83,5 @@ def common_headers(request: web.Request) -> dict[str, str]:
 
 
 def request_id(request: web.Request) -> str:
-    """The id under which the request is known: the client's own where it can be used."""
+    """The client's own id where it is valid."""
     return common_headers(request)["X-Request-Id"]

@@ -1,4 +1,4 @@
-"""Equal requests are one piece of work: those under way at the same time, and those that come again under their key."""
+"""Idempotency: equal requests in flight are merged, and those with the same Idempotency-Key get the same answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.core.spec import new_run_id
 from hermes.runs.engine import Admission, Refused
 from hermes.server.errors import ApiError, invalid
-from hermes.server.headers import request_id
+from hermes.server.headers import OPTION_HEADERS, RATE_HEADERS, request_id
 from hermes.server.keys import caller_of
 from hermes.server.outcome import refusal
 from hermes.server.render_run import code_of
@@ -43,13 +43,13 @@ _POLL_S = 0.05
 
 
 class _IdempotencyCache:
-    """Merges equal requests in flight. What is kept beyond that, and across restarts, is the store's."""
+    """Merges equal requests in flight."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, str], asyncio.Future[Any]] = {}
 
     async def get_or_set(self, key: str, fingerprint: str, compute: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of the work, begun by whoever came first. A waiter that leaves stops nobody's."""
+        """The result of the first caller's computation; a cancelled waiter does not cancel it."""
         work = self._under_way.get((key, fingerprint))
         if work is None:
             work = asyncio.ensure_future(compute())
@@ -60,15 +60,15 @@ class _IdempotencyCache:
     def _forget(self, key: str, fingerprint: str, done: asyncio.Future[Any]) -> None:
         self._under_way.pop((key, fingerprint), None)
         if not done.cancelled():
-            done.exception()  # whoever waits is told; with nobody left it is no error of its own
+            done.exception()  # marks it as retrieved: waiters have it, and without any it is not logged
 
 
-# ---- requests that come again under their key
+# --- requests with an Idempotency-Key --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Recording:
-    """The answer to a request, as it is made: whoever asked the same gets it from here."""
+    """A response as it is made, for everybody who asked the same."""
 
     fingerprint: str
     run_id: str
@@ -83,7 +83,7 @@ class Recording:
 
     def begin(self, status: int, headers: Mapping[str, str], *, streamed: bool) -> None:
         self.status, self.streamed = status, streamed
-        self.headers = {name: value for name, value in headers.items() if name.lower() not in _OF_ONE}
+        self.headers = {name: value for name, value in headers.items() if name.lower() not in _NOT_REPLAYED}
         self.change()
 
     def change(self) -> None:
@@ -97,7 +97,7 @@ class Recording:
         return msgspec.msgpack.encode((self.headers, self.streamed, b"".join(self.frames)))
 
 
-# What a request under an Idempotency-Key has its answer recorded in.
+# The recording of a request with an Idempotency-Key.
 RECORDING: web.RequestKey[Recording] = web.RequestKey("recording")
 
 
@@ -107,28 +107,24 @@ def resumed_admission(request: web.Request) -> Admission | None:
 
 
 def idempotent_run_id(request: web.Request) -> str:
-    """The id of the run that is to answer this request."""
     return recording.run_id if (recording := request.get(RECORDING)) is not None else new_run_id()
 
 
 def request_created_at(request: web.Request) -> float:
-    """When this was asked for the first time."""
+    """When this was first asked."""
     return recording.created_at if (recording := request.get(RECORDING)) is not None else time.time()
 
 
-# Headers that belong to one answer, not to what is answered.
-_OF_ONE = frozenset(
-    {"x-request-id", "request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"}
-)
-_OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
-_OPTIONS = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
-OPTION_HEADERS = tuple(f"X-Hermes-{name}" for name in _OPTIONS.split())
+# Headers of one response only.
+_NOT_REPLAYED = frozenset(RATE_HEADERS) | {
+    *("x-request-id", "request-id", "date", "server", "content-length", "transfer-encoding", "retry-after")
+}
 _USER = "X-OpenWebUI-User-Id"
-_RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
+_RUN_ID, _COMPLETED = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
 
 class RecordedStream(EventStream):
-    """A stream that nobody reads directly."""
+    """A stream into a recording."""
 
     def __init__(self, recording: Recording, request: web.Request, headers: Mapping[str, str]) -> None:
         super().__init__(request, headers, keepalive_s=0, stall_s=0)
@@ -140,17 +136,16 @@ class RecordedStream(EventStream):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Its end is that of the work."""
+        """The stream ends with the work."""
 
     async def release(self) -> None:
-        """Begin the answer with what was held."""
         if self._held is not None:
             self._recording.begin(200, self.response.headers, streamed=True)
             data, self._held = b"".join(self._held), None
             await self.write(data)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Some frames; a pause lets those go on who wait for them."""
+        """Yields to the loop, so that readers can catch up."""
         if self._held is not None:
             self._held.append(data)
             if last:
@@ -162,7 +157,7 @@ class RecordedStream(EventStream):
 
 
 class IdempotentExecutor:
-    """Work that is done once per key, however often it is asked for, and answered alike every time."""
+    """Does work once per key and answers repeated requests alike."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -171,7 +166,7 @@ class IdempotentExecutor:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(self, request: web.Request, key: str, work: Work) -> web.StreamResponse:
-        """The answer to this request: made now, being made, or made before."""
+        """The response: made now, in progress, or stored."""
         if not _KEY.fullmatch(key):
             message = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
             raise invalid("Idempotency-Key", message, "invalid_idempotency_key")
@@ -179,11 +174,11 @@ class IdempotentExecutor:
         fingerprint = await self._fingerprint(request)
         recording, again = self._under_way.get(place), True
         if recording is None:
-            # Whoever leaves meanwhile leaves no claim behind that nobody works on.
-            found = await asyncio.shield(self._spawn(self._claim(request, place, fingerprint, work)))
-            if isinstance(found, web.Response):
-                return found
-            recording, again = found
+            # A disconnect meanwhile must not leave a claim that nobody works on.
+            claim = await asyncio.shield(self._spawn(self._claim(request, place, fingerprint, work)))
+            if isinstance(claim, web.Response):
+                return claim
+            recording, again = claim
         if recording.fingerprint != fingerprint:
             raise _conflict()
         return await self._follow(request, recording, again=again)
@@ -191,12 +186,12 @@ class IdempotentExecutor:
     async def _claim(
         self, request: web.Request, place: tuple[str, str], fingerprint: str, work: Work
     ) -> tuple[Recording, bool] | web.Response:
-        """The answer that was made before, or the recording of the one that is made, and whether that was going on."""
+        """The stored response, or the recording and whether it was in progress already."""
         app = self._context.app
         ttl = self._context.options.idempotency.ttl_hours * 3600
         run_id = new_run_id()
         claim = await self._claimed_here(app, place, fingerprint, ttl, run_id)
-        # Another worker may be about to begin it: then there will be a run to join, or an answer, or nothing at all.
+        # Another worker may be about to start it: wait for its run or its answer.
         while (
             claim.state == "running"
             and place not in self._under_way
@@ -208,13 +203,14 @@ class IdempotentExecutor:
         if claim.state == "conflict":
             raise _conflict()
         if claim.state == "done":
-            return self._again(claim.status, claim.body)
+            headers, _, text = msgspec.msgpack.decode(claim.body or b"", type=tuple[dict[str, str], bool, bytes])
+            return web.Response(status=claim.status or 200, headers=headers | {_REPLAYED: "true"}, body=text)
         cut_off = claim.state == "running" and place not in self._under_way
         earlier = await self._rejoined(claim.run_id or "") if cut_off else None
         recording = self._under_way.get(place)
         if recording is not None:
             return recording, True
-        # Whoever claimed it may still begin it, unseen: of two that do, the number of the run lets one through.
+        # The first claimant may still start it, unseen: of two, the run id lets one through.
         recording = Recording(fingerprint, claim.run_id or run_id, claim.created_at, earlier)
         self._under_way[place] = recording
         self._begin(request, place, recording, work)
@@ -243,7 +239,7 @@ class IdempotentExecutor:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever still waits for it is told
+            task.exception()  # marks it as retrieved
 
     async def _fingerprint(self, request: web.Request) -> str:
         body = await read_object(self._context, request)
@@ -254,7 +250,7 @@ class IdempotentExecutor:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _begin(self, request: web.Request, place: tuple[str, str], recording: Recording, work: Work) -> None:
-        """Do the work in a task of its own: no client's leaving ends it."""
+        """Do the work in its own task, which outlives the client."""
 
         async def record() -> None:
             request[RECORDING] = recording
@@ -272,16 +268,16 @@ class IdempotentExecutor:
         store = app.store.idempotency
         try:
             await work
-            # What was refused before anything began may be asked again; a refusal may name the run that is in its way.
-            begun = recording.status < 400 or {_RAN, _HOW} <= recording.headers.keys()
+            # A request refused before it started may be retried; a refusal may name the run that blocks it.
+            started = recording.status < 400 or {_RUN_ID, _COMPLETED} <= recording.headers.keys()
             run = await app.engine.get(recording.run_id)
-            if begun and (run is None or run.state.status != "interrupted"):  # else the next server answers
+            if started and (run is None or run.state.status != "interrupted"):  # else the next server answers
                 await store.finish(*place, recording.status, recording.packed())
             elif run is None:
                 await store.release(*place)
         except asyncio.CancelledError:
             raise
-        except Exception:  # noqa: BLE001  (a defect of ours: told to all who wait, and in the log)
+        except Exception:  # noqa: BLE001  (an internal error: logged, and every waiter gets a 500)
             log.error("%s: %s", request_id(request), self._context.redact(traceback.format_exc()))
             with contextlib.suppress(StoreError):
                 if await app.engine.get(recording.run_id) is None:
@@ -300,7 +296,9 @@ class IdempotentExecutor:
         if not recording.streamed:
             while not recording.ended:
                 await recording.changed()
-            return _plain(recording.status, recording.headers | extra, b"".join(recording.frames))
+            return web.Response(
+                status=recording.status, headers=recording.headers | extra, body=b"".join(recording.frames)
+            )
         stream = self._context.socket_stream(request, recording.headers | extra)
         at = 0
         with contextlib.suppress(ClientGone):
@@ -315,31 +313,23 @@ class IdempotentExecutor:
                         await recording.changed()
         return stream.response
 
-    def _again(self, status: int | None, body: bytes | None) -> web.Response:
-        headers, _, text = msgspec.msgpack.decode(body or b"", type=tuple[dict[str, str], bool, bytes])
-        return _plain(status or 200, headers | {_REPLAYED: "true"}, text)
-
     async def _rejoined(self, run_id: str) -> Admission | None:
-        """The run that an earlier server began for this, or None; refused where it has ended with the server."""
+        """The run that an earlier server started for this, or None; refused where it ended with the server."""
         app = self._context.app
         try:
-            found = await app.engine.join(run_id)
+            admission = await app.engine.join(run_id)
         except Refused as error:
             raise refusal(error) from None
         record = await app.engine.get(run_id)
-        if found is None or record is None:
+        if admission is None or record is None:
             return None
         if code_of(record.state.code) == "server_restarted":
             message = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
-            sent = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
-            raise ApiError(503, message, "server_restarted", headers=sent)
-        return found
-
-
-def _plain(status: int, headers: Mapping[str, str], body: bytes) -> web.Response:
-    return web.Response(status=status, headers=headers, body=body)
+            headers = {_RUN_ID: run_id, _REPLAYED: "true", "x-should-retry": "false"}
+            raise ApiError(503, message, "server_restarted", headers=headers)
+        return admission
 
 
 def _conflict() -> ApiError:
     message = "This idempotency key was used for another request."
-    return ApiError(409, message, "idempotency_key_conflict", "Idempotency-Key", headers={"x-should-retry": "false"})
+    return ApiError(409, message, "idempotency_key_conflict", "Idempotency-Key")

@@ -1,4 +1,4 @@
-"""Jobs as resources: what is to be done later, when, and what came of it."""
+"""Jobs: scheduled work and its runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -19,15 +18,13 @@ from hermes.core.limits import LEASE_POLL_S, LEASE_TTL_S
 from hermes.core.processes import this_process
 from hermes.runs.engine import Refused
 from hermes.runs.jobs import run_started, spec_of
-from hermes.sandbox.base import SandboxError
-from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import idempotent_run_id, request_created_at, resumed_admission
 from hermes.server.keys import caller_of
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.query_params import Cursor, Page, paging
-from hermes.server.request_options import session_id_of, toolsets_of
+from hermes.server.request_options import session_id_of, toolsets_of, workdir_of
 from hermes.server.routes import route
 from hermes.server.runs import RunList, run_page
 from hermes.server.turn_spec import check_model, route_of
@@ -94,17 +91,16 @@ class JobList(Page[Job], kw_only=True):
     jobs: list[Job]
 
 
-@route("GET", "/api/jobs", "jobs", "List scheduled jobs", scope="jobs", features=("jobs_api",))
+@route("GET /api/jobs", "jobs", "List scheduled jobs", scope="jobs", features="jobs_api")
 async def list_jobs(context: ServerContext, request: web.Request, query: JobQuery) -> JobList:
-    store = _store(context)
-    jobs = await store.jobs.list(owner=caller_of(request).visible_owner, include_disabled=query.include_disabled)
+    owner = caller_of(request).visible_owner
+    jobs = await _store(context).jobs.list(owner=owner, include_disabled=query.include_disabled)
     data = [_shown(request, job) for job in jobs]
     return JobList(data=data, jobs=data, **paging(None, len(data)))
 
 
 @route(
-    "POST",
-    "/api/jobs",
+    "POST /api/jobs",
     "job_create",
     "Create a job",
     scope="jobs",
@@ -113,7 +109,7 @@ async def list_jobs(context: ServerContext, request: web.Request, query: JobQuer
     answers=JobKept,
     faults=(404,),
     link=("job_id", "/job/id"),
-    features=("jobs_admin",),
+    features="jobs_admin",
     idempotent=True,
 )
 async def create_job(context: ServerContext, request: web.Request, body: JobRequest) -> web.Response:
@@ -122,18 +118,13 @@ async def create_job(context: ServerContext, request: web.Request, body: JobRequ
 
 
 async def add_job(context: ServerContext, request: web.Request, body: JobRequest) -> Job:
-    """A new job of the caller's."""
-    owner = caller_of(request).owner
-    values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    fields = await _fields(context, request, owner, values)
-    settings = context.app.settings
-    key, refusal = context.session_key(request)
-    if refusal:
-        raise refusal
-    job = new_job(fields, time.time(), fields.get("timezone") or settings.timezone, context.secrets)
-    job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
-    job["id"] = idempotent_run_id(request)[-12:]  # asked for again under its key, it is the same job
     caller = caller_of(request)
+    values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    fields = await _fields(context, request, caller.owner, values)
+    session_key = context.session_key(request)
+    job = new_job(fields, time.time(), fields.get("timezone") or context.settings.timezone, context.secrets)
+    job |= {"owner": caller.owner, "session_key": session_key, "origin": {"source": "api_server"}}
+    job["id"] = idempotent_run_id(request)[-12:]  # a repeated request with the same key gives the same job
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     await check_model(context, caller, spec_of({"id": "", **job}, time.time()))
@@ -141,12 +132,12 @@ async def add_job(context: ServerContext, request: web.Request, body: JobRequest
     return _shown(request, await jobs.get(job["id"]) or await jobs.create(job))
 
 
-@route("GET", _JOB, "job", "Get a job", scope="jobs")
+@route(f"GET {_JOB}", "job", "Get a job", scope="jobs")
 async def get_job(context: ServerContext, request: web.Request) -> JobKept:
     return JobKept(job=_shown(request, await _job(context, request)))
 
 
-@route("PATCH", _JOB, "job_update", "Update a job", scope="jobs", example={"schedule": "every 2h"})
+@route(f"PATCH {_JOB}", "job_update", "Update a job", scope="jobs", example={"schedule": "every 2h"})
 async def update_job(context: ServerContext, request: web.Request, body: JobPatch) -> JobKept:
     values = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
     if not values:
@@ -167,19 +158,19 @@ class JobDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.job.delet
     ok: Literal[True] = True
 
 
-@route("DELETE", _JOB, "job_delete", "Delete a job", scope="jobs")
+@route(f"DELETE {_JOB}", "job_delete", "Delete a job", scope="jobs")
 async def delete_job(context: ServerContext, request: web.Request) -> JobDeleted:
     job = await _job(context, request)
     await _store(context).jobs.delete(job["id"])
     return JobDeleted(id=job["id"])
 
 
-@route("POST", f"{_JOB}/pause", "job_pause", "Pause a job", scope="jobs")
+@route(f"POST {_JOB}/pause", "job_pause", "Pause a job", scope="jobs")
 async def pause_job(context: ServerContext, request: web.Request) -> JobKept:
     return await _switch(context, request, enabled=False)
 
 
-@route("POST", f"{_JOB}/resume", "job_resume", "Resume a job", scope="jobs")
+@route(f"POST {_JOB}/resume", "job_resume", "Resume a job", scope="jobs")
 async def resume_job(context: ServerContext, request: web.Request) -> JobKept:
     return await _switch(context, request, enabled=True)
 
@@ -190,8 +181,7 @@ class JobStarted(Struct, kw_only=True):
 
 
 @route(
-    "POST",
-    f"{_JOB}/run",
+    f"POST {_JOB}/run",
     "job_run",
     "Run a job now",
     scope="jobs",
@@ -208,7 +198,7 @@ async def run_job(context: ServerContext, request: web.Request) -> JobStarted:
 
 @contextlib.asynccontextmanager
 async def _one_start(context: ServerContext, job_id: str) -> AsyncIterator[None]:
-    """One start of a job at a time, at whichever replica."""
+    """One start of a job at a time among all replicas."""
     name, leases = f"job:{job_id}", _store(context).leases
     until = time.monotonic() + LEASE_TTL_S
     while (token := await leases.acquire(name, this_process(), LEASE_TTL_S)) is None:
@@ -241,7 +231,7 @@ class JobRunQuery(Struct, kw_only=True):
     cursor: Cursor | None = None
 
 
-@route("GET", f"{_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs")
+@route(f"GET {_JOB}/runs", "job_runs", "List the runs of a job", scope="jobs")
 async def job_runs(context: ServerContext, request: web.Request, query: JobRunQuery) -> RunList:
     job = await _job(context, request)
     return await run_page(context, request, query.limit, query.cursor, owner=job["owner"], job_id=job["id"])
@@ -288,7 +278,7 @@ def _switch_changes(job: Record, enabled: bool) -> Record:
 async def _fields(
     context: ServerContext, request: web.Request, owner: str, values: JsonMapping, job: Record | None = None
 ) -> Record:
-    """The fields of a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
+    """The validated fields of a job: model, toolsets, session, folder, script. None clears a field."""
     fields = dict(values)
     ceiling = caller_of(request).toolsets
     if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
@@ -310,11 +300,7 @@ async def _fields(
         if session is not None and session["owner"] != owner:
             raise unknown_session(fields["session_id"])
     if fields.get("workdir") is not None:
-        app = context.app
-        try:
-            await app.services.files.call(partial(workspace_of, app.home, app.settings, owner, None, fields["workdir"]))
-        except SandboxError as error:
-            raise invalid("workdir", str(error)) from None
+        await workdir_of(context, owner, None, fields["workdir"])
     return fields
 
 

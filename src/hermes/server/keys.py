@@ -1,4 +1,4 @@
-"""Who comes in: keys with an owner each, what they may do, how much and how often."""
+"""API keys: their owners, scopes, ceilings and rate limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENTRY_FIELDS = ("name", "key", "key_env", "key_sha256", "scopes", *COUNTS, *CEIL
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: to whom belongs what is done with it, and within which bounds. 0 and None: no bound."""
+    """0 and None mean no limit."""
 
     owner: str = DEFAULT_OWNER
     digest: bytes = field(default=b"", repr=False)
@@ -47,12 +47,12 @@ class Key:
     tokens_per_minute: int = 0
     toolsets: frozenset[str] | None = None
     models: frozenset[str] | None = None
-    # Where keys have owners, an admin's sees what belongs to any of them.
+    # With several keys, an admin's sees every owner's objects.
     sees_all: bool = False
 
     @property
     def visible_owner(self) -> str | None:
-        """Whose things its caller may see; None: everybody's."""
+        """The owner whose objects the caller may see; None: every owner's."""
         return None if self.sees_all else self.owner
 
     def may_see(self, owner: str) -> bool:
@@ -64,12 +64,12 @@ class Key:
 
     @property
     def credential(self) -> str:
-        """Its name in the log of who did what; nothing on a server without keys."""
+        """Its name in the audit log; empty on a server without keys."""
         return self.owner if self.digest else ""
 
     @property
     def fingerprint(self) -> str:
-        """What a sign-in with this key is bound to. The key cannot be told from it, nor its digest."""
+        """Binds a sign-in to this key. Neither the key nor its digest can be derived from it."""
         return hashlib.sha256(b"sign-in " + self.digest).hexdigest()
 
     @property
@@ -77,8 +77,7 @@ class Key:
         return "admin" in self.scopes
 
     def lacks(self, scope: str | None) -> list[str]:
-        """What it is missing of a scope, which may be several with spaces between, or alternatives with `|` between; any
-        key does for `any`."""
+        """The missing parts of a scope: several are separated by spaces, alternatives by `|`; any key has `any`."""
         if scope in (None, "any") or self.is_admin:
             return []
         ways = [[name for name in way.split() if name not in self.scopes] for way in str(scope).split("|")]
@@ -88,21 +87,20 @@ class Key:
         return not self.lacks(scope)
 
 
-# The key that a request has shown.
+# The key of the request.
 CALLER: web.RequestKey[Key] = web.RequestKey("caller", Key)
-# The key with which the request's browser has signed in, or why that does not count.
+# The key of the browser's sign-in, or why it is not accepted.
 SIGNED_IN: web.RequestKey[Key | Exception] = web.RequestKey("signed_in")
 _ANYBODY = Key()
 
 
 def caller_of(request: web.Request) -> Key:
-    """Whose request it is: that of the key it has shown, else that of whoever may come in without."""
+    """The key of the request, else that of callers without one."""
     caller: Key = request.get(CALLER, _ANYBODY)
     return caller
 
 
 def key_of(entry: JsonMapping) -> Key:
-    """A key of the configuration, which was checked when it was read."""
     text = entry.get("key")
     digest = bytes.fromhex(entry["key_sha256"]) if text is None else _digest(str(text).encode())
     bounds: JsonObject = {name: int(entry.get(name) or 0) for name in COUNTS}
@@ -114,7 +112,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-# What is left and when it was looked at last, held while it is looked at and changed.
+# The level and the time of its last change, locked while in use.
 Level = Callable[[], AbstractContextManager[list[float]]]
 
 
@@ -143,7 +141,7 @@ class Bucket:
             level[:] = left, self._clock()
 
     def _changed(self, amount: float, at_least: float = -math.inf) -> float:
-        """What is left when so much is taken; below zero where less is there than that, which then stays."""
+        """What is left after the change; negative and unchanged where less than `at_least` was there."""
         with self._level() as level:
             now = self._clock()
             level[:] = min(float(self.limit), level[0] + (now - level[1]) * self.limit / 60), now
@@ -163,14 +161,12 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class RateExceeded:
-    """Which rate is used up, and how long to wait for more."""
-
     message: str
     retry_after_s: int
 
 
 class SharedTurns:
-    """How many turns the workers have at work, each in its own column of a row."""
+    """How many turns the workers run, each in its own column of a row."""
 
     def __init__(self, numbers: SharedNumbers, rows: Mapping[str | None, int]) -> None:
         self._numbers, self._rows = numbers, rows
@@ -185,20 +181,13 @@ class SharedTurns:
 
 
 class Keyring:
-    """Every key of a server, and how much each has left."""
-
-    def __init__(
-        self,
-        own: str,
-        entries: Sequence[JsonMapping],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, own: str, entries: Sequence[JsonMapping], clock: Callable[[], float] = time.monotonic) -> None:
         self.keys = [Key(digest=_digest(own.encode()))] if own else []
         self.keys += map(key_of, entries)
         if entries:
             self.keys = [replace(key, sees_all=key.is_admin) for key in self.keys]
         self.by_owner = {key.owner: key for key in self.keys}
-        # Whether any key has a rate.
+        # Whether any key has a rate limit.
         self.limited = any(key.requests_per_minute or key.tokens_per_minute for key in self.keys)
         self._clock = clock
         self._fill(lambda *_: None)
@@ -212,7 +201,7 @@ class Keyring:
         }
 
     def share(self, numbers: SharedNumbers, place: str) -> None:
-        """Have the rates in common with the other workers of this place."""
+        """Share the rate limits with the other workers."""
 
         def level(name: str, per_minute: int, now: float) -> Level:
             row = numbers.row(f"{place} {name} {per_minute}", float(per_minute), now)
@@ -235,18 +224,18 @@ class Keyring:
         return (key.requests_per_minute, key.tokens_per_minute) if key else (0, 0)
 
     def counts(self, numbers: SharedNumbers, place: str) -> SharedTurns:
-        """The turns of all workers of this place: of each key that has a bound, and together."""
+        """The running turns of all workers: of each key with a limit, and in total."""
         owners = (None, *(key.owner for key in self.keys if key.max_concurrent))
         return SharedTurns(numbers, {owner: numbers.row(f"{place} turns {owner or ''}") for owner in owners})
 
     def find(self, given: bytes) -> Key | None:
-        """The key that was given. Every one is compared, in the same time."""
+        """Compares every key, in constant time."""
         digest = _digest(given)
         matches = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
         return matches[0] if matches else None
 
     def bucket(self, owner: str, name: str) -> Bucket | None:
-        """Where the requests or the tokens of an owner come from; None: without bound."""
+        """None: no limit."""
         return self._buckets.get((owner, name))
 
     def headers(self, owner: str) -> dict[str, str]:
@@ -277,25 +266,24 @@ class Keyring:
         return None
 
     def ceiling(self, spec: RunSpec) -> RunSpec:
-        """The run under the toolsets and models that its owner's key allows."""
+        """The run limited to the toolsets and models of its owner's key."""
         key = self.by_owner.get(spec.owner)
         return spec if key is None else spec.within(key.toolsets, key.models)
 
     def concurrent(self, owner: str) -> int:
-        """How many turns an owner may have at once; 0: as many as there are places."""
+        """How many turns an owner may run at once; 0: no limit."""
         key = self.by_owner.get(owner)
         return key.max_concurrent if key else 0
 
 
 class WrongKeys:
-    """How often wrong keys came from where: an address has to wait when it was often. The latest addresses are known."""
+    """Failed authentications by address, of the latest addresses: after several an address has to wait."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
 
     def wait_s(self, address: str) -> int:
-        """How long an address has to wait before it may try again."""
         bucket = self._buckets.get(address)
         return 0 if bucket is None else math.ceil(bucket.wait_s(1.0))
 

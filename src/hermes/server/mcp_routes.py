@@ -47,8 +47,7 @@ class McpError(Struct, kw_only=True):
 
 
 @route(
-    "POST",
-    "/mcp",
+    "POST /mcp",
     "mcp",
     "Use Hermes as an MCP server",
     scope="any",
@@ -60,7 +59,7 @@ class McpError(Struct, kw_only=True):
     also={202: "A notification was received."},
     faults=(429, 503),
     refusals={400: McpError, 404: McpError, 413: McpError, 415: McpError},
-    features=("mcp_server",),
+    features="mcp_server",
 )
 async def mcp(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """What each tool needs of a key's scopes is asked when it is called."""

@@ -1,4 +1,4 @@
-"""Memory as a resource: what is in view in every session of a caller, read and changed."""
+"""Memory: the entries that every session of a caller sees, read and changed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ class Memory(Struct, kw_only=True, tag_field="object", tag="hermes.memory"):
 
 
 @route(
-    "GET",
-    "/api/memory",
+    "GET /api/memory",
     "memory",
     "Read memory",
     scope="sessions:read",
     headers=(SESSION_KEY_HEADER,),
-    features=("memory_api",),
+    features="memory_api",
 )
 async def memory(context: ServerContext, request: web.Request) -> Memory:
     files = {target: _file(context, request, target) for target in FILES}
@@ -52,8 +51,7 @@ async def memory(context: ServerContext, request: web.Request) -> Memory:
 
 
 @route(
-    "PATCH",
-    "/api/memory/{memory_target}",
+    "PATCH /api/memory/{memory_target}",
     "memory_update",
     "Change memory",
     scope="sessions:write",
@@ -72,10 +70,7 @@ async def change_memory(context: ServerContext, request: web.Request, body: Memo
 
 
 def _file(context: ServerContext, request: web.Request, target: Target) -> MemoryFile:
-    session_key, refusal = context.session_key(request)
-    if refusal is not None:
-        raise refusal
-    app = context.app
+    app, session_key = context.app, context.session_key(request)
     return memory_file(app.home, app.settings, target, caller_of(request).owner, session_key)
 
 

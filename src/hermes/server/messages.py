@@ -12,7 +12,7 @@ from hermes.core.json_types import JsonObject
 from hermes.core.limits import USER_ID_CHARS_MAX
 from hermes.core.text import text_of
 from hermes.server.chat import ParsedMessages, build_turn
-from hermes.server.errors import ApiError, MessagesError, answer, invalid
+from hermes.server.errors import ApiError, MessagesError, answer, invalid, missing
 from hermes.server.headers import VERSION_HEADER
 from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.messages_request import (
@@ -33,7 +33,7 @@ from hermes.server.responses import count_tokens
 from hermes.server.routes import SESSION_ID_HEADER, TURN_FAULTS, TURN_HEADERS, header, route
 from hermes.server.shapes import MessageAnswer, TokenCount
 from hermes.server.sse import inline_sink, replay, run_events_to_end
-from hermes.server.stored_result import said_until
+from hermes.server.stored_result import conversation_until
 from hermes.server.turn_spec import Tools
 from hermes.server.turns import Turn
 from hermes.store.base import RunRecord
@@ -52,8 +52,7 @@ _EXAMPLE: JsonObject = {"model": "hermes-agent", "messages": [{"role": "user", "
 
 
 @route(
-    "POST",
-    "/v1/messages",
+    "POST /v1/messages",
     "messages",
     "Create a message",
     scope="chat",
@@ -65,7 +64,7 @@ _EXAMPLE: JsonObject = {"model": "hermes-agent", "messages": [{"role": "user", "
     keepalive=PING,
     errors=MessagesError,
     faults=TURN_FAULTS,
-    features=("messages_api", "messages_streaming", "messages_client_tools"),
+    features="messages_api messages_streaming messages_client_tools",
     idempotent=True,
     begins_turns=True,
 )
@@ -90,8 +89,7 @@ async def messages(context: ServerContext, request: web.Request) -> web.StreamRe
 
 
 @route(
-    "POST",
-    "/v1/messages/count_tokens",
+    "POST /v1/messages/count_tokens",
     "messages_count_tokens",
     "Count the tokens of a message's input",
     scope="chat",
@@ -101,7 +99,7 @@ async def messages(context: ServerContext, request: web.Request) -> web.StreamRe
     answers=TokenCount,
     errors=MessagesError,
     faults=TURN_FAULTS,
-    features=("messages_count_tokens",),
+    features="messages_count_tokens",
 )
 async def messages_count_tokens(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """What the model would be given for this request, as the agent counts it: with the agent's own prompt and tools."""
@@ -116,8 +114,7 @@ class MessageQuery(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    "/v1/messages/{message_id}",
+    "GET /v1/messages/{message_id}",
     "message_stream",
     "Stream a message again, replayed and live",
     scope="chat",
@@ -129,7 +126,7 @@ class MessageQuery(Struct, kw_only=True):
     keepalive=PING,
     errors=MessagesError,
     faults=(410,),
-    features=("messages_resume",),
+    features="messages_resume",
 )
 async def message_stream(context: ServerContext, request: web.Request, query: MessageQuery) -> web.StreamResponse:
     last_seen = request.headers.get("Last-Event-ID", "").strip()
@@ -166,9 +163,9 @@ async def _continue_thread(
     """Put what was said up to a message before what is said now; without tools of its own the turn has those of before."""
     where = "thread.previous_message_id"
     if not thread.previous_message_id:
-        raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
+        raise missing(where)
     spec = (await _record(context, request, thread.previous_message_id, where)).spec
-    earlier = await said_until(context.database(), spec.session_id, spec.run_id, with_it=True)
+    earlier = await conversation_until(context.database(), spec.session_id, spec.run_id, with_it=True)
     parsed.history = [*earlier, *parsed.history]
     parsed.first = next((text_of(message["content"]) for message in earlier if message["role"] == "user"), parsed.first)
     parsed.system = spec.instructions if parsed.system is None else parsed.system

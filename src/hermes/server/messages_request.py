@@ -14,7 +14,7 @@ from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.text import spaced_json, text_of
 from hermes.server.chat import ParsedMessages, split_conversation, structure
 from hermes.server.content import joined, part_of
-from hermes.server.errors import invalid
+from hermes.server.errors import invalid, missing
 from hermes.server.models import Count, JsonSchema, Label, Parameters
 from hermes.server.turn_spec import Tools, choice_of
 from hermes.settings.schema_types import Effort
@@ -156,7 +156,7 @@ def tools_of(asked: CountTokensRequest) -> tuple[Tools, list[str]]:
             raise invalid(f"{where}.type", message, "unsupported_tool_type")
         if tool.input_schema is None:
             place = f"{where}.input_schema"
-            raise invalid(place, f"Missing required parameter: {place!r}.", "missing_required_parameter")
+            raise missing(place)
         if tool.name in names:
             raise invalid(f"{where}.name", f"There are two tools named {tool.name!r}.")
         names.add(tool.name)

@@ -1,4 +1,4 @@
-"""What a server counts, and `/metrics`. No label holds free text."""
+"""Metrics of this process, and `/metrics`. No label holds free text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TABLES = ("sessions", "messages", "runs", "run_log", "jobs", "idempotency")
 
-# name, without the prefix of every name: what it is, and its labels
+# name without `hermes_`: description, labels
 _COUNTERS: dict[str, tuple[str, Labels]] = {
     "http_requests": ("Requests that were answered", ("route", "method", "status")),
     "turns": ("Turns that have ended", ("kind", "outcome")),
@@ -59,7 +59,7 @@ Dump = tuple[str, str, str, Sequence[tuple[str, Mapping[str, str], float]]]
 
 
 class Metrics:
-    """What this process has counted, as metrics of prometheus_client in a registry of their own."""
+    """prometheus_client metrics in their own registry."""
 
     def __init__(self) -> None:
         self._registry, self._server = CollectorRegistry(), CollectorRegistry()
@@ -74,7 +74,7 @@ class Metrics:
         self._turns = Gauge("hermes_turns_active", "Turns at work", ("kind",), registry=self._registry)
         self._streams = Gauge("hermes_sse_streams_active", "Streams that are being read", registry=self._registry)
         self._memory = Gauge("hermes_process_resident_bytes", "Memory of the process", registry=self._registry)
-        # Of the server as a whole: the same in all workers.
+        # Of the whole server: the same in all workers.
         version = Gauge("hermes_build_info", "The version at work", ("version",), registry=self._server)
         version.labels(hermes.__version__).set(1)
         about = "Rows in the stores, counted at most once a minute"
@@ -91,7 +91,7 @@ class Metrics:
         self._histograms[name].observe(max(0.0, seconds))
 
     def hear(self, live: LiveRun, event: Event) -> None:
-        """Count what a run has put on record."""
+        """Count an event of a run."""
         kind, data, state = event.type, event.data, live.log.state
         if kind == "usage":
             for direction in ("input", "output"):
@@ -115,12 +115,12 @@ class Metrics:
             self.count("provider_errors", code)
 
     def refused(self, status: int, code: str) -> None:
-        """Count a turn that was not begun, unless a defect of ours is why."""
+        """Count a refused turn, unless it is an internal error."""
         if status < 500 or status == 503:
             self.count("refused", code)
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """Count a response; `path` is that of its route."""
+        """`path` is that of the route."""
         self.count("http_requests", path or OTHER, method if method in _METHODS else OTHER, str(status))
         if status != 101:  # a WebSocket lasts as long as its client likes
             self._time("http_request_seconds", seconds)
@@ -128,7 +128,7 @@ class Metrics:
     # --- telling --------------------------------------------------------------------------------------------------
 
     async def text(self, context: ServerContext) -> bytes:
-        """All of it in the format of Prometheus, with what the other workers of the server have counted."""
+        """The exposition format, with the counts of the server's other workers."""
         app = context.app
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
@@ -143,7 +143,7 @@ class Metrics:
         return await asyncio.to_thread(generate_latest, registry)
 
     def dump(self, engine: RunEngine) -> list[Dump]:
-        """What this process has counted, as it travels to another worker."""
+        """The counts of this process, for another worker."""
         for kind in get_args(RunKind):
             self._turns.labels(kind).set(engine.kinds[kind])
         self._streams.set(len(self.streams))
@@ -166,7 +166,7 @@ def _dump(registry: CollectorRegistry) -> list[Dump]:
 
 
 class _Sums(Collector):
-    """The sums of what several workers have counted."""
+    """The sums of several workers' counts."""
 
     def __init__(self, dumps: Sequence[Sequence[Dump]]) -> None:
         self._dumps = dumps
@@ -186,7 +186,7 @@ class _Sums(Collector):
 
 
 def _tool(name: str) -> str:
-    """A tool's name where it is ours; a model may have made up any other."""
+    """The tool's name where it is ours; a model may make up any other."""
     return name if builtin().get(name) else "mcp" if name.startswith("mcp_") else OTHER
 
 
@@ -194,7 +194,7 @@ def _count_rows(tables: Labels, tx: Tx) -> dict[str, float]:
     return {name: tx.value(f"SELECT count(*) FROM {name}") for name in tables}  # noqa: S608  (the names are ours)
 
 
-@route("GET", "/metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
+@route("GET /metrics", "metrics", "Prometheus metrics", scope="admin", types=("text/plain",), faults=(404,))
 async def metrics(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "metrics", request)
     return web.Response(body=await context.metrics.text(context), headers={"Content-Type": _TYPE})

@@ -1,4 +1,4 @@
-"""The one middleware: what every request passes before its handler, and what becomes of its response."""
+"""The one middleware: checks before the handler, common headers and metrics after it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _CLIENT_GONE = 499
 
 @web.middleware
 async def serve_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check head, host, origin and key, call the handler, and answer with the common headers; count all of it."""
-    context = request.match_info.apps[-1][CONTEXT]  # of a profile, where it is one's
+    context = request.match_info.apps[-1][CONTEXT]  # the profile's, below /p/
     began, status, headers = time.perf_counter(), 500, common_headers(request)
     start: Start | None = None
     try:
@@ -61,7 +60,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         if not response.prepared:
             for name, value in headers.items():
                 response.headers.setdefault(name, value)
-            if SIGNED_IN in request:  # caches keep what was asked for with a cookie, unless they are told not to
+            if SIGNED_IN in request:  # a cookie does not keep caches from storing the response
                 response.headers.setdefault("Cache-Control", "no-store")
         status = response.status
     except web.HTTPException as error:
@@ -77,13 +76,12 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         route = route_at(request)
         context.metrics.answered(route.path if route else None, request.method, status, time.perf_counter() - began)
     begins_turns = route is not None and route.begins_turns and isinstance(response, web.Response)
-    if begins_turns and status >= 400 and "X-Hermes-Completed" not in response.headers:  # else a turn had begun
+    if begins_turns and status >= 400 and "X-Hermes-Completed" not in response.headers:  # else a turn was started
         context.metrics.refused(status, code_in(response.body))  # type: ignore[attr-defined]
     return response
 
 
 def head_fault(request: web.Request) -> ApiError | None:
-    """What is wrong with a head that nothing further in can work with."""
     size = hosts = 0
     for name, value in request.raw_headers:
         size += len(name) + len(value)

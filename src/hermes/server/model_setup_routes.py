@@ -1,4 +1,4 @@
-"""The model that answers, and connecting another: the steps of `hermes setup`, for an admin in a browser."""
+"""The configured model, and connecting another: the steps of `hermes setup`, for an admin in a browser."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ModelStatus(Struct, kw_only=True, tag_field="object", tag="hermes.model_st
     key: bool | UnsetType = UNSET
 
 
-@route("GET", "/api/model", "model_status", "Which model answers", scope="any", features=("model_setup",))
+@route("GET /api/model", "model_status", "Which model answers", scope="any", features="model_setup")
 async def model_status(context: ServerContext, request: web.Request) -> ModelStatus:
     """Its address, and whether there is a key for it, are shown to an admin."""
     return await _status(context, is_admin=caller_of(request).is_admin)
@@ -79,11 +79,11 @@ class ProviderList(Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[Provider]
 
 
-@route("GET", "/api/model/providers", "model_providers", "List model providers", scope="admin")
+@route("GET /api/model/providers", "model_providers", "List model providers", scope="admin")
 async def providers(context: ServerContext, request: web.Request) -> ProviderList:
     app = context.app
-    found = await app.services.files.call(partial(setup.providers, app.home, app.settings))
-    data = [Provider(**{**one, "base_url": one["base_url"] and context.redact(one["base_url"])}) for one in found]
+    rows = await app.services.files.call(partial(setup.providers, app.home, app.settings))
+    data = [Provider(**{**one, "base_url": one["base_url"] and context.redact(one["base_url"])}) for one in rows]
     return ProviderList(data=data)
 
 
@@ -100,8 +100,7 @@ class ProviderModels(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route(
-    "POST",
-    "/api/model/models",
+    "POST /api/model/models",
     "model_list",
     "List the models of a provider",
     scope="admin",
@@ -133,8 +132,7 @@ class ModelConnected(Struct, kw_only=True, tag_field="object", tag="hermes.model
 
 
 @route(
-    "POST",
-    "/api/model",
+    "POST /api/model",
     "model_connect",
     "Try another model, and use it from now on",
     scope="admin",
@@ -178,12 +176,12 @@ async def _listed(context: ServerContext, choice: RouteChoice) -> JsonObject:
     if choice.provider == setup.EMBEDDED:
         raise invalid("provider", "The embedded model is the only one of its provider.")
     try:
-        found = primary(app.settings, choice)
+        chosen = primary(app.settings, choice)
     except ConfigError as error:
         raise invalid("provider", error.message) from None
-    if problem := problem_of(app.settings, found):
+    if problem := problem_of(app.settings, chosen):
         raise invalid("api_key", problem)
-    return await list_models(app.services.http, found)
+    return await list_models(app.services.http, chosen)
 
 
 async def _tried(context: ServerContext, choice: RouteChoice) -> ModelTrial:
@@ -195,15 +193,12 @@ async def _tried(context: ServerContext, choice: RouteChoice) -> ModelTrial:
     except Refused as error:
         raise outcome.refusal(error) from None
     fault: str | None = trial["error"]
+    if fault and choice.api_key:  # which is not a known secret yet
+        fault = fault.replace(choice.api_key, "[redacted]")
     return ModelTrial(
         provider=trial["provider"],
         model=trial["model"],
         answer=context.redact(trial["answer"] or ""),
-        error=context.redact(_without(fault, choice)) if fault else None,
+        error=context.redact(fault) if fault else None,
         seconds=round(time.monotonic() - began, 2),
     )
-
-
-def _without(text: str, choice: RouteChoice) -> str:
-    """The text without the key that was given, which is no known secret yet."""
-    return text.replace(choice.api_key, "[redacted]") if choice.api_key else text

@@ -19,7 +19,7 @@ Metadata = Annotated[
     Meta(max_length=limits.METADATA_PAIRS_MAX),
 ]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-# Text, or parts of text, images and files; what is in them is checked part by part.
+# Text, or parts (text, images, files), which `content` validates.
 Content = str | list[str | JsonObject]
 
 
@@ -35,7 +35,7 @@ class Parameters(Struct, kw_only=True):
     """What every turn may ask of its model."""
 
     model: str | None = None
-    # A provider's name; an object of this name is another service's own, and has no effect.
+    # A provider's name; an object is OpenRouter's own option, and has no effect.
     provider: str | JsonObject | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None

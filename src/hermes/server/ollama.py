@@ -18,7 +18,7 @@ from hermes.core.text import spaced_json
 from hermes.server.chat import ParsedMessages, build_turn, split_messages, structure
 from hermes.server.discovery import models_of
 from hermes.server.documents import check_on
-from hermes.server.errors import ApiError, OllamaError, answer, invalid
+from hermes.server.errors import ApiError, OllamaError, answer, invalid, missing
 from hermes.server.idempotency import request_created_at
 from hermes.server.models import Call, CalledFunction, ChatMessage, ChatTool, JsonSchema, Parameters, Penalty
 from hermes.server.render_ollama import KEEPALIVE, OllamaAnswer, OllamaRenderer
@@ -100,8 +100,7 @@ class ShownModel(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    "/api/version",
+    "GET /api/version",
     "ollama_version",
     "Version of the Ollama protocol",
     scope=None,
@@ -113,15 +112,13 @@ async def version(context: ServerContext, request: web.Request) -> OllamaVersion
     return OllamaVersion()
 
 
-@route("GET", "/api/tags", "ollama_tags", "List models, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
+@route("GET /api/tags", "ollama_tags", "List models, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
 async def tags(context: ServerContext, request: web.Request) -> OllamaModels:
     check_on(context, "ollama", request)
     return OllamaModels(models=[OllamaModel(**entry) for entry in _entries(context, request)])
 
 
-@route(
-    "GET", "/api/ps", "ollama_ps", "List loaded models, as Ollama does", scope="any", errors=OllamaError, faults=(404,)
-)
+@route("GET /api/ps", "ollama_ps", "List loaded models, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
 async def loaded(context: ServerContext, request: web.Request) -> LoadedModels:
     """Every model can be asked at any time, so all are loaded and stay so."""
     check_on(context, "ollama", request)
@@ -138,13 +135,11 @@ def _entries(context: ServerContext, request: web.Request) -> Iterator[JsonObjec
         }  # fmt: skip
 
 
-@route(
-    "POST", "/api/show", "ollama_show", "Show a model, as Ollama does", scope="any", errors=OllamaError, faults=(404,)
-)
+@route("POST /api/show", "ollama_show", "Show a model, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
 async def show(context: ServerContext, request: web.Request, body: ShowRequest) -> ShownModel:
     check_on(context, "ollama", request)
     if not (given := body.model or body.name):
-        raise invalid("model", "Missing required parameter: 'model'.", "missing_required_parameter")
+        raise missing("model")
     listed = models_of(context, request)
     name = _plain_name(given)
     if name not in listed:
@@ -238,8 +233,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
 def _asks(path: str, name: str, summary: str, body: type[OllamaRequest], example: JsonObject) -> route:
     return route(
-        "POST",
-        path,
+        f"POST {path}",
         name,
         summary,
         scope="chat",

@@ -1,4 +1,4 @@
-"""The API's description in OpenAPI 3.1, made of the tables that the server works with. Pure."""
+"""The OpenAPI 3.1 description, generated from the routes. Pure."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ PATHS: dict[str, tuple[str, JsonObject]] = {
     "message_id": ("the id of a message", {"minLength": 1}),
     "asset": ("the name of a file that the page asks for", {"minLength": 1}),
 }
+_LICENSE = {"name": "MIT", "identifier": "MIT"}
 _REQUEST_ID = header("X-Request-Id", "an id of the client's own for this request: up to 128 of A-Z a-z 0-9 . _ -")
 _ANYTHING: dict[str, JsonObject] = {_JSON: {"type": "object"}, "*/*": {}}
 
@@ -148,16 +149,10 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[JsonObject]:
 
 
 def _operation(route: Route) -> JsonObject:
-    parameters = [
-        {
-            "name": name,
-            "in": "path",
-            "description": PATHS[name][0],
-            "schema": {"type": "string", **PATHS[name][1]},
-            "required": True,
-        }
-        for name in re.findall(r"{(\w+)}", route.path)
-    ]
+    parameters: list[JsonObject] = []
+    for name in re.findall(r"{(\w+)}", route.path):
+        description, schema = PATHS[name][0], {"type": "string", **PATHS[name][1]}
+        parameters.append({"name": name, "in": "path", "description": description, "schema": schema, "required": True})
     if route.query is not None:
         parameters += _query_parameters(route.query)
     operation: JsonObject = {
@@ -181,7 +176,7 @@ def _operation(route: Route) -> JsonObject:
 
 
 def _body_schemas() -> JsonObject:
-    """The schemas of request bodies, with fields that are always refused and fields without effect."""
+    """Request bodies, with the fields that are always refused and those without effect."""
     bodies = dict.fromkeys(route.body for route in ROUTES if route.body is not None)
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
     for kind in bodies:
@@ -194,7 +189,7 @@ def _body_schemas() -> JsonObject:
 
 
 def _answer_schemas() -> JsonObject:
-    """The schemas of answers. What has a default is always sent; what only the full key sees is not described."""
+    """Answers. Fields with a default are always sent; what only admins see is not described."""
     answers = dict.fromkeys(route.answers for route in ROUTES if route.answers is not None)
     refusals = dict.fromkeys(kind for route in ROUTES for kind in route.refusals.values())
     forms = dict.fromkeys(route.errors for route in ROUTES)
@@ -212,7 +207,7 @@ def _answer_schemas() -> JsonObject:
 
 @functools.cache
 def document() -> JsonObject:
-    """The whole description. It is shared: nobody changes it."""
+    """The whole description, cached and shared: never change it."""
     paths: dict[str, JsonObject] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -223,12 +218,7 @@ def document() -> JsonObject:
     }
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Hermes",
-            "version": hermes.__version__,
-            "description": _ABOUT,
-            "license": {"name": "MIT", "identifier": "MIT"},
-        },
+        "info": {"title": "Hermes", "version": hermes.__version__, "description": _ABOUT, "license": _LICENSE},
         "servers": [{"url": "/"}],
         "tags": [{"name": name} for name in GROUPS],
         "paths": paths,

@@ -1,4 +1,4 @@
-"""How a turn ended, told in every format: its flags, its code, its finish reason, and its status without text. Pure."""
+"""How a turn ended: its flags, code, finish reason, and the status of an answer without text. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 
 @dataclass(slots=True)
 class Outcome:
-    """The end of a turn. Without `code` it ended well."""
+    """Without `code` the turn succeeded."""
 
     text: str = ""
     code: str | None = None
@@ -60,11 +60,11 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it is an error in a format that cannot show text and a failure beside each other."""
+        """Whether a format that cannot show text and an error together shows the error."""
         return not self.is_success or self.finish_reason == "error"
 
     def flags(self) -> JsonObject | None:
-        """What did not go well; None when all did."""
+        """None when the turn succeeded."""
         warnings = {"warnings": self.warnings} if self.warnings else {}
         if self.code is None:
             return warnings or None
@@ -82,13 +82,13 @@ class Outcome:
         warnings = {"X-Hermes-Warning": ", ".join(one["code"] for one in self.warnings)} if self.warnings else {}
         if self.code is None:
             return warnings
-        words = self.error.encode("ascii", "replace").decode()
-        told = "".join(c if " " <= c <= "~" else " " for c in words)[:OUTCOME_CHARS_MAX]
+        ascii_text = self.error.encode("ascii", "replace").decode()
+        text = "".join(c if " " <= c <= "~" else " " for c in ascii_text)[:OUTCOME_CHARS_MAX]
         flags = {"X-Hermes-Completed": "false", "X-Hermes-Partial": str(self.partial).lower(), **warnings}
-        return {**flags, "X-Hermes-Error": told.strip()} if told.strip() else flags
+        return {**flags, "X-Hermes-Error": text.strip()} if text.strip() else flags
 
     def failure(self) -> ApiError:
-        """The turn as an error: for answers that have nothing else to show."""
+        """The turn as an error, for answers with nothing else to show."""
         code = error_code(self.code or "").alone or self.code or "agent_incomplete"
         headers = {**self.headers(), "x-should-retry": "false"}
         if code == "provider_rate_limited":
@@ -97,8 +97,8 @@ class Outcome:
         return ApiError(error_code(code).status, message, code, headers=headers, hermes=self.flags())
 
     def error_object(self) -> JsonObject:
-        told = self.failure()
-        error: JsonObject = error_body(told.status, told.message, told.code)["error"]
+        failure = self.failure()
+        error: JsonObject = error_body(failure.status, failure.message, failure.code)["error"]
         return error
 
     def chat_usage(self) -> ChatUsage:
@@ -119,7 +119,7 @@ class Outcome:
 
 
 def usage_object(counts: JsonMapping) -> JsonObject:
-    """Tokens of a turn, or what is known of them."""
+    """Token counts of a turn, as far as known."""
     return {
         **{name: counts.get(name) or 0 for name in _TOKENS},
         "input_tokens_details": {
@@ -133,7 +133,7 @@ def usage_object(counts: JsonMapping) -> JsonObject:
 def outcome_of(
     result: JsonMapping, usage: JsonMapping, redact: Callable[[str], str], *, own_limit: bool = False
 ) -> Outcome:
-    """The outcome that a result tells. One without flags is a success."""
+    """A result without flags is a success."""
     partial, failed, interrupted = (bool(result.get(name)) for name in ("partial", "failed", "interrupted"))
     well = not (partial or failed or interrupted) and result.get("completed", True) is not False
     error = redact(str(result.get("error") or ""))
@@ -161,19 +161,18 @@ def outcome_of(
 
 
 def raised(error: BaseException, redact: Callable[[str], str]) -> Outcome:
-    """The outcome of a turn whose agent fell over."""
-    words = redact(str(error) or type(error).__name__)
+    message = redact(str(error) or type(error).__name__)
     code = "session_db_unavailable" if isinstance(error, StoreError) else "agent_error"
-    return Outcome(code=code, error=words, failed=True, raised=error)
+    return Outcome(code=code, error=message, failed=True, raised=error)
 
 
 def refusal(error: Refused) -> ApiError:
     if error.code == "session_not_found":
         return ApiError(404, str(error), error.code)
-    told = refused(error.code, str(error), status=_ADMISSION.get(error.code, 409))
+    api_error = refused(error.code, str(error), status=_ADMISSION.get(error.code, 409))
     if error.holder:
-        told.headers["X-Hermes-Run-Id"] = error.holder
-    return told
+        api_error.headers["X-Hermes-Run-Id"] = error.holder
+    return api_error
 
 
 def _code(result: JsonMapping, error: str) -> str:

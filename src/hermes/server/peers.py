@@ -1,4 +1,4 @@
-"""Which user is at the other end of a connection from this machine, as the kernel tells it."""
+"""Which user is at the other end of a local connection, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CREDENTIALS = struct.Struct("=iII")
 Address = tuple[IPv4Address | IPv6Address, int]
 
 
-class _Cannot(Exception):
-    """The system does not tell who has a socket."""
+class _Unsupported(Exception):
+    """The kernel does not report a socket's user."""
 
 
-class _Found(NamedTuple):
-    """A socket's user. A socket that its process has closed has no inode, and its user is not told truly."""
+class _SocketOwner(NamedTuple):
+    """A socket's user. A closed socket has inode 0, and its uid is not reliable."""
 
     uid: int
     inode: int
@@ -39,7 +39,7 @@ class _Found(NamedTuple):
 def is_same_user(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer is the user of this process, or root; true where the system cannot tell.
 
-    A peer on this machine that has already closed its socket is nobody's: it could be anybody's.
+    False for a local peer that has already closed its socket: it could be any user's.
     """
     sock = transport.get_extra_info("socket")
     try:
@@ -51,24 +51,23 @@ def is_same_user(transport: asyncio.BaseTransport) -> bool:
         if not client[0].is_loopback and client[0] != server[0]:
             return True
         try:
-            found = _asked(client, server)
-        except (_Cannot, OSError):
-            found = _listed(client, server)
-    except (_Cannot, OSError, ValueError, TypeError, AttributeError):
+            owner = _query_kernel(client, server)
+        except (_Unsupported, OSError):
+            owner = _search_tables(client, server)
+    except (_Unsupported, OSError, ValueError, TypeError, AttributeError):
         return True
-    return found is not None and found.inode != 0 and found.uid in (os.geteuid(), 0)
+    return owner is not None and owner.inode != 0 and owner.uid in (os.geteuid(), 0)
 
 
 def _address(socket_name: tuple[str, int]) -> Address:
-    """An address as it is kept by the kernel's tables of TCP: an IPv4 one in IPv6 is IPv4."""
+    """An address as in the kernel's TCP tables: an IPv4-mapped one as IPv4."""
     address = ip_address(socket_name[0].partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address, socket_name[1]
 
 
-def _asked(local: Address, remote: Address) -> _Found | None:
-    """The kernel's answer about the socket with these ends, which takes the same time however many there are; None:
-    there is no such socket any more."""
+def _query_kernel(local: Address, remote: Address) -> _SocketOwner | None:
+    """Ask the kernel for one socket, in constant time; None: there is no such socket any more."""
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
     ends = _ends(local[1], remote[1], local[0].packed, remote[0].packed)
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + ends + _ANY_INTERFACE_AND_COOKIE
@@ -81,41 +80,41 @@ def _asked(local: Address, remote: Address) -> _Found | None:
     if kind == _NLMSG_ERROR:
         if struct.unpack_from("=i", answer, _HEADER.size)[0] == -2:  # ENOENT
             return None
-        raise _Cannot
+        raise _Unsupported
     if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < _UID_AT + _UID_AND_INODE.size:
-        raise _Cannot
-    # Where there is no such connection, the answer may be about a socket that listens at its port.
+        raise _Unsupported
+    # Without such a connection, the answer may be about the listening socket.
     reported_ends = answer[_HEADER.size + 4 :][:_TUPLE_BYTES]
     same = reported_ends == ends or reported_ends == _ends(
         local[1], remote[1], _packed(local, mapped=True), _packed(remote, mapped=True)
     )
-    return _Found(*_UID_AND_INODE.unpack_from(answer, _UID_AT)) if same else None
+    return _SocketOwner(*_UID_AND_INODE.unpack_from(answer, _UID_AT)) if same else None
 
 
 def _ends(local_port: int, remote_port: int, local: bytes, remote: bytes) -> bytes:
-    """Both ends of a connection as they stand in question and answer."""
+    """Both ends of a connection as in a netlink message."""
     return _PORTS.pack(local_port, remote_port) + local.ljust(16, b"\0") + remote.ljust(16, b"\0")
 
 
 def _packed(end: Address, mapped: bool) -> bytes:
-    """The bytes of an address; `mapped`: as that of a socket of IPv6 that speaks IPv4."""
+    """`mapped`: as an IPv4-mapped IPv6 address."""
     data = end[0].packed
     return b"\0" * 10 + b"\xff\xff" + data if mapped and len(data) == 4 else data
 
 
-def _listed(local: Address, remote: Address) -> _Found | None:
-    """The same from the list of all sockets."""
+def _search_tables(local: Address, remote: Address) -> _SocketOwner | None:
+    """Look the socket up in the list of all sockets."""
     wanted = {(_row(local, mapped), _row(remote, mapped)) for mapped in (False, True)}
     for table in _TABLES if os.path.exists(_TABLES[1]) else _TABLES[:1]:
         with open(table, encoding="ascii") as file:
             for row in map(str.split, file):
                 if (row[1], row[2]) in wanted:
-                    return _Found(int(row[7]), int(row[9]))
+                    return _SocketOwner(int(row[7]), int(row[9]))
     return None
 
 
 def _row(end: Address, mapped: bool) -> str:
-    """An end of a connection as the list writes it: in words of 32 bits, each in the order of this machine."""
+    """An address as /proc/net/tcp writes it: 32-bit groups in host byte order."""
     data = _packed(end, mapped)
-    words = struct.unpack(f"={len(data) // 4}I", data)
-    return "".join(f"{word:08X}" for word in words) + f":{end[1]:04X}"
+    groups = struct.unpack(f"={len(data) // 4}I", data)
+    return "".join(f"{word:08X}" for word in groups) + f":{end[1]:04X}"

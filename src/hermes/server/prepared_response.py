@@ -1,9 +1,10 @@
-"""A response in the making: what its request asks for, and where its history comes from."""
+"""A request for a response: its options, and where its history comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -25,7 +26,7 @@ from hermes.server.request_options import parse_options
 from hermes.server.response_items import Reader, cut_to
 from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_saved, no_previous_response
 from hermes.server.response_tools import additional, response_tools, stand_in
-from hermes.server.sealing import Seal, seal_of
+from hermes.server.sealing import seal_of
 from hermes.server.sse import Writer
 from hermes.server.turn_spec import answered_again, build_spec, open_calls, with_unseen
 from hermes.server.turns import Turn, run_uncancellable
@@ -48,12 +49,12 @@ _ENCRYPTED = "reasoning.encrypted_content"
 @dataclass(slots=True)
 class PreparedResponse:
     body: Body[ResponseRequest]
-    kept: ResponseRecord
+    record: ResponseRecord
     turn: Turn
     chain: JsonObject | None = None
 
     async def admit(self) -> None:
-        """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
+        """Admit the turn; one that continues a response that is not its session's last branches off there."""
         turn = self.turn
         await self.branch()
         try:
@@ -63,25 +64,25 @@ class PreparedResponse:
                 raise
             await self._fork(error)
             await turn.acquire_session()
-        if await self._is_behind():  # another turn was quicker
+        if await self._is_behind():  # another turn was faster
             await turn.release()
             await self._fork()
             await turn.acquire_session()
         await turn.load_history()
         if turn.options.resumed is not None:
-            found = await turn.context.stored_responses.get(self.kept.response_id, self.kept.owner)
-            self.kept.known = found is not None
+            stored = await turn.context.stored_responses.get(self.record.response_id, self.record.owner)
+            self.record.known = stored is not None
         self.settle()
 
     @property
     def _follows(self) -> str | None:
-        """The run that the turn goes on from in the run's own session."""
+        """The run that the turn continues, in the run's own session."""
         if self.turn.options.resumed is not None or self.chain is None or self.turn.spec.history is not None:
             return None
         return self.chain.get("run_id") or None
 
     async def _is_behind(self) -> bool:
-        """Whether something else has been said in the session since, or is about to be."""
+        """Whether the session has gone on since, or is about to."""
         run_id, session_id = self._follows, self.turn.session_id
         if run_id is None:
             return False
@@ -91,12 +92,12 @@ class PreparedResponse:
         return await app.store.runs.newest(session_id) not in (None, run_id)
 
     async def branch(self) -> None:
-        """Go on in a session of its own where the chain's has gone on with something else; that is not waited for."""
+        """Continue in a new session where the chain's has gone on with something else, without waiting for that."""
         if await self._is_behind():
             await self._fork()
 
     async def _fork(self, busy: ApiError | None = None) -> None:
-        """Make the turn's own session, which begins like the chain's; `busy` is why it is made only now."""
+        """Make the turn's own session, a fork of the chain's; `busy` is why it is made only now."""
         turn, chain = self.turn, self.chain
         assert chain is not None
         if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
@@ -106,7 +107,7 @@ class PreparedResponse:
                 turn.session_id, after_run=chain["run_id"], stateless=turn.spec.stateless
             )
             turn.spec = turn.spec.replace(session_id=made)
-        except KeyError:  # its messages were compacted since; the response has kept them
+        except KeyError:  # its messages were compacted since; the response still has them
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
             turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
 
@@ -114,45 +115,45 @@ class PreparedResponse:
         """The chain's record once its run has ended: before that there is nothing to branch off from."""
         context, run_id, session_id = self.turn.context, chain["run_id"], self.turn.session_id
         app = context.app
-        if busy is not None and not app.engine.others(session_id, run_id):  # that run was waited for already
+        if busy is not None and not app.engine.others(session_id, run_id):  # that run was already waited for
             raise busy
         await app.engine.wait(run_id, context.options.session_wait_seconds)
         if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
-            message = "The response that this one goes on from has not ended yet."
+            message = "The response that this one continues has not ended yet."
             raise busy or outcome.refusal(Refused("session_busy", message, run_id))
-        found: JsonObject | None = await context.stored_responses.get(chain["response"]["id"], self.kept.owner)
-        return found or chain
+        stored: JsonObject | None = await context.stored_responses.get(chain["response"]["id"], self.record.owner)
+        return stored or chain
 
     async def stream(self) -> web.StreamResponse:
-        renderer = await self.kept.renderer(self.turn.context)
+        renderer = await self.record.renderer(self.turn.context)
         return await self.turn.stream(renderer, {**self.turn.headers(), **self.body.headers()}, ROWS, self)
 
     async def run(self, stream: Writer | None = None, **how: Any) -> ResponseRenderer:
-        """Carry out the turn and keep its response; its events are written as they come."""
-        renderer = await self.kept.renderer(self.turn.context, **how)
+        """Run the turn and store its response; events are written as they come."""
+        renderer = await self.record.renderer(self.turn.context, **how)
         await self.turn.render(renderer, stream, ROWS, self)
         return renderer
 
-    # --- keeping what it comes to ------------------------------------------------------------------------------------
+    # --- storing it --------------------------------------------------------------------------------------------------
 
     async def begin(self, renderer: ResponseRenderer) -> None:
-        await self.kept.try_insert(self.turn.context, renderer)
+        await self.record.try_insert(self.turn.context, renderer)
 
     async def end(self, renderer: ResponseRenderer) -> None:
-        """Keep the response as it ended, before that is told."""
+        """Store the final response before it is sent."""
         ended = await self.turn.streamed_outcome()
         if renderer.handed_on:
             return
         if not self._begun:
-            self.kept.run_id = None
-        await self.kept.try_save(self.turn.context, renderer.response, ended)
+            self.record.run_id = None
+        await self.record.try_save(self.turn.context, renderer.response, ended)
 
     async def lose(self, renderer: ResponseRenderer) -> None:
-        """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
+        """After a disconnect: the turn is cancelled or goes on, and the stored response says which."""
         await run_uncancellable(self._lose(renderer))
 
     async def _lose(self, renderer: ResponseRenderer) -> None:
-        turn, record = self.turn, self.kept
+        turn, record = self.turn, self.record
         await turn.leave()
         assert turn.run is not None
         if self._begun and record.store:
@@ -162,7 +163,7 @@ class PreparedResponse:
                 turn.context.app.services.background(follow_until_saved(turn.context, record))
         elif not self._begun:
             record.run_id = None
-            renderer.feed(turn.run.untold())
+            renderer.feed(turn.run.unread())
             renderer.cut("client_disconnected")
             await record.try_save(turn.context, renderer.response)
 
@@ -171,8 +172,8 @@ class PreparedResponse:
         return self.turn.admission is not None and self.turn.admission.started
 
     def settle(self) -> None:
-        """What is known only now: the session, and what was said in it."""
-        turn, record = self.turn, self.kept
+        """Set what is known only after admission: the session and its history."""
+        turn, record = self.turn, self.record
         record.session_id, record.history = turn.session_id, turn.history
         if self.chain is not None:
             turn.history_source = "chain"
@@ -186,7 +187,7 @@ async def prepare(
     *,
     generate: bool = True,
 ) -> PreparedResponse:
-    """All of a request that can be refused without a turn, and the turn that it asks for.
+    """Validate everything that can be refused without a turn, and build the turn.
 
     Without `generate` the turn is not to be run, so the input needs no prompt.
     """
@@ -205,13 +206,15 @@ async def prepare(
     history, prompt, results = given.split_messages() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = context.options.max_text_chars
-        told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
-        history = [*(m for m in told if m["role"] not in ("system", "developer")), *history]
+        earlier = [
+            message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)
+        ]
+        history = [*(m for m in earlier if m["role"] not in ("system", "developer")), *history]
     instructions = asked.instructions
     if instructions is None and chain is not None:
         instructions = chain.get("instructions")
-    said_to_system = [*((chain or {}).get("system") or ()), *given.system]
-    system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
+    system_texts = [*((chain or {}).get("system") or ()), *given.system]
+    system = "\n".join(text for text in (*system_texts, instructions) if text) or None
     form = asked.text.format if asked.text else None
     run_id = idempotent_run_id(request)
     response_id = f"resp_{run_id.removeprefix('run_')}"
@@ -261,14 +264,14 @@ async def prepare(
         owner=owner,
         run_id=spec.run_id,
         input_items=given.items,
-        system=said_to_system,
+        system=system_texts,
         added_tools=added_tools,
     )
     return PreparedResponse(body, record, turn, chain)
 
 
 def _distinct(tools: list[JsonObject]) -> list[JsonObject]:
-    """The tools without those that come again later: clients send the same ones with every turn of a chain."""
+    """Without repeated tools: clients send the same ones with every turn of a chain."""
     last = {spaced_json(tool): at for at, tool in enumerate(tools)}
     return [tools[at] for at in sorted(last.values())]
 
@@ -295,13 +298,13 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
 async def _chain(
     context: ServerContext, asked: ResponseRequest, owner: str, memory: Mapping[str, JsonObject]
 ) -> tuple[str | None, JsonObject | None, list[Message]]:
-    """The name of the conversation, the record that it goes on from, and what was added to it since."""
+    """The conversation's name, the record that it continues, and items added since."""
     store = context.stored_responses
     if asked.previous_response_id:
-        found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
-        if found is None and asked.conversation_history is None:
+        previous = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
+        if previous is None and asked.conversation_history is None:
             raise no_previous_response(asked.previous_response_id)
-        return None, found, []
+        return None, previous, []
     name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
     if not name:
         return None, None, []
@@ -311,8 +314,7 @@ async def _chain(
         if await store.get_conversation_object(name, owner) is None:
             raise ApiError(404, f"There is no conversation {name!r}.", "conversation_not_found", "conversation")
         items = await store.conversation_items_since(name, owner, latest)
-        given = await reader(context, owner).read(items, "items")
-        added = given.messages
+        added = (await reader(context, owner).read(items, "items")).messages
     record = await store.get(latest, owner) if latest else None
     return name, record, added
 
@@ -320,11 +322,11 @@ async def _chain(
 async def _assign_session(
     turn: Turn, chain: JsonObject | None, history: list[Message], *, truncates: bool, new: bool
 ) -> None:
-    """Give a turn its session: the one that is named, the chain's, the one that waits for results, or a new one."""
+    """The turn's session: the one that is named, the chain's, the one that waits for results, or a new one."""
     context, spec, options = turn.context, turn.spec, turn.options
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
     if waiting := set(open_calls(before)):
-        # A client may send the calls along that it answers; the chain holds them already.
+        # A client may repeat the calls that it answers; the chain has them already.
         history = [message for message in history if not _only_calls(message, waiting)]
     if options.session_id and chain is None:
         seeds = options.seed and bool(history)
@@ -340,7 +342,7 @@ async def _assign_session(
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         turn.spec = spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES))
         return
-    if chain is not None and spec.persist and not history and await _is_kept(context, chain):
+    if chain is not None and spec.persist and not history and await _is_stored(context, chain):
         turn.spec = spec
         return
     if chain is not None and chain.get("run_id") and spec.persist:
@@ -353,8 +355,8 @@ def _only_calls(message: Message, call_ids: set[str]) -> bool:
     return bool(calls) and not message.get("content") and all(str(call["id"]) in call_ids for call in calls)
 
 
-async def _is_kept(context: ServerContext, chain: JsonObject) -> bool:
-    """Whether the chain's session is in the database, to be gone on with."""
+async def _is_stored(context: ServerContext, chain: JsonObject) -> bool:
+    """Whether the chain's session is in the database."""
     if not chain.get("run_id") or not chain.get("session_id"):
         return False
     return await context.database().get_session(chain["session_id"]) is not None
@@ -362,13 +364,10 @@ async def _is_kept(context: ServerContext, chain: JsonObject) -> bool:
 
 def reader(context: ServerContext, owner: str) -> Reader:
     async def find(item_ids: Collection[str]) -> dict[str, JsonObject]:
-        found: dict[str, JsonObject] = await context.stored_responses.find_items(item_ids, owner)
-        return found
+        items: dict[str, JsonObject] = await context.stored_responses.find_items(item_ids, owner)
+        return items
 
-    async def seal() -> Seal:
-        return await seal_of(context)
-
-    return Reader(context.options.max_text_chars, owner, find, seal)
+    return Reader(context.options.max_text_chars, owner, find, partial(seal_of, context))
 
 
 def _schema(form: Any) -> JsonSchema | None:
@@ -386,7 +385,7 @@ def _template(
     conversation: str | None,
     created_at: float,
 ) -> JsonObject:
-    """The object of a response that has just been asked for."""
+    """The response object before the turn."""
     template = blank(response_id, asked.model or context.model_name, int(created_at))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
@@ -428,18 +427,18 @@ def _tool_choice(given: object) -> Any:
 def _tool(tool: ResponseTool, given: JsonObject) -> JsonObject:
     if tool.type != "function":
         return dict(given)
-    told = {"type": "function", "name": tool.name, "description": tool.description}
-    return {**told, "parameters": tool.parameters, "strict": tool.strict}
+    fields = {"type": "function", "name": tool.name, "description": tool.description}
+    return {**fields, "parameters": tool.parameters, "strict": tool.strict}
 
 
 def _text(asked: ResponseRequest, raw: JsonMapping) -> JsonObject:
     if asked.text is None:
         return {"format": {"type": "text"}}
     given = (raw.get("text") or {}).get("format") or {"type": "text"}
-    told: JsonObject = {"format": dict(given)}
+    fields: JsonObject = {"format": dict(given)}
     if asked.text.format is not None and asked.text.format.type == "json_schema":
         form = asked.text.format
-        told["format"] |= {"name": form.name, "description": form.description, "strict": bool(form.strict)}
+        fields["format"] |= {"name": form.name, "description": form.description, "strict": bool(form.strict)}
     if asked.text.verbosity is not None:
-        told["verbosity"] = asked.text.verbosity
-    return told
+        fields["verbosity"] = asked.text.verbosity
+    return fields

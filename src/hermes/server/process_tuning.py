@@ -1,4 +1,4 @@
-"""What the process of a server does to start quickly and to stay small."""
+"""Tuning of a server process for a quick start and little memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NEEDED = ("hermes.agent.loop", "hermes.providers.table")
 
 
 def begin() -> None:
-    """Have the collector look less often, and load the HTTP library.
+    """Collect garbage less often, and import aiohttp.
 
-    That reads the certificates of this machine twice, for a client that is not used here. It gets contexts without any:
-    whoever used it would be told that nothing can be verified.
+    aiohttp loads the machine's certificates twice, for a client that is not used here. It gets contexts without any:
+    that client would fail to verify anything.
     """
     gc.set_threshold(*_THRESHOLDS)
     tls: Any = ssl
@@ -29,7 +29,7 @@ def begin() -> None:
 
 
 def settle() -> None:
-    """Load what the first turn needs. All that stays, and the collector looks at it no more."""
+    """Import what the first turn needs, and exclude it all from garbage collection."""
     from hermes.tools.framework.toolsets import builtin
 
     for name in _NEEDED:

@@ -35,7 +35,7 @@ class ItemQuery(Struct, kw_only=True):
 
 
 def parse_query(request: web.Request, kind: type[Q]) -> Q:
-    """The query of a request. An empty value counts as absent; names that the struct does not have are ignored."""
+    """An empty value counts as absent; unknown names are ignored."""
     given: JsonObject = {}
     for name, types in _types(kind).items():
         if (text := request.query.get(name, "")).strip():
@@ -77,7 +77,7 @@ class Page(Struct, Generic[T], kw_only=True, tag_field="object", tag="list"):
 
 
 def paging(next_place: str | None, total: int | None) -> JsonObject:
-    """What a page says of the list besides its data; `next_place` is where it goes on."""
+    """The fields of a page besides its data; `next_place` is the next cursor's place."""
     if next_place is None:
         return {"has_more": False, "next_cursor": None, "total": total}
     cursor = base64.urlsafe_b64encode(next_place.encode("utf-8", "surrogatepass")).decode().rstrip("=")
@@ -85,7 +85,7 @@ def paging(next_place: str | None, total: int | None) -> JsonObject:
 
 
 def place_of(cursor: str | None) -> str | None:
-    """The place behind which the list is to go on; none is its beginning."""
+    """The place after which the list continues; None: its beginning."""
     if cursor is None:
         return None
     try:
@@ -95,7 +95,7 @@ def place_of(cursor: str | None) -> str | None:
 
 
 def offset_of(cursor: str | None) -> int:
-    """The same for lists whose places are counted."""
+    """The same for lists with offsets."""
     place = place_of(cursor)
     if place is None:
         return 0

@@ -1,4 +1,4 @@
-"""Whether the server can do its work: small checks of what it stands on, none of which holds up the loop."""
+"""Readiness checks of what the server depends on; none blocks the loop."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Facts = JsonObject
 OK: Final = "ok"
 DEGRADED: Final = "degraded"
 CHECK_S_MAX = 2.0
-# How long it is remembered how something ended that writes.
+# How long the result of a write probe is reused.
 CHECK_KEPT_S = 1.0
 
 
 class Probes:
-    """Attempts to write: each is made once for all who ask at the same time or a moment later."""
+    """Write probes, each shared by everybody who asks at the same time or shortly after."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Exception | None]] = {}
         self._ended_at: dict[str, float] = {}
 
     async def __call__(self, name: str, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Raise what the attempt raised. One that hangs is not made again before it ends."""
+        """Raise what the probe raised. A hanging one is not repeated before it ends."""
         task = self._tasks.get(name)
         if task is None or (task.done() and time.monotonic() - self._ended_at[name] >= CHECK_KEPT_S):
             task = self._tasks[name] = asyncio.create_task(self._make(name, attempt))
@@ -80,7 +80,7 @@ class Readiness(Struct, kw_only=True):
 
 
 async def runtime_state(context: ServerContext) -> Facts:
-    """What the running server last wrote about itself; nothing where there is none."""
+    """The server's state file; empty where there is none."""
     app = context.attached_app
     with contextlib.suppress(OSError):
         state = await asyncio.to_thread(status.read_runtime_status, app.home if app is not None else None) or {}
@@ -91,7 +91,7 @@ async def runtime_state(context: ServerContext) -> Facts:
 
 
 async def readiness(context: ServerContext, *, whole: bool) -> Readiness:
-    """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
+    """All checks, run concurrently. Without `whole` only each status is shown."""
     results = await asyncio.gather(*(_checked(context, name) for name in CHECKS))
     checks = dict(zip(CHECKS, results, strict=True))
     if not whole:
@@ -114,7 +114,7 @@ async def _checked(context: ServerContext, name: str) -> Check:
 
 
 def _engine_name(context: ServerContext, check: str) -> str:
-    """What is asked in a check, as its administrator calls it."""
+    """The name of the checked component, for the administrator."""
     stores = {"state_db": context.session_db, "response_store": context.response_store}
     if isinstance(store := stores.get(check), Repository):
         return {"sqlite": "SQLite", "postgres": "PostgreSQL"}[store.engine.backend]
@@ -123,12 +123,12 @@ def _engine_name(context: ServerContext, check: str) -> str:
     return "What is checked"
 
 
-# --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------
+# --- the checks: each returns facts, with an `error` where it fails ---------------------------------------------------
 
 
 async def _state_db(context: ServerContext) -> Facts:
     await asyncio.to_thread(context.open_session_db)
-    if isinstance(context.session_db, Repository):  # which says sooner than a read that a server is away
+    if isinstance(context.session_db, Repository):  # which notices a lost server sooner than a read does
         await context.probes("state_db", context.session_db.engine.check)
     await context.database().get_session("")
     return {}
@@ -148,7 +148,8 @@ async def _config(context: ServerContext) -> Facts:
 
 @lru_cache(maxsize=4)
 def _fault_in_files(settings: config.Settings) -> str:
-    """Why the files are not what is in force. Settings are made anew when a file changes, so each is asked for once."""
+    """Why the files differ from the settings in force. Settings are reloaded when a file changes, so each is checked
+    once."""
     try:
         fresh = config.load(settings.home)
     except ConfigError as error:
@@ -158,7 +159,7 @@ def _fault_in_files(settings: config.Settings) -> str:
 
 
 async def _shared_check(context: ServerContext, name: str) -> Facts:
-    """A check that `hermes doctor` makes too; a warning is no reason to send clients elsewhere."""
+    """A check that `hermes doctor` makes too; a warning does not make the server unready."""
     subject = health.Subject(context.app.home, context.app.settings)
     finding = await asyncio.to_thread(health.CHECKS[name].look, subject)
     return {**finding.facts, **({"error": str(finding)} if finding.state == "fail" else {})}
@@ -177,16 +178,12 @@ async def _disk(context: ServerContext) -> Facts:
 async def _gateway(context: ServerContext) -> Facts:
     state = await runtime_state(context)
     gateway_state = "draining" if context.app.engine.draining else state.get("gateway_state")
-    return {
-        "state": gateway_state,
-        **({"error": f"The server is {gateway_state}."} if gateway_state not in (None, "running") else {}),
-    }
+    error = {"error": f"The server is {gateway_state}."} if gateway_state not in (None, "running") else {}
+    return {"state": gateway_state, **error}
 
 
 async def _background_queues(context: ServerContext) -> Facts:
-    engine = context.app.engine
-    limit = engine.limits.runs_max
-    active = engine.permits.everywhere
+    limit, active = context.app.engine.limits.runs_max, context.app.engine.permits.everywhere
     full = limit and active >= limit
     return {"active": active, "limit": limit, **({"error": "No further turn is taken now."} if full else {})}
 

@@ -1,4 +1,4 @@
-"""A turn as chunks of a chat completion. Pure: events in, frames out."""
+"""A turn as chat completion chunks. Pure: events in, frames out."""
 
 from __future__ import annotations
 
@@ -13,35 +13,28 @@ from hermes.server.sse import Item
 
 
 class ChatRenderer(Progress):
-    """One streamed chat completion. The parts of a chunk that never change are encoded once."""
+    """One streamed chat completion. The constant parts of a chunk are encoded once."""
 
-    ended, closing = False, b""  # it is `finish` that tells the end
+    ended, closing = False, b""  # `finish` ends the stream
 
     def __init__(
-        self,
-        completion_id: str,
-        model: str,
-        created: int,
-        *,
-        usage: bool | None = None,
-        reasoning: bool = False,
+        self, completion_id: str, model: str, created: int, *, usage: bool | None = None, reasoning: bool = False
     ) -> None:
         self.head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._tail: JsonObject = {"usage": None} if usage else {}
         self._usage, self._reasoning = usage, reasoning
         super().__init__()
-        # Whether the client is known to stumble over events of ours.
+        # Whether the client is known to fail on our own events.
         self.strict = False
         self._text = self._around("content")
         self._thought = self._around("reasoning_content") if reasoning else (b"", b"")
         self._message: str | None = None
-        self._said = False
+        self._has_text = False
 
     def begin(self) -> Iterable[bytes]:
         yield sse_frame("", self._chunk({"role": "assistant", "content": ""}))
 
     def feed(self, items: list[Item]) -> bytes:
-        """Text, and where they are shown reasoning, tools and questions."""
         out: list[bytes] = []
         for item in items:
             if isinstance(item, str):
@@ -54,9 +47,9 @@ class ChatRenderer(Progress):
         return b"".join(out)
 
     def finish(self, ended: Outcome) -> bytes:
-        """The rest of the text, the client's calls, how it ended, what it cost."""
+        """The rest of the text, the client's calls, finish reason and usage."""
         out: list[bytes] = []
-        if not self._said and ended.text:
+        if not self._has_text and ended.text:
             self._say(ended.text, None, out)
         for at, call in enumerate(ended.calls):
             function = call["function"]
@@ -70,9 +63,9 @@ class ChatRenderer(Progress):
         if (flags := ended.flags()) is not None:
             if ended.finish_reason == "error":
                 last["error"] = ended.error_object()
-                if self.strict:  # some clients look for an error in a frame of its own only
+                if self.strict:  # some clients expect an error in its own frame
                     out.append(sse_frame("", {"error": last["error"]}))
-            elif self.strict:  # and others take a field of this name in any frame for one
+            elif self.strict:  # and others take any field of this name for one
                 flags.pop("error", None)
             last["hermes"] = flags
         if self._usage is None:
@@ -88,17 +81,17 @@ class ChatRenderer(Progress):
         return {**self.head, "choices": [choice], **self._tail}
 
     def _around(self, field: str) -> tuple[bytes, bytes]:
-        """What stands before and after the text in a chunk."""
+        """The encoded chunk before and after its text."""
         head, _, tail = sse_frame("", self._chunk({field: "\0"})).partition(b'"\\u0000"')
         return head, tail
 
     def _say(self, text: str, message_id: str | None, out: list[bytes]) -> None:
         if message_id != self._message:
-            # A message that follows another one begins a paragraph of its own.
-            if self._said and self._message is not None:
+            # A following message starts a new paragraph.
+            if self._has_text and self._message is not None:
                 text = "\n\n" + text
             self._message = message_id
-        self._said = True
+        self._has_text = True
         head, tail = self._text
         out += (head, encode(text), tail)
 

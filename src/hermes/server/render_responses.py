@@ -1,4 +1,4 @@
-"""A turn as a response: its items, its object, and the events of its stream. Pure: the same log gives the same bytes."""
+"""A turn as a response: its items, its object, and its stream events. Pure: the same log gives the same bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _DELTA = "response.output_text.delta"
 
 
 def socket_frame(_: str, payload: JsonObject) -> bytes:
-    """An event as a message of a WebSocket; messages are parted by a line break."""
+    """A WebSocket message; messages are separated by a line break."""
     return spaced_json(payload).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleItems:
-    """What a response shows: settled by the request that made it, the same for all its readers.
+    """What a response shows: set by its request, the same for all its readers.
 
-    `reported` tells what the client knows a tool as, where that is no plain function.
+    `reported`: how the client knows a tool that is not a plain function.
     """
 
     tool_items: str = "function"
@@ -48,7 +48,7 @@ class VisibleItems:
 
 @dataclass(slots=True)
 class _Open:
-    """An item that is still growing."""
+    """An item in progress."""
 
     item: JsonObject
     index: int
@@ -57,12 +57,12 @@ class _Open:
 
     @property
     def place(self) -> JsonObject:
-        """Where the item is, as its events tell it."""
+        """The fields that locate the item in its events."""
         return {"item_id": self.item["id"], "output_index": self.index}
 
 
 class ResponseRenderer:
-    """One response, built from what its turn tells. With `handed_on` the next server tells the end."""
+    """Builds one response from its turn's events. With `handed_on` the next server ends it."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class ResponseRenderer:
         return self._taken()
 
     def finish(self, ended: Outcome) -> bytes:
-        """The end, where it is not told by the log."""
+        """The end, where the log has none."""
         if not self.ended and not self.handed_on:
             for warning in ended.warnings:
                 self.warn(warning["code"], warning["message"])
-            if ended.text and not self._said_text():
+            if ended.text and all(item["type"] != "message" for item in self._items):
                 self._say(ended.text, None)
             for call in ended.calls:
                 self._client_call(call)
@@ -128,13 +128,10 @@ class ResponseRenderer:
             self._warnings.append({"code": code, "message": message})
 
     def cut(self, reason: str) -> None:
-        """Nobody will tell the end any more: what there is is all there is."""
+        """End an unfinished response with what there is."""
         if not self.ended:
             self._close_all("incomplete")
             self._end("incomplete", reason=reason)
-
-    def _said_text(self) -> bool:
-        return any(item["type"] == "message" for item in self._items)
 
     # --- items ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +163,7 @@ class ResponseRenderer:
 
     @staticmethod
     def _delta_head(where: JsonObject) -> bytes:
-        """What stands before the text of a delta; a zero is in the place of its number."""
+        """The frame before a delta's text, with 0 for its sequence number."""
         fixed = spaced_json(where)[1:-1]
         return f'event: {_DELTA}\ndata: {{"type": "{_DELTA}", "sequence_number": \0, {fixed}, "delta": '.encode()
 
@@ -195,13 +192,8 @@ class ResponseRenderer:
         self._emit("response.reasoning_summary_text.delta", **where, delta=event.data["text"])
 
     def _begin_thought(self, message_id: str) -> _Open:
-        item = {
-            "type": "reasoning",
-            "id": f"rs_{message_id.removeprefix('msg_')}",
-            "status": "in_progress",
-            "summary": [],
-        }
-        self._thought = self._add(item)
+        item_id = f"rs_{message_id.removeprefix('msg_')}"
+        self._thought = self._add({"type": "reasoning", "id": item_id, "status": "in_progress", "summary": []})
         return self._thought
 
     def _close_thought(self, sealed: str | None, status: str = "completed") -> None:
@@ -218,8 +210,8 @@ class ResponseRenderer:
         more = {"encrypted_content": sealed} if sealed is not None else {}
         self._done(opened, status=status, summary=summary, **more)
 
-    def _thought_told(self, event: Event) -> None:
-        """Reasoning that a stand-in reports whole."""
+    def _reasoning_reported(self, event: Event) -> None:
+        """Whole reasoning, as a replaced agent reports it."""
         if event.data.get("message_id") == "" and self._shows.reasoning and event.data.get("reasoning"):
             data = {"message_id": f"msg_{random_hex(12)}", "text": event.data["reasoning"]}
             self._think(Event("", "reasoning.delta", 0, data))
@@ -244,7 +236,9 @@ class ResponseRenderer:
     def _server_call(self, call_id: str, name: str, arguments: str) -> None:
         if self._shows.tool_items == "none" or call_id in self._calls:
             return
-        if (hosted := self._hosted(name)) is not None:
+        # A hosted tool that the client asked for, which this server tool stands in for.
+        hosted = HOSTED_TYPES.get(self._shows.reported[name]["type"]) if name in self._shows.reported else None
+        if hosted is not None:
             opened = self._hosted_call(hosted, call_id, name, arguments)
         elif self._shows.tool_items == "mcp":
             item: JsonObject = {
@@ -266,11 +260,6 @@ class ResponseRenderer:
         else:
             opened = self._call(call_id, name, arguments)
         self._calls[call_id] = opened
-
-    def _hosted(self, name: str) -> HostedType | None:
-        """The hosted tool in whose place the client asked for this tool of the server."""
-        known = self._shows.reported.get(name)
-        return None if known is None else HOSTED_TYPES.get(known["type"])
 
     def _hosted_call(self, hosted: HostedType, call_id: str, name: str, arguments: str) -> _Open:
         item: JsonObject = {"type": hosted.call, "id": self._id(hosted.prefix, call_id), "status": "in_progress"}
@@ -298,7 +287,7 @@ class ResponseRenderer:
         return opened
 
     def _tool_started(self, event: Event) -> None:
-        """A call that no message has announced: that is how stand-ins tell it."""
+        """A call that no message has announced: only replaced agents report these."""
         data = event.data
         if data["call_id"] not in self._calls and not event.seq:
             self._close_text("commentary")
@@ -326,7 +315,7 @@ class ResponseRenderer:
         self._done(added, status="completed" if well or data["status"] != "interrupted" else "incomplete")
 
     def _id(self, kind: str, call_id: str) -> str:
-        """An item's id, the same whenever and wherever the item is told."""
+        """A deterministic item id."""
         named = f"{self._template['id']} {call_id}"
         return f"{kind}_{hashlib.sha256(named.encode()).hexdigest()[:24]}"
 
@@ -338,17 +327,11 @@ class ResponseRenderer:
             self._life("response.in_progress")
 
     def _resumed(self, event: Event) -> None:
-        """Where text that was shown is lost, its numbers are not given to what follows."""
+        """Output indexes of lost text are not used again."""
         if event.data.get("lost"):
             self._seq = (self._seq // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP - 1
             for message_id, offset in event.data["cut"].items() or [(None, 0)]:
                 self._extend("hermes:resumed", {"item_id": message_id, "offset": offset})
-
-    def _approval(self, event: Event) -> None:
-        self._extend("hermes:approval_request", approval_request(event))
-
-    def _question(self, event: Event) -> None:
-        self._extend("hermes:clarify_request", clarify_request(event))
 
     def _extend(self, kind: str, payload: JsonObject) -> None:
         if self._shows.extensions:
@@ -485,12 +468,12 @@ class ResponseRenderer:
         "run.started": _started,
         "run.resumed": _resumed,
         "reasoning.delta": _think,
-        "reasoning.completed": _thought_told,
+        "reasoning.completed": _reasoning_reported,
         "message.completed": _message_completed,
         "tool.started": _tool_started,
         "tool.finished": _tool_finished,
-        "approval.requested": _approval,
-        "clarify.requested": _question,
+        "approval.requested": lambda self, event: self._extend("hermes:approval_request", approval_request(event)),
+        "clarify.requested": lambda self, event: self._extend("hermes:clarify_request", clarify_request(event)),
         "run.completed": _completed,
         "run.failed": _failed,
         "run.cancelled": _cancelled,

@@ -1,14 +1,14 @@
-"""A run as it is shown, and its log as the events of a run. Pure: records and events in, objects and frames out."""
+"""Runs as objects, and a run's log as its events. Pure: records and events in, objects and frames out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 
 from hermes.agent.turn import COUNTS
-from hermes.core.events import FINAL, Event
+from hermes.core.events import FINAL, Event, ShownStatus
 from hermes.core.failures import CUT_CODES
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import RUN_INPUT_SHOWN_CHARS
@@ -29,20 +29,10 @@ from hermes.server.sse import Item
 from hermes.store.base import RunRecord
 
 Redact = Callable[[str], str]
-RunStatus = Literal[
-    "queued",
-    "running",
-    "waiting_for_approval",
-    "waiting_for_input",
-    "stopping",
-    "completed",
-    "failed",
-    "cancelled",
-]
 # Events whose payload needs the message that they announce.
 ROWS = FINAL | {"message.completed", "tool.finished"}
 THOUGHTS = frozenset({"reasoning.completed"})
-# Codes that a run which was never begun ends with, in the words of the API.
+# Codes of runs that were never started, as the API names them.
 _CODES = {
     "": "agent_error",
     "unknown": "agent_incomplete",
@@ -56,7 +46,7 @@ class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
 
     run_id: str
     kind: RunKind
-    status: RunStatus
+    status: ShownStatus
     created_at: float
     started_at: float | None
     updated_at: float
@@ -81,7 +71,7 @@ class Run(Struct, kw_only=True, tag_field="object", tag="hermes.run"):
 
 
 def run_object(record: RunRecord, output: str | None, model_name: str) -> Run:
-    """The run as it stands; `output` is the text it ended with."""
+    """`output` is the run's final text."""
     spec, state = record.spec, record.state
     code = code_of(state.code) if state.status == "failed" else None
     approvals = [approval_request(Event(spec.run_id, "", 0, data)) for data in state.approvals.values()]
@@ -123,12 +113,12 @@ def is_partial(status: str, output: str | None, code: str | None) -> bool:
 
 
 def used_until(events: Sequence[Event], seq: int) -> list[Event]:
-    """What was counted of a log up to a place."""
+    """The usage events of a log up to a sequence number."""
     return [event for event in events if event.type == "usage" and event.seq <= seq]
 
 
 class RunRenderer:
-    """The log of one run as its events. `used` is what was counted before the place where it begins."""
+    """A run's log as its events. `used`: the usage before the first event."""
 
     closing = b": stream closed\n\n"
 
@@ -165,7 +155,7 @@ class RunRenderer:
         return b"".join(out)
 
     def _delta(self, event: Event, name: str, field: str) -> tuple[bytes, bytes, bytes]:
-        """Text, the most frequent of events: only what it says is looked at for what must be escaped."""
+        """Text deltas are the most frequent events: only their text is encoded."""
         data, named = event.data, f"event: {name}\n" if self._names else ""
         head = (
             f'id: {event.seq}\n{named}data: {{"event": "{name}", "run_id": "{self._run_id}", "seq": {event.seq}, '
@@ -189,7 +179,7 @@ class RunRenderer:
     def _message(self, event: Event) -> JsonObject:
         data = event.data
         names = {call["name"] for call in data["tool_calls"]}
-        # Calls that the client is to answer end the turn; after any others it goes on.
+        # The client's calls end the turn; after others it goes on.
         phase = "commentary" if names and not names & self._client_tools else "final_answer"
         return {"message_id": data["message_id"], "content": text_of(data.get("content")), "phase": phase}
 
@@ -220,7 +210,7 @@ class RunRenderer:
 
     def _usage(self, event: Event) -> JsonObject | None:
         if event.data.get("task"):
-            return None  # what is done beside the turn is counted elsewhere
+            return None  # auxiliary calls are counted elsewhere
         for name in COUNTS:
             self._used[name] += event.data.get(name) or 0
         return {"usage": usage_object(self._used)}
@@ -249,12 +239,12 @@ class RunRenderer:
 
 
 def _same(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
-    """A payload that is told as the log has it."""
+    """A payload that is sent as the log has it."""
     return lambda _, event: {name: event.data.get(name) for name in names}
 
 
-def _warning(code: str, text: Callable[[JsonObject], str]) -> Callable[[RunRenderer, Event], JsonObject]:
-    return lambda _, event: {"level": "warn", "code": code, "message": text(event.data)}
+def _retrying(_: RunRenderer, event: Event) -> JsonObject:
+    return {"level": "warn", "code": "model_retrying", "message": str(event.data.get("message") or "")}
 
 
 def _subagent(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
@@ -276,13 +266,13 @@ def _resumed(_: RunRenderer, event: Event) -> JsonObject:
     return {**warning, "cut": event.data["cut"]} if event.data.get("lost") else warning
 
 
-# event of the log: its name, and its payload; deltas of text are told apart
+# event of the log: its name, and its payload; `feed` handles text deltas itself
 _EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], JsonObject | None]]] = {
     "run.queued": ("run.queued", _same("session_id", "position")),
     "run.started": ("run.started", _same("kind", "session_id", "model")),
     "run.resumed": ("warning", _resumed),
     "model.started": ("model.started", RunRenderer._asked),
-    "model.retrying": ("warning", _warning("model_retrying", lambda data: str(data.get("message") or ""))),
+    "model.retrying": ("warning", _retrying),
     "notice": ("warning", _same("level", "code", "message")),
     "control.received": ("steer.accepted", RunRenderer._steered),
     "steer.applied": ("steer.applied", _same("steer_ids", "where")),

@@ -1,4 +1,4 @@
-"""Sessions, their messages and what is found in them as they are shown, and a turn as the events of its session. Pure."""
+"""Sessions, messages and search matches as objects, and a turn as session events. Pure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _SESSION_COLUMNS = tuple(field.name for field in msgspec.structs.fields(Session)
 
 
 def session_object(row: JsonMapping, around: JsonMapping, owner: str | UnsetType) -> Session:
-    """A session; `around` is what its own row does not say."""
+    """`around`: fields that are not in the session's own row."""
     session = Session(**{name: row[name] for name in _SESSION_COLUMNS}, owner=owner)
     session.parent_session_id = around.get("parent_session_id")
     session.has_system_prompt = bool(around.get("has_system_prompt"))
@@ -118,7 +118,7 @@ _MESSAGE_COLUMNS = tuple(field.name for field in msgspec.structs.fields(StoredMe
 
 
 def message_object(row: JsonMapping, *, reasoning: bool, state: bool) -> StoredMessage:
-    """A message of a session; `state` says whether it is still part of the conversation."""
+    """`state`: whether the message is still part of the conversation."""
     message = StoredMessage(**{name: row[name] for name in _MESSAGE_COLUMNS})
     if state:
         message.active, message.compacted, message.model_only = row["active"], row["compacted"], row["model_only"]
@@ -142,14 +142,14 @@ class Match(Struct, kw_only=True, tag_field="object", tag="hermes.session.match"
 
 
 def message_match(hit: JsonMapping) -> Match:
-    snippet, highlights = _cut(*_parted(hit["snippet"]))
+    snippet, highlights = _cut(*_split_marks(hit["snippet"]))
     same = {name: hit[name] for name in ("session_id", "title", "source", "role", "timestamp", "score")}
     return Match(**same, message_id=hit["id"], snippet=snippet, highlights=highlights)
 
 
-def title_match(session: JsonMapping, words: Sequence[str]) -> Match:
+def title_match(session: JsonMapping, terms: Sequence[str]) -> Match:
     title = session["title"]
-    pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True) if word)
+    pattern = "|".join(re.escape(word) for word in sorted(terms, key=len, reverse=True) if word)
     places = [[m.start(), m.end()] for m in re.finditer(pattern, title, re.IGNORECASE)] if pattern else []
     snippet, highlights = _cut(title, places)
     return Match(
@@ -165,13 +165,13 @@ def title_match(session: JsonMapping, words: Sequence[str]) -> Match:
     )
 
 
-def _parted(marked: str) -> tuple[str, list[list[int]]]:
-    """A snippet without its marks, and where they stood."""
+def _split_marks(marked: str) -> tuple[str, list[list[int]]]:
+    """A snippet without its marks, and their positions."""
     opens, closes = MARKS
     text, places = "", list[list[int]]()
     for piece in marked.split(opens):
-        inside, found, behind = piece.partition(closes)
-        if found and inside:
+        inside, mark, behind = piece.partition(closes)
+        if mark and inside:
             start = len(text)
             if places and places[-1][1] == start:
                 places[-1][1] += len(inside)
@@ -182,7 +182,7 @@ def _parted(marked: str) -> tuple[str, list[list[int]]]:
 
 
 def _cut(text: str, places: list[list[int]]) -> tuple[str, list[list[int]]]:
-    """A text that is short enough to be shown, with its first match in it."""
+    """A text short enough to show, around its first match."""
     if len(text) <= HIT_SHOWN_CHARS_MAX:
         return text, places
     first = places[0][0] if places else 0
@@ -195,7 +195,7 @@ def _cut(text: str, places: list[list[int]]) -> tuple[str, list[list[int]]]:
 # --- the stream of a turn --------------------------------------------------------------------------------------------
 
 
-# event of the log: the name and the payload of the same in the stream
+# event of the log: name and payload in the stream
 _QUESTIONS: dict[str, tuple[str, Callable[[Event], JsonObject]]] = {
     "approval.requested": ("approval.request", approval_request),
     "approval.resolved": ("approval.responded", approval_responded),
@@ -207,7 +207,7 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Event], JsonObject]]] = {
 class SessionRenderer:
     """One streamed turn of a session. Its answer is one message, however many the model writes."""
 
-    ended, closing = False, b""  # it is `finish` that tells the end
+    ended, closing = False, b""  # `finish` ends the stream
 
     def __init__(self, session_id: str, run_id: str, user_message: object, redact: Callable[[str], str]) -> None:
         self._session_id, self._run_id, self._user_message, self._redact = session_id, run_id, user_message, redact
@@ -218,7 +218,7 @@ class SessionRenderer:
             f', "message_id": "{self._message_id}", "delta": ',
         )
         self._seq = 0
-        self._said = False
+        self._has_text = False
         self._speaking: str | None = None
         self._tools: dict[str, tuple[str, Any]] = {}
         self._hidden: set[str] = set()
@@ -227,9 +227,7 @@ class SessionRenderer:
         self._reason = ""
 
     def begin(self) -> Iterable[bytes]:
-        """That the turn is there, before anything has happened in it."""
-        asked = {"role": "user", "content": self._user_message}
-        yield self._frame("run.started", {"user_message": asked})
+        yield self._frame("run.started", {"user_message": {"role": "user", "content": self._user_message}})
         yield self._frame("message.started", {"message": {"id": self._message_id, "role": "assistant"}})
 
     def feed(self, items: list[Item]) -> bytes:
@@ -247,11 +245,11 @@ class SessionRenderer:
         return b"".join(out)
 
     def finish(self, ended: Outcome) -> bytes:
-        """The whole answer, how it ended, and that nothing follows. A turn that the next server goes on with has no end."""
+        """The answer, its end and `done`. A turn that the next server continues has no end."""
         out: list[bytes] = []
         if self._handed_over:
             return b""
-        if not self._said and ended.text:
+        if not self._has_text and ended.text:
             self._say(ended.text, None, time.time(), out)
         out += (self._frame("warning", {"level": "warn", **warning}) for warning in ended.warnings)
         message_id, state = self._message_id, {"completed": ended.code is None, "partial": ended.partial}
@@ -278,11 +276,11 @@ class SessionRenderer:
 
     def _say(self, text: str, message_id: str | None, ts: float, out: list[bytes]) -> None:
         if message_id != self._speaking:
-            # A message that follows another one begins a paragraph of its own.
-            if self._said and self._speaking is not None:
+            # A following message starts a new paragraph.
+            if self._has_text and self._speaking is not None:
                 text = "\n\n" + text
             self._speaking = message_id
-        self._said = True
+        self._has_text = True
         self._seq += 1
         head, tail = self._delta
         out += (f'{head}{self._seq}, "ts": {ts!r}{tail}'.encode(), encode(text), b"}\n\n")
@@ -316,7 +314,7 @@ class SessionRenderer:
 
     def _tool_finished(self, event: Event, out: list[bytes]) -> None:
         data = event.data
-        if not data.get("parent_call_id"):  # a call within a call is no message of the conversation
+        if not data.get("parent_call_id"):  # nested calls are no messages
             message = {"role": "tool", "content": text_of(data.get("content"))}
             self._messages.append({**message, "tool_call_id": data["call_id"], "tool_name": data["name"]})
         if data["name"].startswith("_"):
@@ -364,12 +362,12 @@ class SessionRenderer:
 
 
 def turn_messages(messages: Sequence[JsonMapping] | None) -> list[JsonObject]:
-    """What the agent and its tools have said in a turn: all behind the last words of the user."""
-    said: list[JsonObject] = []
+    """The messages of the agent and its tools since the last user message."""
+    turn: list[JsonObject] = []
     for message in messages or ():
         if message.get("role") == "user":
-            said = []
+            turn = []
         elif message.get("role") in ("assistant", "tool"):
             names = ("role", "content", "tool_calls", "tool_call_id", "tool_name")
-            said.append({name: message[name] for name in names if name in message})
-    return said
+            turn.append({name: message[name] for name in names if name in message})
+    return turn

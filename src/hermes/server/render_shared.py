@@ -1,4 +1,4 @@
-"""What the renderers share: frames of server-sent events, and payloads that several streams have."""
+"""Shared by the renderers: SSE frames, and payloads of several streams."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def clarify_request(event: Event) -> JsonObject:
 
 
 def result_of(data: JsonObject) -> str:
-    """The result of a tool as it is shown; secrets were taken out of it before it was stored."""
+    """A tool's result as shown; it was redacted before it was stored."""
     return text_of(data.get("content"))[:RESULT_SHOWN_CHARS_MAX]
 
 
@@ -69,9 +69,9 @@ def clarify_responded(event: Event) -> JsonObject:
 
 
 class Progress:
-    """The server's tools at work, and questions of the agent, told in a stream whose protocol has no place for them.
+    """Tool progress and agent questions in a stream whose protocol has no place for them.
 
-    `progress` is how: as events of our own, within chunks of the protocol, or not at all (`off`).
+    `progress`: as our own events, within chunks of the protocol, or not at all (`off`).
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Progress:
         self._labels: dict[str, str] = {}
 
     def tell(self, name: str, key: str, payload: JsonObject, out: list[bytes]) -> None:
-        """Add what is told: under `name` as an event, under `key` in a chunk."""
+        """Add a payload: under `name` as an event, under `key` in a chunk."""
         raise NotImplementedError
 
     def _started(self, event: Event, out: list[bytes]) -> None:
@@ -99,15 +99,13 @@ class Progress:
         payload = {"tool": tool, "emoji": _EMOJI.get(tool, "🔧"), "label": label, "toolCallId": call_id, **state}
         self.tell("hermes.tool.progress", "tool_progress", payload, out)
 
-    def _approval(self, event: Event, out: list[bytes]) -> None:
-        self.tell("hermes.approval.request", "approval_request", approval_request(event), out)
-
-    def _question(self, event: Event, out: list[bytes]) -> None:
-        self.tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
-
     RENDER: dict[str, Callable[[Any, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
         "tool.started": _started,
         "tool.finished": _finished,
-        "approval.requested": _approval,
-        "clarify.requested": _question,
+        "approval.requested": lambda self, event, out: self.tell(
+            "hermes.approval.request", "approval_request", approval_request(event), out
+        ),
+        "clarify.requested": lambda self, event, out: self.tell(
+            "hermes.clarify.request", "clarify_request", clarify_request(event), out
+        ),
     }

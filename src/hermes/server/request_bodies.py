@@ -1,4 +1,4 @@
-"""Reading a request's body: its bytes within their limits, the JSON object in them, and the typed model of that."""
+"""Request bodies: reading bytes within limits, decoding the JSON object, and validating its model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.text import FLAG_WORDS
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 from hermes.server.body_memory import Spool
-from hermes.server.errors import ApiError, invalid
+from hermes.server.errors import ApiError, invalid, missing
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
@@ -41,14 +41,14 @@ _MISSING = re.compile(r"missing required field `(.+?)`")
 
 @dataclass(slots=True)
 class Body(Generic[M]):
-    """A body that was read: its model, the object it was made of, and the fields that change nothing."""
+    """A parsed body: its model, the decoded object, and the fields without effect."""
 
     model: M
     raw: JsonObject
     ignored: list[str] = field(default_factory=list)
 
     def headers(self) -> dict[str, str]:
-        """Which fields had no effect, as far as the header holds them."""
+        """The ignored fields, as far as a header can hold them."""
         listed = ""
         for name in self.ignored:
             cleaned = re.sub(r"[^\w.\[\]-]", "", name[:_NAME_CHARS_READ])[:_NAME_CHARS_SHOWN]
@@ -68,7 +68,7 @@ async def read(context: ServerContext, request: web.Request, kind: type[M]) -> B
 
 
 async def read_object(context: ServerContext, request: web.Request) -> JsonObject:
-    """The JSON object that a request brings. It may be read again."""
+    """The JSON object of a request. It may be read again."""
     limit = context.options.max_body_bytes
     try:
         if _SPOOL not in request:
@@ -87,7 +87,7 @@ async def read_object(context: ServerContext, request: web.Request) -> JsonObjec
 
 
 async def _make_room(context: ServerContext, request: web.Request, size: int) -> None:
-    """Wait until a large body may be in memory; it has its room until the request is answered."""
+    """Wait until a large body may be in memory; it keeps its share until the request is answered."""
     try:
         await context.body_memory.take(size, limits.BODIES_WAIT_S_MAX)
     except TimeoutError:
@@ -98,27 +98,24 @@ async def _make_room(context: ServerContext, request: web.Request, size: int) ->
 
 
 def give_back_room(context: ServerContext, request: web.Request) -> None:
-    """The request is answered: others may have the room of its body. Work that goes on without it needs none."""
+    """Called when the request is answered; work that goes on without it needs no body."""
     if _ROOM in request:
         context.body_memory.give_back(request[_ROOM])
         request[_ROOM] = 0
 
 
 async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
-    """The bytes of a body, however they are sent, but not more and not longer than allowed."""
+    """The body's bytes, within its limits of size and time."""
     if request.content_type in _FORMS:
-        raise ApiError(
-            415, f"A body of the type {request.content_type} is not taken; send JSON.", "unsupported_media_type"
-        )
+        message = f"A body of the type {request.content_type} is not supported; send JSON."
+        raise ApiError(415, message, "unsupported_media_type")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding == "identity":
         encoding = ""
     if encoding not in ("", *ENCODINGS):
-        message = (
-            f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."
-        )
+        message = f"The Content-Encoding {encoding!r} is not supported; send gzip or deflate, or uncompressed."
         raise ApiError(415, message, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
     try:
         is_whole = request.content.is_eof()  # then there is nothing to wait for
@@ -130,9 +127,8 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
                     if spool.size > limit:
                         break
     except TimeoutError:
-        raise ApiError(
-            408, f"The body did not come within {limits.BODY_S_MAX:.0f} seconds.", "request_timeout"
-        ) from None
+        message = f"The body did not arrive within {limits.BODY_S_MAX:.0f} seconds."
+        raise ApiError(408, message, "request_timeout") from None
     except (web.RequestPayloadError, HTTPException, ValueError) as error:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
     if spool.size > limit:
@@ -149,7 +145,7 @@ async def _inflated(data: bytes, encoding: str, limit: int, folder: Path | None)
             await spool.add(part)
             if spool.size > limit:
                 raise _too_large(limit)
-            await asyncio.sleep(0)  # much can come out of little: others have their turn in between
+            await asyncio.sleep(0)  # a small body may inflate to a large one: yield to others
         inflater.finish()
     except InflateError as error:
         if error.reason == "too_large":
@@ -164,10 +160,10 @@ def _too_large(limit: int) -> ApiError:
 
 
 def as_object(data: bytes | str) -> JsonObject:
-    """The JSON object in these bytes; nothing at all counts as an empty one."""
+    """No bytes count as an empty object."""
     raw = data.encode() if isinstance(data, str) else data
     openings = raw.count(b"[") + raw.count(b"{")
-    # Each begins an object or an array, and these are what is slow to make: too many are told before they are made.
+    # Objects and arrays are slow to make, so too many are refused before they are decoded.
     if openings > limits.JSON_VALUES_MAX:
         outside_strings = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
         if outside_strings.count(b"[") + outside_strings.count(b"{") - 1 > limits.JSON_VALUES_MAX:
@@ -178,8 +174,8 @@ def as_object(data: bytes | str) -> JsonObject:
         except (ValueError, RecursionError):
             if not raw.strip():
                 return {}
-            # Half a pair of surrogates is all that this reader refuses and a client may mean well.
-            if (replaced := _without_halves(raw)) is None:
+            # Lone surrogates are the one thing that this decoder refuses and well-meant requests may hold.
+            if (replaced := _without_lone_surrogates(raw)) is None:
                 raise
             value = msgspec.json.decode(replaced)
     except (ValueError, RecursionError) as error:
@@ -194,9 +190,9 @@ def as_object(data: bytes | str) -> JsonObject:
     return value
 
 
-def _without_halves(raw: bytes) -> bytes | None:
-    """The JSON text with the escapes of half pairs of surrogates replaced; None where there are none."""
-    if b"\0" in raw:  # which is no JSON, and stands for an escaped backslash here
+def _without_lone_surrogates(raw: bytes) -> bytes | None:
+    """The JSON text with escaped lone surrogates replaced; None where there are none."""
+    if b"\0" in raw:  # never valid in JSON; stands for an escaped backslash below
         return None
     escapes = raw.replace(rb"\\", b"\0")
     replaced = _HALF_PAIR.sub(rb"\\ufffd", escapes)
@@ -209,7 +205,7 @@ def _too_many_values() -> ApiError:
 
 
 def _check_size(value: object) -> None:
-    """Refuse what has too many levels, fields in an object, or values in all."""
+    """Refuse too many levels, fields in an object, or values in total."""
     level: list[JsonObject | list[Any]] = [value] if isinstance(value, dict | list) else []
     values = 0
     for _ in range(limits.JSON_DEPTH_MAX):
@@ -231,7 +227,7 @@ def _check_size(value: object) -> None:
 
 
 def _place(value: Any, wanted: Any) -> str:
-    """The path in a value to an object or array of it; empty for the value itself."""
+    """The path in a value to one of its objects or arrays; empty for the value itself."""
     if value is wanted:
         return ""
     level = [("", value)]
@@ -254,7 +250,7 @@ def _place(value: Any, wanted: Any) -> str:
 
 
 def parse(raw: JsonMapping, kind: type[M], *, strict: bool = False) -> Body[M]:
-    """The model of an object. Fields that it does not know are ignored and named, or, when strict, refused."""
+    """Unknown fields are ignored and named, or, when strict, refused."""
     shape = _shape(kind)
     ignored = [] if raw.keys() <= shape.keys() else [name for name in raw if name not in shape]
     if ignored and (strict or kind.__struct_config__.forbid_unknown_fields):
@@ -274,7 +270,7 @@ def parse(raw: JsonMapping, kind: type[M], *, strict: bool = False) -> Body[M]:
 def _shape(
     kind: type[msgspec.Struct],
 ) -> dict[str, tuple[bool, bool, type[msgspec.Struct] | None, type[msgspec.Struct] | None]]:
-    """Of each field: whether it is a flag, whether null means something, its model, the model of its items."""
+    """Of each field: whether it is a boolean, whether null has a meaning, its model, the model of its items."""
     info = kinds.type_info(kind)
     assert isinstance(info, kinds.StructType)
     shape = {}
@@ -283,7 +279,7 @@ def _shape(
         own = next((t.cls for t in types if isinstance(t, kinds.StructType)), None)
         lists = [t.item_type for t in types if isinstance(t, kinds.ListType)]
         nested = next((t.cls for t in lists if isinstance(t, kinds.StructType)), None)
-        # A default of UNSET is told as none at all.
+        # msgspec reports a default of UNSET as none at all.
         unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
         clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
         shape[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
@@ -291,13 +287,13 @@ def _shape(
 
 
 def types_of(kind: kinds.Type) -> list[kinds.Type]:
-    """The members of a union, or the type alone, without their descriptions."""
+    """The members of a union, or the type alone, without annotations."""
     members = kind.types if isinstance(kind, kinds.UnionType) else (kind,)
     return [member.type if isinstance(member, kinds.Metadata) else member for member in members]
 
 
 def normalized(raw: JsonMapping, kind: type[msgspec.Struct], where: str = "") -> JsonObject:
-    """The object with null taken for absent, and with flags in whatever form a client may send them."""
+    """Null becomes absent, and booleans may have any form that clients send."""
     out: JsonObject = {}
     shape = _shape(kind)
     for name, value in raw.items():
@@ -314,11 +310,10 @@ def normalized(raw: JsonMapping, kind: type[msgspec.Struct], where: str = "") ->
         elif own is not None and isinstance(value, dict):
             value = normalized(value, own, f"{path}.")
         elif nested is not None and isinstance(value, list):
-            items = list(value)
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    items[index] = normalized(item, nested, f"{path}[{index}].")
-            value = items
+            value = [
+                normalized(item, nested, f"{path}[{index}].") if isinstance(item, dict) else item
+                for index, item in enumerate(value)
+            ]
         out[name] = value
     return out
 
@@ -335,13 +330,13 @@ def flag_of(value: str | None, name: str, default: bool) -> bool:
 
 
 def field_error(text: str, wrong_type: str = "invalid_type") -> ApiError:
-    """The error for what msgspec found wrong, with the path of the field; `wrong_type` is the code for another type."""
-    # What is before the last of these may quote the request.
+    """The error for a msgspec message, with the field's path; `wrong_type` is the code for a type mismatch."""
+    # The text before may quote the request.
     fault, _, path = text.rpartition(" - at `") if text.endswith("`") and " - at `" in text else (text, "", "")
     path = path[:-1].removeprefix("key in ").removeprefix("$").removeprefix(".")
-    if missing := _MISSING.search(fault):
-        param = f"{path}.{missing[1]}" if path else missing[1]
-        return invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+    if match := _MISSING.search(fault):
+        param = f"{path}.{match[1]}" if path else match[1]
+        return missing(param)
     code = "invalid_value"
     if ", got " in fault:
         code = wrong_type

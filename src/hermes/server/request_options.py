@@ -1,4 +1,4 @@
-"""What the headers of a request ask for, whatever route it takes: session, narrowing, what is shown, and leaving."""
+"""Request headers that apply to every route: session, narrowing, what is shown, and disconnecting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hermes.runs.engine import Admission
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import OPTION_HEADERS, RECORDING, Recording
+from hermes.server.headers import OPTION_HEADERS
+from hermes.server.idempotency import RECORDING, Recording
 from hermes.server.keys import caller_of
 from hermes.server.request_bodies import flag_of
 from hermes.store.codec import checked_id
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # Open WebUI sends it with ENABLE_FORWARD_USER_INFO_HEADERS.
 USER_HEADER = "X-OpenWebUI-User-Id"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# A client with tools of its own gets these only on request: its model would take the server's files for the client's.
+# A client with its own tools gets these only on request: its model would confuse the server's files with the client's.
 ON_REQUEST = frozenset({"terminal", "file", "code_execution"})
 # Sent by generated SDKs, and by Open WebUI, whose User-Agent is that of any program.
 _STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
@@ -68,9 +69,7 @@ def parse_options(
     usual = usual and not any(map(request.headers.__contains__, OPTION_HEADERS))
     if usual and strict in context.usual_options:  # most requests ask for nothing special
         return context.usual_options[strict]
-    session_key, refusal = context.session_key(request, user)
-    if refusal is not None:
-        raise refusal
+    session_key = context.session_key(request, user)
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or own.tool_progress
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or own.tool_items
     session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
@@ -97,28 +96,29 @@ def parse_options(
 
 
 def session_id_of(given: str, where: str) -> str:
-    """An id that a session may have; refused where it could name something else."""
+    """Refuse an id that could name something else."""
     try:
         return checked_id(given)
     except ValueError as error:
         raise invalid(where, str(error), "invalid_session_id") from None
 
 
-def session_key_fault(value: str) -> str:
-    """What is wrong with a session key; nothing when it can be used."""
+def check_session_key(value: str) -> None:
     if len(value) > SESSION_KEY_CHARS_MAX:
-        return f"X-Hermes-Session-Key is longer than {SESSION_KEY_CHARS_MAX} characters."
-    return "X-Hermes-Session-Key holds control characters." if _CONTROL.search(value) else ""
+        message = f"X-Hermes-Session-Key is longer than {SESSION_KEY_CHARS_MAX} characters."
+        raise invalid("X-Hermes-Session-Key", message, "invalid_session_key")
+    if _CONTROL.search(value):
+        message = "X-Hermes-Session-Key holds control characters."
+        raise invalid("X-Hermes-Session-Key", message, "invalid_session_key")
 
 
-def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiError | None]:
-    """The scope of the user that a front end names by header, or a request by its field; or why there is none."""
+def user_scope(request: web.Request, user: str | None) -> str | None:
+    """The memory scope of the user that a front end names by header or field."""
     forwarded = request.headers.get(USER_HEADER, "").strip()
     where, given = (USER_HEADER, forwarded) if forwarded else ("user", (user or "").strip())
     if len(given) > USER_ID_CHARS_MAX or _CONTROL.search(given):
-        message = f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters."
-        return None, ApiError(400, message, "invalid_value", where)
-    return (f"user:{given}" if given else None), None
+        raise invalid(where, f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters.")
+    return f"user:{given}" if given else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,20 +129,20 @@ def _is_strict_agent(agent: str, patterns: tuple[str, ...]) -> bool:
 @functools.cache
 def _patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     lines = given or tuple(files("hermes.server").joinpath("strict_clients.txt").read_text().splitlines())
-    found = []
+    patterns = []
     for line in lines:
         if line.strip() and not line.startswith("#"):
             try:
-                found.append(re.compile(line.strip(), re.IGNORECASE))
+                patterns.append(re.compile(line.strip(), re.IGNORECASE))
             except re.error:
-                found.append(re.compile(re.escape(line.strip()), re.IGNORECASE))
-    return tuple(found)
+                patterns.append(re.compile(re.escape(line.strip()), re.IGNORECASE))
+    return tuple(patterns)
 
 
-def _one_of(request: web.Request, name: str, words: tuple[str, ...]) -> str | None:
+def _one_of(request: web.Request, name: str, choices: tuple[str, ...]) -> str | None:
     given = request.headers.get(name, "").strip().lower()
-    if given and given not in words:
-        raise invalid(name, f"{name} is one of {', '.join(words)}.")
+    if given and given not in choices:
+        raise invalid(name, f"{name} is one of {', '.join(choices)}.")
     return given or None
 
 
@@ -154,14 +154,13 @@ def _toolsets(given: str | None) -> frozenset[str] | None:
 
 
 def toolsets_of(names: list[str], where: str) -> frozenset[str]:
-    """Toolsets by name; an unknown one is refused."""
     if unknown := sorted(name for name in names if name not in DEFAULTS and not name.startswith(SERVER_PREFIX)):
         raise invalid(where, f"There is no toolset {unknown[0]!r}; there are {', '.join(sorted(DEFAULTS))}.")
     return frozenset(names)
 
 
 async def workdir_of(context: ServerContext, owner: str, session_key: str | None, workdir: str) -> str:
-    """A folder that a request names to work in; one outside `terminal.workspaces` is refused."""
+    """Refuse a folder outside `terminal.workspaces`."""
     app = context.app
     try:
         await app.services.files.call(
@@ -175,7 +174,7 @@ async def workdir_of(context: ServerContext, owner: str, session_key: str | None
 
 
 async def max_iterations_of(context: ServerContext, given: int | None) -> int | None:
-    """How many steps a turn may take: never more than are configured."""
+    """Never more than configured."""
     most = context.app.settings.agent.max_turns
     if given is not None and given > most:
         raise invalid("max_iterations", f"max_iterations is a whole number from 1 to {most} (agent.max_turns).")

@@ -1,17 +1,18 @@
-"""The items that a response is asked with: each checked, given an id, and turned into a message of the conversation."""
+"""Input items of a response: each validated, given an id, and turned into a message."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 from hermes.core.ids import random_hex
 from hermes.core.json_types import JsonMapping, JsonObject
 from hermes.core.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
 from hermes.core.text import spaced_json, text_of
-from hermes.server.content import check_said, content, newest, result
+from hermes.server.content import check_not_empty, content, newest, result
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
@@ -24,18 +25,18 @@ _PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
 _PREFIX |= {name: f"{kind.prefix}o" for name, kind in OUTPUT_ITEMS.items()}
 _PREFIX |= {name: kind.prefix for name, kind in HOSTED_ITEMS.items()}
 _PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
-# Their outputs are content; what other items have under that name is kept as it came.
+# Their outputs are content; what other items have under that name stays as sent.
 _WITH_CONTENT = tuple(name for name, kind in OUTPUT_ITEMS.items() if kind.takes_parts)
 _WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
-# What clients expect of a part that is listed, also where it was not sent.
+# Fields that clients expect of a listed part, even where they were not sent.
 _ADDED: dict[Any, JsonObject] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 SUMMARY = "Summary of the conversation so far:"
 
 
 @dataclass(slots=True)
 class Given:
-    """What a request's items say: system text, messages, tools, and the items themselves as they are kept. `_speaks`: the user
-    has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
+    """The input: system text, messages, tools, and the items as stored. `_speaks`: the user has said something since
+    the last answer, which a summary is not; `_asked_at` names its field."""
 
     system: list[str] = field(default_factory=list)
     messages: list[JsonObject] = field(default_factory=list)
@@ -48,19 +49,19 @@ class Given:
     _speaks: bool = False
 
     def split_messages(self) -> tuple[list[JsonObject], Any, tuple[JsonObject, ...]]:
-        """What was said before, what is said now, and the results of calls that what was said before leaves open."""
+        """The history, the new message, and the results of calls that the history leaves open."""
         before, outputs, asked = newest(self.messages)
         if not outputs and not (asked and self._speaks):
             message = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, message, "missing_user_message", "input")
         if asked:
-            check_said(asked[-1]["content"], self._asked_at)
+            check_not_empty(asked[-1]["content"], self._asked_at)
         return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
 
 
 @dataclass(slots=True)
 class Reader:
-    """Reads items for one owner. `find` gives those of stored items that these ids name."""
+    """Reads items for one owner. `find` gives stored items by id."""
 
     text_chars_max: int
     owner: str
@@ -88,10 +89,10 @@ class Reader:
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
         if _is_reference(item):
-            found = out._referenced.get(_text(item, "id", where))
-            if found is None:
+            referenced = out._referenced.get(_text(item, "id", where))
+            if referenced is None:
                 raise ApiError(404, f"There is no item {item['id']!r}.", "item_not_found", f"{where}.id")
-            await self._item(found, where, out)
+            await self._item(referenced, where, out)
             return
         kind = item.get("type") or "message"
         read = self._READ.get(kind) if isinstance(kind, str) else None
@@ -102,25 +103,25 @@ class Reader:
             out._asked_at = where
         item_id = item.get("id")
         known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{random_hex(12)}"
-        kept = {**item, "type": kind, "id": known}
+        stored = {**item, "type": kind, "id": known}
         if kind == "message":
-            kept["content"] = _kept_content(item.get("content"), item.get("role"))
+            stored["content"] = _stored_content(item.get("content"), item.get("role"))
         elif kind in _WITH_CONTENT and isinstance(item.get("output"), list):
-            kept["output"] = _kept_content(item["output"], "user")
-        if kind in _WITH_STATUS and kept.get("status") is None:
-            kept["status"] = "completed"
-        out.items.append(kept)
+            stored["output"] = _stored_content(item["output"], "user")
+        if kind in _WITH_STATUS and stored.get("status") is None:
+            stored["status"] = "completed"
+        out.items.append(stored)
 
     async def _message(self, item: JsonMapping, where: str, out: Given) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid(f"{where}.role", f"A role is one of {', '.join(_ROLES)}.")
         system = role in ("system", "developer")
-        said = content(item.get("content"), f"{where}.content", self.text_chars_max, text_only=system)
+        given = content(item.get("content"), f"{where}.content", self.text_chars_max, text_only=system)
         if system:
-            out.system.append(text_of(said))
+            out.system.append(text_of(given))
             return
-        message: JsonObject = {"role": role, "content": said}
+        message: JsonObject = {"role": role, "content": given}
         if role == "assistant":
             message |= _opaque_of(out)
             out._speaks = False
@@ -149,10 +150,10 @@ class Reader:
             out.messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_opaque_of(out)})
 
     async def _output(self, item: JsonMapping, where: str, out: Given) -> None:
-        said = content(OUTPUT_ITEMS[item["type"]].content(item), f"{where}.output", self.text_chars_max)
+        output = content(OUTPUT_ITEMS[item["type"]].content(item), f"{where}.output", self.text_chars_max)
         # The outputs of local_shell name their call by `id`.
         named = "id" if item["type"] == "local_shell_call_output" and not item.get("call_id") else "call_id"
-        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, named, where)})
+        out.messages.append({"role": "tool", "content": output, "tool_call_id": _text(item, named, where)})
         if item.get("tools") is not None:
             await self._tools(item, where, out)
 
@@ -182,25 +183,21 @@ class Reader:
             place = f"{where}.arguments"
             raise invalid(place, f"Invalid type for {place!r}: text is expected.", "invalid_type")
         self._add_call(call_id, _text(item, "name", where), arguments, out)
-        told = item.get("output") if item.get("output") is not None else item.get("error") or ""
-        if isinstance(told, Mapping):
-            parts = told.get("content")
-            if isinstance(parts, list):
-                told = text_of(parts)
-            else:
-                told = told.get("message") or ""
-        told = told if isinstance(told, str) else str(told)
-        out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
+        output = item.get("output") if item.get("output") is not None else item.get("error") or ""
+        if isinstance(output, Mapping):
+            parts = output.get("content")
+            output = text_of(parts) if isinstance(parts, list) else output.get("message") or ""
+        out.messages.append({"role": "tool", "content": str(output), "tool_call_id": call_id})
 
     async def _reasoning(self, item: JsonMapping, where: str, out: Given) -> None:
-        """Reasoning is given back to the model as its provider sealed it; the words of a summary are not."""
+        """The model gets back its provider's sealed reasoning, but no summary text."""
         sealed = item.get("encrypted_content")
         if not isinstance(sealed, str) or not sealed:
             return
         try:
             opaque = (await self.seal()).open("reasoning", self.owner, sealed)
         except Broken:
-            return  # another server's; its own model had it, ours does without
+            return  # of another server: left out
         last = out.messages[-1] if out.messages else None
         if last is not None and last["role"] == "assistant" and "opaque" not in last:
             last["opaque"] = opaque
@@ -209,11 +206,11 @@ class Reader:
 
     async def _compaction(self, item: JsonMapping, where: str, out: Given) -> None:
         try:
-            told = (await self.seal()).open("compaction", self.owner, _text(item, "encrypted_content", where))
+            summary = (await self.seal()).open("compaction", self.owner, _text(item, "encrypted_content", where))
         except Broken as error:
             place = f"{where}.encrypted_content"
             raise invalid(place, f"This compaction cannot be used. {error}", "invalid_compaction_item") from None
-        out.messages.append({"role": "user", "content": f"{SUMMARY}\n\n{told}"})
+        out.messages.append({"role": "user", "content": f"{SUMMARY}\n\n{summary}"})
 
     _READ = {  # noqa: RUF012  (a table of methods)
         "message": _message,
@@ -246,8 +243,8 @@ def _text(item: JsonMapping, name: str, where: str) -> str:
     return value
 
 
-def _kept_content(given: Any, role: Any) -> Any:
-    """Content as it is listed: parts, whatever form they came in."""
+def _stored_content(given: Any, role: Any) -> Any:
+    """Content as listed: parts, whatever form it came in."""
     kind = "output_text" if role == "assistant" else "input_text"
     if isinstance(given, str):
         given = [given]
@@ -256,9 +253,7 @@ def _kept_content(given: Any, role: Any) -> Any:
 
 
 def cut_to(messages: list[JsonObject], count: int) -> list[JsonObject]:
-    """The last so many messages, none of them a result without its call."""
-    kept = messages[-count:] if len(messages) > count else messages
-    start = 0
-    while start < len(kept) and kept[start]["role"] == "tool":
-        start += 1
-    return kept[start:] if len(kept) < len(messages) else kept
+    """The last messages, none of them a result without its call."""
+    if len(messages) <= count:
+        return messages
+    return list(dropwhile(lambda message: message["role"] == "tool", messages[-count:]))

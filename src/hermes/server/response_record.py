@@ -1,4 +1,4 @@
-"""What is stored of a response, and how one is built from its run's log without a client."""
+"""What is stored of a response, and building one from its run's log without a client."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SHOWN = tuple(item.name for item in fields(VisibleItems))
 
 @dataclass(slots=True)
 class ResponseRecord:
-    """What is remembered of a response, besides its object.
+    """What is stored of a response besides its object.
 
-    `system` and `added_tools` are what the inputs of its chain, its own included, say to the system and add to the tools.
+    `system` and `added_tools`: system texts and tools from the inputs of its chain, its own included.
     """
 
     response_id: str
@@ -82,23 +82,23 @@ class ResponseRecord:
         return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
     async def begin(self, context: ServerContext, response: JsonObject) -> None:
-        """Store the response for the first time, or raise; one that is stored already is further on than this."""
+        """Insert the response; one that is stored already is further on than this. Raises where it cannot be stored."""
         if not self.known:
             await self.save(context, response)
 
     async def try_insert(self, context: ServerContext, renderer: ResponseRenderer) -> None:
-        """The same for those who are answered even without a store, and then warned."""
+        """The same for requests that are answered with a warning where nothing can be stored."""
         if not self.known and not await self.try_save(context, renderer.snapshot()):
             renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
     async def save(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> None:
-        """Store the response as it stands; at its end names that point to it are set."""
+        """Update the response; at its end also the conversation names that point to it."""
         if not self.store:
             return
         over = response["status"] not in ("queued", "in_progress")
         history = await self._transcript(context, response, ended) if over else list(self.history)
         store = context.stored_responses
-        # What was deleted meanwhile stays so, and another replica may be further on with the same response.
+        # A deleted response stays deleted, and another replica may be further on with the same one.
         only = "known" if self.known else None if over else "new"
         await store.put(self.response_id, self.as_json(response, history), only)
         self.known = True
@@ -109,11 +109,11 @@ class ResponseRecord:
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
 
     async def try_save(self, context: ServerContext, response: JsonObject, ended: Outcome | None = None) -> bool:
-        """Store it if that can be done; a record that is behind then follows its run."""
+        """Update it if possible; a record that is behind then follows its run."""
         try:
             await self.save(context, response, ended)
         except StoreError as error:
-            log.warning("the response %s could not be kept: %s", self.response_id, error)
+            log.warning("the response %s could not be stored: %s", self.response_id, error)
             if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
                 context.app.services.background(follow_until_saved(context, self))
             return False
@@ -130,7 +130,7 @@ class ResponseRecord:
 def transcript(
     history: list[Message], user_message: object, messages: list[Message] | None, text: str
 ) -> list[Message]:
-    """The whole conversation, whatever part of it the agent gives back, and nothing in it twice."""
+    """The whole conversation without repetition, whatever part of it the agent returns."""
     asked: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
     if messages and messages[: len(history) + len(asked)] == [*history, *asked]:
         return messages
@@ -143,7 +143,7 @@ def transcript(
 
 
 def turn_messages(history: list[Message], messages: list[Message]) -> list[Message]:
-    """Of what an agent gives back, the messages of this turn: the assistant's and its tools'."""
+    """This turn's assistant and tool messages, of all that an agent returns."""
     rest = messages[len(history) :] if history and messages[: len(history)] == history else messages
     users = [at for at, message in enumerate(rest) if message.get("role") == "user"]
     return rest[users[-1] + 1 :] if users else rest
@@ -155,40 +155,18 @@ def text_of_output(output: list[JsonObject]) -> str:
 
 
 def blank(response_id: str, model: str, created_at: int) -> JsonObject:
-    """A response's object with every key that it always has."""
+    """A response object with every key that it always has."""
     return {
-        "id": response_id,
-        "object": "response",
-        "created_at": created_at,
-        "completed_at": None,
-        "status": "in_progress",
-        "incomplete_details": None,
-        "error": None,
-        "model": model,
-        "previous_response_id": None,
-        "instructions": None,
-        "output": [],
-        "tools": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "max_tool_calls": None,
-        "max_output_tokens": None,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "top_logprobs": 0,
-        "truncation": "disabled",
-        "text": {"format": {"type": "text"}},
-        "reasoning": {"effort": None, "summary": None},
-        "store": True,
-        "background": False,
-        "service_tier": "default",
-        "metadata": {},
-        "safety_identifier": None,
-        "prompt_cache_key": None,
-        "usage": usage_object({}),
-    }
+        "id": response_id, "object": "response", "created_at": created_at, "completed_at": None,
+        "status": "in_progress", "incomplete_details": None, "error": None, "model": model,
+        "previous_response_id": None, "instructions": None, "output": [],
+        "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "max_tool_calls": None,
+        "max_output_tokens": None, "temperature": 1.0, "top_p": 1.0,
+        "presence_penalty": 0, "frequency_penalty": 0, "top_logprobs": 0, "truncation": "disabled",
+        "text": {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None},
+        "store": True, "background": False, "service_tier": "default", "metadata": {},
+        "safety_identifier": None, "prompt_cache_key": None, "usage": usage_object({}),
+    }  # fmt: skip
 
 
 async def previous_response(context: ServerContext, response_id: str, owner: str) -> JsonObject:
@@ -207,7 +185,7 @@ def no_previous_response(response_id: str) -> ApiError:
 
 
 async def follow(context: ServerContext, record: ResponseRecord) -> ResponseRenderer:
-    """Build the response from its run's log, to the run's end, and keep it."""
+    """Build the response from its run's log, to the run's end, and store it."""
     app = context.app
     while True:
         renderer = await record.renderer(context)
@@ -224,48 +202,48 @@ async def follow(context: ServerContext, record: ResponseRecord) -> ResponseRend
         if (run := await app.engine.get(record.run_id or "")) is None or run.log_expired:
             renderer.finish(Outcome(code="server_restarted", error="The server was restarted.", failed=True))
             break
-        await asyncio.sleep(WAIT_FOR_RUN_S)  # it waits to be taken up again
+        await asyncio.sleep(WAIT_FOR_RUN_S)  # it waits to be resumed
     if renderer.ended:
         await record.save(context, renderer.response)
     return renderer
 
 
 async def level(context: ServerContext) -> None:
-    """Bring responses that a server has left unfinished level with their runs, where those have ended. All others follow
-    when their runs are taken up."""
+    """Complete the unfinished responses of an earlier server whose runs have ended. All others follow when their runs
+    are taken over."""
     app = context.app
     unfinished = await context.stored_responses.unfinished()
-    if (unbegun := await _level_ended(context, unfinished)) and app.engine.peers.names():
-        await asyncio.sleep(LEASE_TTL_S)  # another worker may have been about to begin their runs
-        unbegun = await _level_ended(context, unbegun)
-    for response_id in unbegun:
+    if (without_run := await _level_ended(context, unfinished)) and app.engine.peers.names():
+        await asyncio.sleep(LEASE_TTL_S)  # another worker may be about to start their runs
+        without_run = await _level_ended(context, without_run)
+    for response_id in without_run:
         app.services.background(level_revived(context, response_id))
 
 
 async def _level_ended(context: ServerContext, response_ids: list[str]) -> list[str]:
-    """Those of which there is no run are left."""
-    app, unbegun = context.app, list[str]()
+    """Responses without a run are left."""
+    app, without_run = context.app, list[str]()
     for response_id in response_ids:
         record = await context.stored_responses.get(response_id)
         if record is None or not record.get("run_id"):
             continue
         run = await app.engine.get(record["run_id"])
         if run is None:
-            unbegun.append(response_id)
+            without_run.append(response_id)
         elif run.state.ended:
             app.services.background(level_revived(context, response_id))
-    return unbegun
+    return without_run
 
 
 async def level_revived(context: ServerContext, response_id: str) -> None:
-    """Follow the run of a response that is taken up here, or has ended."""
+    """Follow the run of a response that is taken over here, or has ended."""
     record = await context.stored_responses.get(response_id)
     if record is not None and record.get("run_id"):
         await follow_until_saved(context, ResponseRecord.of(response_id, record))
 
 
 async def follow_until_saved(context: ServerContext, record: ResponseRecord) -> None:
-    """The same in the background, however long the store cannot be written to."""
+    """The same in the background, retrying while the store cannot be written to."""
     while True:
         try:
             await follow(context, record)
@@ -273,5 +251,5 @@ async def follow_until_saved(context: ServerContext, record: ResponseRecord) -> 
         except StoreError as error:
             if context.app.engine.draining:
                 return
-            log.warning("the response %s could not be kept: %s", record.response_id, error)
+            log.warning("the response %s could not be stored: %s", record.response_id, error)
             await asyncio.sleep(WAIT_FOR_STORE_S)

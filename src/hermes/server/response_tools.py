@@ -1,4 +1,4 @@
-"""The tools of a request for a response: the client's as functions, hosted ones as tools of the server."""
+"""Tools of a request for a response: the client's as functions, hosted ones as server tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core.json_types import Message
 from hermes.core.limits import CLIENT_TOOLS_MAX
-from hermes.server.errors import ApiError, invalid
+from hermes.server.errors import ApiError, invalid, missing
 from hermes.server.keys import Key
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
 from hermes.server.request_bodies import parse
@@ -33,9 +33,9 @@ def response_tools(
     choice: str | Message | None,
     ignored: list[str],
 ) -> Tools:
-    """The tools of a request, checked. Of tools in the input (`added`) a later one takes the place of an earlier one.
+    """Validate the tools of a request. Tools in the input (`added`) replace earlier ones of the same name.
 
-    What has no effect is added to `ignored`.
+    Tools without effect are added to `ignored`.
     """
     schemas: dict[str, Message] = {}
     reported: dict[str, Message] = {}
@@ -58,7 +58,7 @@ def response_tools(
         message = f"There are more than {CLIENT_TOOLS_MAX} tools, those of namespaces included."
         raise invalid("tools", message, "array_above_max_length")
     chosen = _choice(choice, ignored)
-    if chosen == "required" and tools and not schemas:  # only hosted ones, which the model uses as it sees fit
+    if chosen == "required" and tools and not schemas:  # only hosted ones, which are left to the model
         ignored.append("tool_choice")
         chosen = None
     return Tools(tuple(schemas.values()), *choice_of(chosen, set(schemas)), reported, tuple(dict.fromkeys(hosted)))
@@ -67,7 +67,7 @@ def response_tools(
 async def stand_in(
     context: ServerContext, caller: Key, tools: Tools, narrowed: frozenset[str] | None, ignored: list[str]
 ) -> frozenset[str]:
-    """Let the server's own tools, as far as the request may use them, stand in for hosted ones: their toolsets."""
+    """Offer the server's own tools, as far as the request may use them, for hosted ones: their toolsets."""
     used: set[str] = set()
     own = {schema["function"]["name"] for schema in tools.schemas}
     for kind in tools.hosted:
@@ -83,7 +83,7 @@ async def stand_in(
 
 
 def _functions(tool: ResponseTool, where: str) -> Iterator[tuple[str, Message, Message]]:
-    """The functions of a tool: name, schema, and what the client knows each as."""
+    """The functions of a tool: name, schema, and how the client knows each."""
     if tool.type != _NAMESPACE:
         yield _function(tool, where, None)
         return
@@ -111,7 +111,7 @@ def _function(tool: NamespacedTool, where: str, namespace: str | None) -> tuple[
 def _name(tool: NamespacedTool, where: str) -> str:
     if tool.name is None:
         param = f"{where}.name"
-        raise invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+        raise missing(param)
     return tool.name
 
 

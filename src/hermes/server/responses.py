@@ -1,4 +1,4 @@
-"""Responses: made plain, streamed or in the background; asked for again, followed, stopped, forgotten, compacted."""
+"""Responses: create (plain, streamed, in the background), get, follow, cancel, delete, compact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Control, RunSpec
 from hermes.runs.engine import Refused
 from hermes.server import outcome
-from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.errors import ApiError, answer, invalid, missing
 from hermes.server.keys import caller_of
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.prepared_response import PreparedResponse, prepare, reader
@@ -47,8 +47,7 @@ SUMMARIZE = (
 
 
 @route(
-    "POST",
-    "/v1/responses",
+    "POST /v1/responses",
     "responses",
     "Create a response",
     scope="chat",
@@ -59,14 +58,14 @@ SUMMARIZE = (
     stream="`response.*` events with a `sequence_number`, at the end `[DONE]`",
     faults=TURN_FAULTS,
     link=("response_id", "/id"),
-    features=("responses_api", "responses_streaming", "responses_background", "responses_client_tools"),
+    features="responses_api responses_streaming responses_background responses_client_tools",
     idempotent=True,
     begins_turns=True,
 )
 async def responses(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, ResponseRequest)
     work = await prepare(context, request, body)
-    turn, record = work.turn, work.kept
+    turn, record = work.turn, work.record
     try:
         if body.model.background:
             return await _in_background(context, request, work)
@@ -83,11 +82,11 @@ async def responses(context: ServerContext, request: web.Request) -> web.StreamR
 
 async def _in_background(context: ServerContext, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
-    turn, record = work.turn, work.kept
+    turn, record = work.turn, work.record
     if turn.options.resumed is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
-        # Outputs are checked against the calls in the session before they are taken.
+        # Outputs are checked against the calls in the session before they are accepted.
         await work.admit()
         await turn.release()
     else:
@@ -102,8 +101,8 @@ async def _in_background(context: ServerContext, request: web.Request, work: Pre
 
 
 async def _submit(context: ServerContext, work: PreparedResponse, renderer: ResponseRenderer) -> None:
-    """Keep the response and submit its turn: both, or neither. Another replica may have done both, under the same key."""
-    app, record, resumed = context.app, work.kept, work.turn.options.resumed is not None
+    """Store the response and submit its turn: both, or neither. Another replica may have done both, under the same key."""
+    app, record, resumed = context.app, work.record, work.turn.options.resumed is not None
     if not resumed:
         await check_model(context, caller_of(work.turn.request), work.turn.spec)
     await record.begin(context, renderer.snapshot())
@@ -138,15 +137,14 @@ class ResponseQuery(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    _RESPONSE,
+    f"GET {_RESPONSE}",
     "response",
     "Get a stored response",
     scope="chat",
     answers=Response,
     stream="the same events again from any place, then live, at the end `[DONE]`",
     faults=(410,),
-    features=("responses_resume",),
+    features="responses_resume",
 )
 async def get_response(context: ServerContext, request: web.Request, query: ResponseQuery) -> web.StreamResponse:
     response_id, record = await _stored(context, request)
@@ -159,25 +157,25 @@ async def get_response(context: ServerContext, request: web.Request, query: Resp
 async def _replayed(
     context: ServerContext, request: web.Request, record: ResponseRecord, after: int, headers: dict[str, str]
 ) -> web.StreamResponse:
-    """The stream of a response from wherever its reader wants, then live."""
+    """The stream of a response from any position, then live."""
     app = context.app
     run = await app.engine.get(record.run_id) if record.run_id else None
     if run is None or run.log_expired:
-        raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
+        raise ApiError(410, "The events of this response are no longer stored.", "events_expired")
     renderer = await record.renderer(context, after=after)
 
-    async def ensure_kept() -> None:
-        """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
+    async def ensure_stored() -> None:
+        """A client that reads the end finds the response stored, even where its follower is a moment behind."""
         stored = await context.stored_responses.get(record.response_id, record.owner)
         if stored is not None and stored["response"].get("status") in ("queued", "in_progress"):
             await record.try_save(context, renderer.response)
 
     stream = context.stream(request, headers)
     source = run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=inline_sink(renderer, stream))
-    return await replay(stream, source, renderer, on_end=ensure_kept)
+    return await replay(stream, source, renderer, on_end=ensure_stored)
 
 
-@route("DELETE", _RESPONSE, "response_delete", "Delete a response", scope="chat")
+@route(f"DELETE {_RESPONSE}", "response_delete", "Delete a response", scope="chat")
 async def delete_response(context: ServerContext, request: web.Request) -> ResponseDeleted:
     response_id, record = await _stored(context, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
@@ -187,14 +185,13 @@ async def delete_response(context: ServerContext, request: web.Request) -> Respo
 
 
 @route(
-    "POST",
-    f"{_RESPONSE}/cancel",
+    f"POST {_RESPONSE}/cancel",
     "response_cancel",
     "Cancel a response",
     scope="chat",
     answers=Response,
     faults=(409,),
-    features=("responses_cancel",),
+    features="responses_cancel",
 )
 async def cancel_response(context: ServerContext, request: web.Request) -> web.StreamResponse:
     response_id, record = await _stored(context, request)
@@ -209,20 +206,17 @@ async def cancel_response(context: ServerContext, request: web.Request) -> web.S
 
 
 async def _stop(context: ServerContext, request: web.Request, run_id: str) -> None:
-    engine = context.app.engine
-    await engine.control(
-        run_id, Control("cancel", {"reason": "stop"}, surface="api", credential=caller_of(request).credential)
-    )
-    await engine.wait(run_id, CLOSE_S_MAX)
+    control = Control("cancel", {"reason": "stop"}, surface="api", credential=caller_of(request).credential)
+    await context.app.engine.control(run_id, control)
+    await context.app.engine.wait(run_id, CLOSE_S_MAX)
 
 
 @route(
-    "GET",
-    f"{_RESPONSE}/input_items",
+    f"GET {_RESPONSE}/input_items",
     "response_input_items",
     "List the input items of a response",
     scope="chat",
-    features=("responses_input_items",),
+    features="responses_input_items",
 )
 async def response_input_items(context: ServerContext, request: web.Request, query: ItemQuery) -> ItemList:
     _, record = await _stored(context, request)
@@ -248,8 +242,7 @@ def item_list(items: list[JsonObject], *, has_more: bool) -> ItemList:
 
 
 @route(
-    "POST",
-    "/v1/responses/input_tokens",
+    "POST /v1/responses/input_tokens",
     "responses_input_tokens",
     "Count the tokens of a response's input",
     scope="chat",
@@ -258,7 +251,7 @@ def item_list(items: list[JsonObject], *, has_more: bool) -> ItemList:
     example={"model": "hermes-agent", "input": [EXAMPLE_ITEM]},
     answers=InputTokens,
     faults=TURN_FAULTS,
-    features=("responses_input_tokens",),
+    features="responses_input_tokens",
 )
 async def input_tokens(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """What the model would be given for this request, as the agent counts it."""
@@ -270,12 +263,12 @@ async def input_tokens(context: ServerContext, request: web.Request) -> web.Stre
 
 
 async def count_tokens(context: ServerContext, request: web.Request, turn: Turn) -> int:
-    """The tokens of the first request that a turn would make; nothing is asked, and nothing kept."""
+    """The tokens of the first request that a turn would make; no model is asked, and nothing stored."""
     turn = Turn(context, request, await _counted(context, request, turn.spec), turn.options)
     try:
         await turn.admit()
         assert turn.admission is not None
-        # An agent that somebody has put in the place of ours is never asked.
+        # A replaced agent is never asked.
         result = await turn.admission.engine.work(turn.spec, turn.admission)
     except Refused as error:
         raise outcome.refusal(error) from None
@@ -287,7 +280,7 @@ async def count_tokens(context: ServerContext, request: web.Request, turn: Turn)
 
 
 async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) -> RunSpec:
-    """The turn as one that is only counted: with all that its session gives it, and without that session."""
+    """The turn as count-only: with everything its session gives it, but without that session."""
     await check_model(context, caller_of(request), spec)
     if spec.persist:
         session = await context.session(spec.session_id)
@@ -306,8 +299,7 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
 
 
 @route(
-    "POST",
-    "/v1/responses/compact",
+    "POST /v1/responses/compact",
     "responses_compact",
     "Compact a conversation",
     scope="chat",
@@ -316,7 +308,7 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
     example={"model": "hermes-agent", "input": [EXAMPLE_ITEM]},
     answers=Compaction,
     faults=TURN_FAULTS,
-    features=("responses_compact",),
+    features="responses_compact",
     idempotent=True,
     begins_turns=True,
 )
@@ -329,7 +321,7 @@ async def compact(context: ServerContext, request: web.Request) -> web.StreamRes
         record = await previous_response(context, asked.previous_response_id, owner)
         before = list(record.get("conversation_history") or ())
     elif asked.input is None:
-        raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")
+        raise missing("input")
     given = await reader(context, owner).read(asked.input) if asked.input is not None else None
     system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
     options = parse_options(context, request)
@@ -348,11 +340,7 @@ async def compact(context: ServerContext, request: web.Request) -> web.StreamRes
     )
     spec = build_spec(context, caller, options, body, spec).replace(toolsets=frozenset(), toolsets_by_default=False)
     turn = Turn(context, request, spec, options)
-    try:
-        await turn.admit()
-        ended = await turn.finish()
-    finally:
-        await turn.release()
+    ended = await turn.complete()
     if not ended.is_success or not ended.text:
         raise ended.failure()
     sealed = (await seal_of(context)).close("compaction", owner, ended.text)

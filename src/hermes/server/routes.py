@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]])
 Endpoint = Callable[["ServerContext", web.Request], Awaitable[web.StreamResponse]]
-# The context whose gate has let the request in.
+# The context whose gate has passed the request.
 PASSED: web.RequestKey[ServerContext] = web.RequestKey("passed")
 # The parts of the API, in the order in which they are shown.
 GROUPS = ("server", "chat", "messages", "responses", "conversations", "runs", "jobs", "sessions")
@@ -54,8 +54,8 @@ class Route:
     needed; alternatives have `|` between them.
     """
 
-    method: str
-    path: str
+    # The method and the path, with a space between.
+    place: str
     name: str
     summary: str
     _: KW_ONLY
@@ -68,26 +68,32 @@ class Route:
     answers: type[msgspec.Struct] | None = None
     # Other statuses of success, which have no body.
     also: Mapping[int, str] = field(default_factory=dict)
-    # Media types of answers that are no struct, and what a stream of events is.
+    # Media types of answers that are not structs, and the description of an event stream.
     types: tuple[str, ...] = ()
     stream: str = ""
-    # What a stream of it sends to say that it is alive.
+    # The keepalive of its streams.
     keepalive: bytes = KEEPALIVE
-    # Errors beyond those that follow from the scope, the path and the body, and those with an envelope of their own.
+    # Further error statuses, besides those of scope, path and body; and statuses with their own envelope.
     faults: tuple[int, ...] = ()
     refusals: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
-    # The form of its errors, which is that of its protocol.
+    # The error envelope of its protocol.
     errors: ErrorForm = Error
-    # For a route that makes something: the path parameter that names it elsewhere, and where the answer has it.
+    # For a route that creates something: its path parameter in other routes, and where the answer has it.
     link: tuple[str, str] | None = None
-    features: tuple[str, ...] = ()
+    # Names of features that it adds to the capabilities, with spaces between.
+    features: str = ""
     # Whether an idempotency key is honoured, and whether the model is asked.
     idempotent: bool = False
     begins_turns: bool = False
+    method: str = field(init=False)
+    path: str = field(init=False)
     handler: Callable[..., Awaitable[msgspec.Struct | web.StreamResponse]] = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.method, self.path = self.place.split(" ")
+
     def __call__(self, handler: Handler) -> Handler:
-        """Declare the handler's route. Structs that its signature names need not be named again."""
+        """Declare the handler's route. Structs in its signature need not be named again."""
         self.handler = handler
         for name, parameter in (("query", "query"), ("body", "body"), ("answers", "return")):
             annotation = handler.__annotations__.get(parameter, "").partition(" | ")[0]
@@ -103,7 +109,7 @@ class Route:
         return part if part in GROUPS else GROUPS[0]
 
     def endpoint(self) -> Endpoint:
-        """The handler with authentication, idempotency and error responses around it."""
+        """The handler wrapped in authentication, idempotency and error responses."""
         names = inspect.signature(self.handler).parameters
         query_type, body_type = self.query if "query" in names else None, self.body if "body" in names else None
         handler, status, public, idempotent = self.handler, self.status, self.scope is None, self.idempotent
@@ -126,7 +132,7 @@ class Route:
 
         async def handle(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
-                # Handlers can be put into an application that has no gate: then the key is checked here.
+                # Handlers may be mounted without the gate: then the key is checked here.
                 refusal = None if public or request.get(PASSED) is context else context.check_auth(request)
                 if refusal is not None:
                     return error_answer(request, refusal)
@@ -155,7 +161,7 @@ route = Route
 
 
 def error_of(context: ServerContext, request: web.Request, error: Exception) -> ApiError:
-    """What a client is told of an exception; one that nobody has foreseen is logged."""
+    """The error that a client sees; an unexpected exception is logged."""
     if isinstance(error, ApiError | ServiceError):
         refusal = api_error(error) if isinstance(error, ServiceError) else error
     elif isinstance(error, StoreError):
@@ -172,7 +178,7 @@ def error_of(context: ServerContext, request: web.Request, error: Exception) -> 
 
 
 def route_at(request: web.Request) -> Route | None:
-    """The route that a request was led to; None for one that did not come through the router."""
+    """None for a request that did not come through the router."""
     resource = getattr(getattr(getattr(request, "match_info", None), "route", None), "resource", None)
     if not isinstance(resource, web.AbstractResource):
         return None
@@ -181,7 +187,7 @@ def route_at(request: web.Request) -> Route | None:
 
 
 def error_answer(request: web.Request, error: ApiError) -> web.Response:
-    """The error in the form of the protocol that the request speaks."""
+    """The error in the form of the request's protocol."""
     route = route_at(request)
     form = Error if route is None else route.errors
     if form is Error and VERSION_HEADER in request.headers:
@@ -195,7 +201,6 @@ TURN_FAULTS = (404, 409, 429, 502, 503, 504)
 
 
 def header(name: str, description: str, **schema: Any) -> JsonObject:
-    """A request header, as the API's description has it."""
     return {"name": name, "in": "header", "description": description, "schema": {"type": "string", **schema}}
 
 

@@ -1,4 +1,4 @@
-"""The server from its start to its end: what is done in which order, its state, signals and the drain."""
+"""The server's lifecycle: start, state, signals and drain."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXIT_AT_ONCE = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
-# What a profile served below its name has of its own, if it has it at all.
+# Settings that other profiles do not inherit from the environment.
 _NOT_OF_OTHERS: JsonObject = {"key": "", "cors_origins": []}
 
 
@@ -64,7 +64,7 @@ _loaded: dict[Home, config.Settings] = {}
 
 
 def _settings() -> config.Settings:
-    """The settings of the present home: read once, and again when its files have changed."""
+    """The settings of the current home, reloaded when its files change."""
     home = homes.resolve()
     known = _loaded.get(home)
     _loaded[home] = settings = config.load(home) if known is None else config.reload_if_changed(known)[0]
@@ -74,12 +74,12 @@ def _settings() -> config.Settings:
 def _resolve_runtime_agent_kwargs() -> JsonObject:
     """Provider, address and protocol, as far as they are configured; never a key."""
     model = _settings().model
-    found = {"provider": model.provider, "base_url": model.base_url, "api_mode": model.api_mode}
-    return {name: value for name, value in found.items() if value}
+    options = {"provider": model.provider, "base_url": model.base_url, "api_mode": model.api_mode}
+    return {name: value for name, value in options.items() if value}
 
 
 def _resolve_gateway_model() -> str:
-    """The configured model's name, or nothing."""
+    """The configured model's name, or an empty string."""
     return _settings().model.default or ""
 
 
@@ -90,23 +90,23 @@ def _load_gateway_config() -> JsonObject:
 
 @lru_cache(maxsize=4)
 def _plain(settings: config.Settings) -> bytes:
-    """As bytes, which are the quickest to make a copy from."""
+    """As bytes, which are the quickest to copy from."""
     return pickle.dumps(_without_secrets(settings.as_dict(), ()))
 
 
 def _without_secrets(section: JsonObject, path: KeyPath) -> JsonObject:
-    kept: JsonObject = {}
+    public: JsonObject = {}
     for name, value in section.items():
         key = at((*path, name))
         if not isinstance(key, Key):
-            kept[name] = _without_secrets(value, (*path, name))
+            public[name] = _without_secrets(value, (*path, name))
         elif not key.mark.secret:
-            kept[name] = without_secret_fields(value)
-    return kept
+            public[name] = without_secret_fields(value)
+    return public
 
 
-def _unseen(loop: asyncio.AbstractEventLoop, context: JsonObject) -> None:
-    """An exception that nobody waited for: a client that went away is none of ours."""
+def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: JsonObject) -> None:
+    """Ignore exceptions of disconnected clients that nobody awaited."""
     if not isinstance(context.get("exception"), ConnectionError):
         loop.default_exception_handler(context)
 
@@ -115,8 +115,6 @@ def _unseen(loop: asyncio.AbstractEventLoop, context: JsonObject) -> None:
 
 
 class GatewayRunner:
-    """One server of one home."""
-
     def __init__(
         self,
         home: Home,
@@ -128,8 +126,8 @@ class GatewayRunner:
         afterwards: Callable[[], None] | None = None,
         worker: Worker | None = None,
     ) -> None:
-        """`afterwards` is done in a thread once the server listens. A `worker` shares port and home with others, and has
-        a parent that holds them and tells how the server does."""
+        """`afterwards` runs in a thread once the server listens. A `worker` shares port and home with others; its
+        parent holds both and reports the state."""
         self.home, self._verbose, self._afterwards = home, verbose, afterwards
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
         self._worker = worker
@@ -140,14 +138,13 @@ class GatewayRunner:
 
     @staticmethod
     def _load_reasoning_config() -> JsonObject | None:
-        """How hard the configured model is to think; None leaves that to the model."""
+        """None leaves it to the model."""
         settings = _settings()
         effort = settings.agent.reasoning_overrides.get(settings.model.default or "") or settings.agent.reasoning_effort
         return {"enabled": effort != "none", "effort": effort} if effort else None
 
     @staticmethod
     def _load_fallback_model() -> list[Any] | None:
-        """The routes to take when the first one fails, or None."""
         return list(_settings().fallback_providers) or None
 
     async def serve(self, stop: asyncio.Event | None = None) -> int:
@@ -171,7 +168,7 @@ class GatewayRunner:
         return 0
 
     def _tell(self, **fields: Any) -> None:
-        """Tell others how the server does."""
+        """Update the server's state."""
         if self._worker is not None:
             self._worker.report(state=fields)
         else:
@@ -181,9 +178,9 @@ class GatewayRunner:
         await self._app.services.files.call(partial(self._tell, **fields))
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> config.Settings:
-        """Everything before the first request, in order; `stack` takes back what was done of it."""
+        """Everything before the first request, in order; `stack` undoes it."""
         settings = config.load(self.home)
-        asyncio.get_running_loop().set_exception_handler(_unseen)
+        asyncio.get_running_loop().set_exception_handler(_handle_loop_exception)
         stack.enter_context(logging_to(self.home, settings, verbose=self._verbose))
         check_settings(settings)
         for problem in settings.problems:
@@ -201,15 +198,15 @@ class GatewayRunner:
         sockets = bind(self.home, host, addresses, shared=self._worker is not None)
         for sock in sockets:
             stack.callback(sock.close)
-        told = {"host": host, "port": sockets[0].getsockname()[1]}
-        await self._listen(stack, served, sockets, told)
+        address = {"host": host, "port": sockets[0].getsockname()[1]}
+        await self._listen(stack, served, sockets, address)
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
-        await self._tell_soon(gateway_state="running", platforms=connected, **told)
-        ready = f"Hermes {hermes.__version__} listening on {server_url(told)} ({describe(self.home, settings)})"
+        await self._tell_soon(gateway_state="running", platforms=connected, **address)
+        ready = f"Hermes {hermes.__version__} listening on {server_url(address)} ({describe(self.home, settings)})"
         log.info("%s", ready)
         if self._worker is not None:
             return settings
-        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(told)}")
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(address)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         return settings
@@ -232,9 +229,9 @@ class GatewayRunner:
         stack: contextlib.AsyncExitStack,
         served: dict[str, config.Settings],
         sockets: list[socket.socket],
-        told: JsonObject,
+        address: JsonObject,
     ) -> None:
-        """Take up what was cut off, and answer on these sockets."""
+        """Resume interrupted runs, and listen on these sockets."""
         from aiohttp import web
 
         from hermes.server.application import Runner, build
@@ -242,17 +239,17 @@ class GatewayRunner:
 
         own, *others = served.items()
         extra = load_gateway_config(own[1]).platforms[Platform.API_SERVER].extra
-        self._context = ServerContext({**extra, **told})
+        self._context = ServerContext({**extra, **address})
         self._context.attach(self._app)
         for name, settings in others:
-            await self._open_profile(stack, name, settings, told)
+            await self._open_profile(stack, name, settings, address)
         contexts = {name: context for name, (_, context) in self._profiles.items()}
         server = Runner(build(self._context, contexts), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
         orders = self._worker.orders if self._worker is not None else None
         for app, context in ((self._app, self._context), *self._profiles.values()):
-            app.own_ports = (told["port"],)
+            app.own_ports = (address["port"],)
             if self._worker is not None:
                 context.share(self._worker.numbers)
             context.share_among_replicas()
@@ -264,7 +261,7 @@ class GatewayRunner:
             await web.SockSite(server, sock, backlog=BACKLOG).start()
 
     def _look(self) -> None:
-        """Another worker has ended: its runs are taken up at once."""
+        """Another worker has ended: take over its runs at once."""
         for app in self._apps:
             app.engine.look_now()
 
@@ -273,9 +270,9 @@ class GatewayRunner:
         return [self._app, *(app for app, _ in self._profiles.values())]
 
     async def _open_profile(
-        self, stack: contextlib.AsyncExitStack, name: str, settings: config.Settings, told: JsonObject
+        self, stack: contextlib.AsyncExitStack, name: str, settings: config.Settings, address: JsonObject
     ) -> None:
-        """Another profile of this user, served below its name: with its own settings, keys and store."""
+        """Serve another profile of this user below its name: with its own settings, keys and store."""
         from hermes.app import current
         from hermes.server.context import ServerContext
 
@@ -287,13 +284,13 @@ class GatewayRunner:
         await app.services.files.call(app.store.blocking.open)
         await app.connect_bus()
         extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
-        extra = {"model_name": name, **_NOT_OF_OTHERS, **extra, **told}
+        extra = {"model_name": name, **_NOT_OF_OTHERS, **extra, **address}
         context = ServerContext(extra)
         context.attach(app)
         self._profiles[name] = (app, context)
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
-        """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
+        """Serve until stopped; then drain: reads are still answered, and runs have time to end."""
         keeping = [asyncio.create_task(work) for work in (self._keep_state(), self._keep_alive())]
         try:
             if self._afterwards:
@@ -313,24 +310,23 @@ class GatewayRunner:
                 task.cancel()
 
     async def _keep_state(self) -> None:
-        """Tell how many turns are running, when that has changed."""
-        told = 0
+        """Report how many turns are running, when that has changed."""
+        reported = 0
         while True:
             await asyncio.sleep(STATE_EVERY_S)
-            if (running := sum(app.engine.active for app in self._apps)) != told:
+            if (running := sum(app.engine.active for app in self._apps)) != reported:
                 await self._tell_soon(active_agents=running)
-                told = running
+                reported = running
 
     async def _keep_alive(self) -> None:
-        """Signs of life for a watchdog. What a restart does not mend, such as a full disk, is no reason to leave one
-        out; a store whose writer does not come back is."""
+        """Watchdog pings. They stop only for what a restart would fix: a store whose writer hangs, but not a full disk."""
         if (period_s := self._supervisor.period_s) is None:
             return
         answering = True
         while True:
             try:
                 async with asyncio.timeout(period_s):
-                    await asyncio.gather(*(_answer(app) for app in self._apps))
+                    await asyncio.gather(*(_check_store(app) for app in self._apps))
             except TimeoutError:
                 if answering:
                     self._supervisor.tell("STATUS=The database does not answer.")
@@ -343,13 +339,13 @@ class GatewayRunner:
             await asyncio.sleep(period_s)
 
 
-async def _answer(app: App) -> None:
-    with contextlib.suppress(Exception):  # an error is an answer too
+async def _check_store(app: App) -> None:
+    with contextlib.suppress(Exception):  # an error is an answer, too
         await app.store.blocking.engine.check()
 
 
 def is_replica(home: Home) -> bool:
-    """Whether other servers may serve this home too. Settings that cannot be read are told later."""
+    """Whether other servers may serve this home too. Unreadable settings are reported later."""
     try:
         return is_nats(config.load(home).bus.url)
     except HermesError:
@@ -357,7 +353,7 @@ def is_replica(home: Home) -> bool:
 
 
 def hold_database(settings: config.Settings) -> contextlib.AbstractAsyncContextManager[None]:
-    """Be the only server of a database on PostgreSQL, unless there is a bus to share it with others."""
+    """Be the only server of a PostgreSQL database, unless a bus shares it with others."""
     if is_nats(settings.bus.url):
         return contextlib.nullcontext()
     return held_alone(address(settings.home, settings), settings.home)
@@ -371,14 +367,14 @@ def hold_home(home: Home, *, shared: bool = False) -> ServerLock:
         message = f"The home cannot be written to: {error.strerror}."
         raise Unavailable(message, where=str(home.path), hint="another HERMES_HOME") from error
     if shared:
-        with contextlib.suppress(OSError):  # then it is told as that of the home
+        with contextlib.suppress(OSError):  # then the home's state file is used
             make_own_state(home)
     tell_state(home, gateway_state="starting")
     return lock
 
 
 def tell_state(home: Home, **fields: Any) -> None:
-    """Write how the server does. A disk that takes no more is no reason to stop."""
+    """Write the server's state. A full disk is no reason to stop."""
     try:
         write_runtime_status(home, **fields)
     except OSError as error:
@@ -388,7 +384,7 @@ def tell_state(home: Home, **fields: Any) -> None:
 def profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Settings]:
     """The settings of the profiles that are served below their names.
 
-    The environment was given to the server's own profile: it makes no key and no origin of another.
+    The environment belongs to the server's own profile: it sets no key and no origin of another.
     """
     variables = {f"API_SERVER_{name.upper()}" for name in _NOT_OF_OTHERS}
     environ = {name: value for name, value in os.environ.items() if name not in variables}
@@ -407,7 +403,7 @@ def profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Setti
 
 
 def raise_file_limit() -> None:
-    """Every connection is an open file: take as many as the system gives, within reason."""
+    """Every connection is an open file: raise the soft limit as far as the system allows, within reason."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -416,14 +412,13 @@ def raise_file_limit() -> None:
 
 
 def describe(home: Home, settings: config.Settings) -> str:
-    """What a server works with, in a line."""
     keys, store = keys_of(settings), place_of(address(home, settings))
     auth = f"{len(keys)} keys" if len(keys) > 1 else "key" if keys else "open: hermes gateway key makes a key"
     return f"model {_model(settings)}, auth {auth}, sandbox {sandbox_backend(settings)}, store {store}"
 
 
 def _model(settings: config.Settings) -> str:
-    """The model that is asked first, in a word. A server without one starts: it is told, and can be given one."""
+    """The first model's name. A server without one starts, and can be given one."""
     try:
         finding = health.CHECKS["model"].look(health.Subject(settings.home, settings))
     except ConfigError as error:
@@ -436,18 +431,18 @@ def _model(settings: config.Settings) -> str:
 
 @contextlib.contextmanager
 def signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Event]:
-    """An event that the first signal to end sets. A second one ends the process at once: what runs is on record."""
+    """An event that the first signal sets. A second one exits at once: running turns are on record."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    told: list[int] = []
+    received: list[int] = []
 
     def end(number: int, _: object) -> None:
-        if told:
+        if received:
             before_exit()
             os._exit(EXIT_AT_ONCE)
-        told.append(number)
+        received.append(number)
         loop.call_soon_threadsafe(stop.set)
 
-    # Whoever was started with nohup is not to end with its terminal.
+    # nohup ignores SIGHUP: keep that.
     wanted = [one for one in _SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
     before = {one: signal.signal(one, end) for one in wanted}
     try:

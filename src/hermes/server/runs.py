@@ -1,4 +1,4 @@
-"""Runs: submitted, listed, followed, stopped, steered, and their questions answered."""
+"""Runs: submit, list, follow, stop, steer, and answer their questions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,20 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from hermes.core.errors import ServiceError
+from hermes.core.events import ShownStatus
 from hermes.core.json_types import JsonObject, Message
 from hermes.core.spec import Control, ControlKind, RunKind, RunSpec
 from hermes.core.text import text_of
 from hermes.runs.engine import Refused
 from hermes.server import outcome
 from hermes.server.chat import message_of
-from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.errors import ApiError, answer, invalid, missing
 from hermes.server.idempotency import idempotent_run_id, resumed_admission
 from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
-from hermes.server.query_params import (
-    ID_MAX,
-    Cursor,
-    Page,
-    bad_cursor,
-    number_of,
-    paging,
-    place_of,
-    shows_reasoning,
-)
-from hermes.server.render_run import ROWS, THOUGHTS, Run, RunRenderer, RunStatus, run_object, used_until
+from hermes.server.query_params import ID_MAX, Cursor, Page, bad_cursor, number_of, paging, place_of, shows_reasoning
+from hermes.server.render_run import ROWS, THOUGHTS, Run, RunRenderer, run_object, used_until
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
     RequestOptions,
@@ -46,16 +38,16 @@ from hermes.server.request_options import (
 from hermes.server.response_record import previous_response
 from hermes.server.routes import REASONING_HEADER, SESSION_ID_HEADER, TURN_HEADERS, header, route
 from hermes.server.sse import ClientGone, inline_sink, replay, run_events_to_end
-from hermes.server.turn_spec import build_spec, check_model, open_calls
+from hermes.server.turn_spec import build_spec, check_model, missing_output, open_calls
 from hermes.services import runs, sessions
 from hermes.store.base import RunRecord
 
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-# Subagents' runs are listed when they are asked for.
+# Subagents' runs are listed only by their kind.
 _LISTED: tuple[RunKind, ...] = tuple(kind for kind in get_args(RunKind) if kind != "subagent")
-# Whoever may begin some kind of run; which kinds the key covers is asked once the run is known (`keys.RUN_SCOPES`).
+# Any key that may start some kind of run; `_record` checks the scope of the run's own kind (`keys.RUN_SCOPES`).
 _SCOPE = "runs|chat|jobs"
 _RUN = "/v1/runs/{run_id}"
 
@@ -72,8 +64,7 @@ class RunStarted(Struct, kw_only=True):
 
 
 @route(
-    "POST",
-    "/v1/runs",
+    "POST /v1/runs",
     "runs",
     "Start a run",
     scope="runs",
@@ -84,7 +75,7 @@ class RunStarted(Struct, kw_only=True):
     answers=RunStarted,
     faults=(404, 409, 429),
     link=("run_id", "/run_id"),
-    features=("run_submission",),
+    features="run_submission",
     idempotent=True,
     begins_turns=True,
 )
@@ -93,25 +84,21 @@ async def submit_run(context: ServerContext, request: web.Request) -> web.Stream
     spec, history = await _spec(context, request, body)
     engine = context.app.engine
     try:
-        # What was asked for is done, also when the client does not stay to be told so.
+        # The run is submitted even if the client disconnects meanwhile.
         if resumed_admission(request) is None:
             await check_model(context, caller_of(request), spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)
-    headers = {
-        "Location": f"/v1/runs/{spec.run_id}",
-        "X-Hermes-History": history,
-        **_names(request, spec),
-        **body.headers(),
-    }
+    headers = {"Location": f"/v1/runs/{spec.run_id}", "X-Hermes-History": history}
+    headers |= _names(request, spec) | body.headers()
     created_at = record.created_at if record else time.time()
     return answer(RunStarted(run_id=spec.run_id, session_id=spec.session_id, created_at=created_at), 202, headers)
 
 
 async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequest]) -> tuple[RunSpec, str]:
-    """The run that is asked for, and where its history comes from."""
+    """The requested run, and where its history comes from."""
     asked, owner = body.model, caller_of(request).owner
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
@@ -130,7 +117,8 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     if named and session is not None and session["owner"] != owner:
         raise sessions.unknown_session(named)
     stored = await context.stored_history(named, resumed_admission(request)) if named and session is not None else []
-    await _check_answered(context, stored, owner)
+    if (call_ids := open_calls(stored)) and await context.waits(call_ids, owner):
+        raise missing_output(call_ids[0])
     run_id = idempotent_run_id(request)
     session_id = named or run_id
     seeds = bool(history) and not stored
@@ -170,7 +158,7 @@ def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonO
 
 
 def _history(context: ServerContext, asked: RunRequest, chain: JsonObject | None) -> tuple[list[Message], list[str]]:
-    """What was said before, as the response or the request knows it, and system texts in it."""
+    """The messages before, from the response or the request, and system texts among them."""
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
     chars = context.options.max_text_chars
@@ -180,13 +168,6 @@ def _history(context: ServerContext, asked: RunRequest, chain: JsonObject | None
     ]
     system = [text_of(message["content"]) for message in messages if message["role"] in ("system", "developer")]
     return [message for message in messages if message["role"] not in ("system", "developer")], system
-
-
-async def _check_answered(context: ServerContext, stored: list[Message], owner: str) -> None:
-    open_ids = open_calls(stored)
-    if open_ids and await context.waits(open_ids, owner):
-        message = f"The tool call {open_ids[0]!r} has no output; it must be answered before anything else is said."
-        raise ApiError(400, message, "tool_output_missing", "tool_call_id")
 
 
 def _toolsets(asked: RunRequest, request_options: RequestOptions) -> frozenset[str] | None:
@@ -208,7 +189,7 @@ def _names(request: web.Request, spec: RunSpec) -> dict[str, str]:
 class RunQuery(Struct, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=200, description="how many runs")] = 50
     cursor: Cursor | None = None
-    status: Annotated[RunStatus, Meta(description="only runs of this status")] | None = None
+    status: Annotated[ShownStatus, Meta(description="only runs of this status")] | None = None
     kind: Annotated[RunKind, Meta(description="only runs of this kind")] | None = None
     session_id: Annotated[str, Meta(description="only runs of this session")] | None = None
 
@@ -217,7 +198,7 @@ class RunList(Page[Run], kw_only=True):
     """Runs, the newest first."""
 
 
-@route("GET", "/v1/runs", "run_list", "List runs, newest first", scope=_SCOPE, features=("run_list",))
+@route("GET /v1/runs", "run_list", "List runs, newest first", scope=_SCOPE, features="run_list")
 async def list_runs(context: ServerContext, request: web.Request, query: RunQuery) -> RunList:
     kinds = [kind for kind in ([query.kind] if query.kind else _LISTED) if caller_of(request).opens(RUN_SCOPES[kind])]
     if not kinds:
@@ -230,7 +211,7 @@ async def list_runs(context: ServerContext, request: web.Request, query: RunQuer
         query.cursor,
         owner=caller_of(request).visible_owner,
         session_id=query.session_id,
-        # One that waits to be taken up by the next server is shown as one that waits.
+        # A run that waits for the next server is shown as queued.
         statuses=[query.status, *(["interrupted"] if query.status == "queued" else [])] if query.status else (),
         kinds=kinds,
     )
@@ -239,7 +220,6 @@ async def list_runs(context: ServerContext, request: web.Request, query: RunQuer
 async def run_page(
     context: ServerContext, request: web.Request, limit: int, cursor: str | None, **chosen: Any
 ) -> RunList:
-    """A page of the runs that are chosen."""
     try:
         records, texts, total = await context.app.store.runs.page(limit=limit + 1, before=place_of(cursor), **chosen)
     except KeyError:
@@ -250,7 +230,7 @@ async def run_page(
     return RunList(data=data, **paging(following, total))
 
 
-@route("GET", _RUN, "run_status", "Get a run", scope=_SCOPE, features=("run_status",))
+@route(f"GET {_RUN}", "run_status", "Get a run", scope=_SCOPE, features="run_status")
 async def get_run(context: ServerContext, request: web.Request) -> Run:
     return await shown_run(context, request, request.match_info["run_id"])
 
@@ -273,7 +253,7 @@ class RunDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.run.delet
     deleted: bool = True
 
 
-@route("DELETE", _RUN, "run_delete", "Delete a finished run", scope=_SCOPE, faults=(409,))
+@route(f"DELETE {_RUN}", "run_delete", "Delete a finished run", scope=_SCOPE, faults=(409,))
 async def delete_run(context: ServerContext, request: web.Request) -> RunDeleted:
     record = await _record(context, request)
     run_id = record.spec.run_id
@@ -283,7 +263,7 @@ async def delete_run(context: ServerContext, request: web.Request) -> RunDeleted
 
 
 async def _record(context: ServerContext, request: web.Request, run_id: str | None = None) -> RunRecord:
-    """The run of this id, or the one that the path names; one of somebody else's is as good as none."""
+    """The run of this id, or of the path's; other owners' runs are not found."""
     run_id = request.match_info["run_id"] if run_id is None else run_id
     record = await context.app.engine.get(run_id)
     if record is None or not caller_of(request).may_see(record.spec.owner):
@@ -301,8 +281,7 @@ class EventQuery(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    f"{_RUN}/events",
+    f"GET {_RUN}/events",
     "run_events",
     "Stream the events of a run, replayed and live",
     scope=_SCOPE,
@@ -312,7 +291,7 @@ class EventQuery(Struct, kw_only=True):
     ),
     stream="the events of the run under their numbers, from any place, then live",
     faults=(410,),
-    features=("run_events_sse", "run_events_resume"),
+    features="run_events_sse run_events_resume",
 )
 async def run_events(context: ServerContext, request: web.Request, query: EventQuery) -> web.StreamResponse:
     last_seen = request.headers.get("Last-Event-ID", "").strip()
@@ -321,7 +300,7 @@ async def run_events(context: ServerContext, request: web.Request, query: EventQ
     record = await _record(context, request)
     spec, engine = record.spec, context.app.engine
     if record.log_expired:
-        message = f"The events of the run {spec.run_id!r} are no longer kept; its status and output are."
+        message = f"The events of the run {spec.run_id!r} are no longer stored; its status and output are."
         raise ApiError(410, message, "events_expired")
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
     renderer = RunRenderer(record, context.redact, names=query.event_names, reasoning=reasoning, used=used)
@@ -344,7 +323,7 @@ class RunStopping(Struct, kw_only=True):
     status: str = "stopping"
 
 
-@route("POST", f"{_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features=("run_stop",))
+@route(f"POST {_RUN}/stop", "run_stop", "Stop a run", scope=_SCOPE, faults=(409,), features="run_stop")
 async def stop_run(context: ServerContext, request: web.Request) -> RunStopping:
     record = await _record(context, request)
     if record.state.ended or not (record.state.stopping or await _control(context, request, record, "interrupt", {})):
@@ -361,19 +340,18 @@ class Steered(Struct, kw_only=True):
 
 
 @route(
-    "POST",
-    f"{_RUN}/steer",
+    f"POST {_RUN}/steer",
     "run_steer",
     "Send a message to a running turn",
     scope=_SCOPE,
     example={"text": "Leave out the milk."},
     status=202,
     faults=(409,),
-    features=("run_steer",),
+    features="run_steer",
 )
 async def steer_run(context: ServerContext, request: web.Request, body: SteerRequest) -> Steered:
     if body.text is None and body.input is None:
-        raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
+        raise missing("text")
     if None not in (body.text, body.input) and body.text != body.input:
         raise invalid("input", "text and input are the same and have different values.")
     text, field = (body.text, "text") if body.text is not None else (body.input or "", "input")
@@ -394,14 +372,13 @@ class ApprovalAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.a
 
 
 @route(
-    "POST",
-    f"{_RUN}/approval",
+    f"POST {_RUN}/approval",
     "run_approval",
     "Approve or deny a tool call",
     scope=_SCOPE,
     example={"choice": "once"},
     faults=(409,),
-    features=("run_approval_response", "approval_events"),
+    features="run_approval_response approval_events",
 )
 async def approve_run(context: ServerContext, request: web.Request, body: ApprovalRequest) -> ApprovalAnswer:
     choice = runs.approval_choice(body.choice)
@@ -424,14 +401,13 @@ class ClarifyAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.run.cl
 
 
 @route(
-    "POST",
-    f"{_RUN}/clarify",
+    f"POST {_RUN}/clarify",
     "run_clarify",
     "Answer a question of the agent",
     scope=_SCOPE,
     example={"answer": "The blue one."},
     faults=(409,),
-    features=("run_clarify",),
+    features="run_clarify",
 )
 async def clarify_run(context: ServerContext, request: web.Request, body: ClarifyRequest) -> ClarifyAnswer:
     text = runs.checked_text(body.answer, "answer", context.options.max_text_chars)

@@ -1,4 +1,4 @@
-"""What a client keeps for us and cannot read or change: sealed with a key that only this home's servers have."""
+"""Data that a client keeps for us and cannot read or change: encrypted with a key of this home's servers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _META = "seal_key"
 
 
 class Broken(ValueError):
-    """It was not sealed here, or not for this owner, or was changed since."""
+    """Not sealed here, or for another owner, or changed since."""
 
 
 class Seal:
-    """Seals and opens; what was sealed for one owner is nothing to another."""
+    """Data sealed for one owner cannot be opened for another."""
 
     def __init__(self, key: str) -> None:
         from cryptography.fernet import Fernet
@@ -27,24 +27,23 @@ class Seal:
         self._box: Fernet = Fernet(key)
 
     def close(self, kind: str, owner: str, data: object) -> str:
-        """The data as text that nobody else can read."""
         return self._box.encrypt(msgspec.json.encode([kind, owner, data])).decode()
 
     def open(self, kind: str, owner: str, text: str) -> Any:
-        """The data again."""
+        """Raises Broken."""
         from cryptography.fernet import InvalidToken
 
         try:
-            found = msgspec.json.decode(self._box.decrypt(text.encode()))
+            payload = msgspec.json.decode(self._box.decrypt(text.encode()))
         except (InvalidToken, ValueError) as error:
             raise Broken("It was not sealed by this server, or was changed.") from error
-        if found[:2] != [kind, owner]:
+        if payload[:2] != [kind, owner]:
             raise Broken("It was sealed for something else.")
-        return found[2]
+        return payload[2]
 
 
 async def seal_of(context: ServerContext) -> Seal:
-    """The seal of this home; its key is made when first needed."""
+    """The key is made when first needed."""
     if context.seal is None:
         from cryptography.fernet import Fernet
 
@@ -54,5 +53,5 @@ async def seal_of(context: ServerContext) -> Seal:
             await db.set_meta(_META, Fernet.generate_key().decode())
             key = await db.get_meta(_META)
         context.seal = Seal(str(key))
-    found: Seal = context.seal
-    return found
+    seal: Seal = context.seal
+    return seal

@@ -1,4 +1,4 @@
-"""Turns of a session: a message read, a turn made of it, and its answer or its stream. They go on without their client."""
+"""Turns of a session: parses a message, builds a turn, and renders its answer or stream. They outlive their client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from aiohttp import web
 from msgspec import UNSET
 
 from hermes.core.spec import OnDetach, RunSpec
-from hermes.server.content import check_said, content
+from hermes.server.content import check_not_empty, content
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.keys import caller_of
 from hermes.server.models import SessionChatRequest, SessionCompactRequest
-from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.request_bodies import Body, read
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 
 @route(
-    "POST",
-    "/api/sessions/{session_id}/chat",
+    "POST /api/sessions/{session_id}/chat",
     "session_chat",
     "Send a message to a session",
     scope="chat sessions:write",
@@ -39,24 +37,34 @@ if TYPE_CHECKING:
     example={"message": "Which files are here?"},
     answers=SessionTurn,
     faults=TURN_FAULTS,
-    features=("session_chat", "session_turn_lease"),
+    features="session_chat session_turn_lease",
     idempotent=True,
     begins_turns=True,
 )
 async def session_chat(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, SessionChatRequest)
     turn = await session_turn(context, request, body, request.match_info["session_id"])
-    try:
-        await turn.admit()
-        ended = await turn.finish()
-    finally:
-        await turn.release()
-    return _completion(body, turn, ended)
+    ended = await turn.complete()
+    headers = turn.response_headers(ended, body)
+    message = {"role": "assistant", "content": ended.text}
+    if ended.reasoning and _shows_reasoning(body, turn):
+        message["reasoning_content"] = ended.reasoning
+    result = SessionTurn(
+        object="hermes.session.chat.completion",
+        session_id=turn.session_id,
+        run_id=turn.spec.run_id,
+        message=message,
+        usage=Usage(**ended.response_usage()),
+        completed=ended.code is None,
+        partial=ended.partial,
+        interrupted=ended.interrupted,
+        hermes=ended.flags() or UNSET,
+    )
+    return answer(result, 200, headers)
 
 
 @route(
-    "POST",
-    "/api/sessions/{session_id}/chat/stream",
+    "POST /api/sessions/{session_id}/chat/stream",
     "session_chat_stream",
     "Send a message to a session and stream the answer",
     scope="chat sessions:write",
@@ -65,7 +73,7 @@ async def session_chat(context: ServerContext, request: web.Request) -> web.Stre
     example={"message": "Which files are here?"},
     faults=TURN_FAULTS,
     stream="events from `run.started` to `done`",
-    features=("session_chat_streaming",),
+    features="session_chat_streaming",
     idempotent=True,
     begins_turns=True,
 )
@@ -83,8 +91,7 @@ async def session_chat_stream(context: ServerContext, request: web.Request) -> w
 
 
 @route(
-    "POST",
-    "/api/sessions/{session_id}/compact",
+    "POST /api/sessions/{session_id}/compact",
     "session_compact",
     "Compact a session",
     scope="sessions:write",
@@ -93,7 +100,7 @@ async def session_chat_stream(context: ServerContext, request: web.Request) -> w
     example={"focus": "the shopping list"},
     answers=SessionCompacted,
     faults=TURN_FAULTS,
-    features=("session_compact",),
+    features="session_compact",
     idempotent=True,
     begins_turns=True,
 )
@@ -137,25 +144,6 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
     return answer(compacted, 200, {**turn.headers(ended), **body.headers()})
 
 
-def _completion(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
-    headers = turn.response_headers(ended, body)
-    message = {"role": "assistant", "content": ended.text}
-    if ended.reasoning and _shows_reasoning(body, turn):
-        message["reasoning_content"] = ended.reasoning
-    result = SessionTurn(
-        object="hermes.session.chat.completion",
-        session_id=turn.session_id,
-        run_id=turn.spec.run_id,
-        message=message,
-        usage=Usage(**ended.response_usage()),
-        completed=ended.code is None,
-        partial=ended.partial,
-        interrupted=ended.interrupted,
-        hermes=ended.flags() or UNSET,
-    )
-    return answer(result, 200, headers)
-
-
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
     asked = body.model.include_reasoning
     return turn.options.reasoning if asked is None else asked
@@ -170,7 +158,7 @@ async def session_turn(
     announces: bool = False,
     on_detach: OnDetach = "continue",
 ) -> Turn:
-    """A turn of a session that is there, or without an id of a new one. `announces`: see `build_spec`."""
+    """A turn of an existing session, or without an id of a new one. `announces`: see `build_spec`."""
     asked = body.model
     options = parse_options(context, request, user=asked.user)
     if session_id is None:
@@ -193,9 +181,9 @@ def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
     for name in ("message", "input"):
         given = getattr(asked, name)
         if given is not None:
-            said = content(given, name, text_chars_max)
-            check_said(said, name)
-            return said
+            message = content(given, name, text_chars_max)
+            check_not_empty(message, name)
+            return message
     raise ApiError(400, "The request has no message.", "missing_message", "message")
 
 

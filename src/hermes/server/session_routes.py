@@ -1,4 +1,4 @@
-"""Sessions as resources: listed, made, searched, taken in, read, changed, branched and forgotten."""
+"""Sessions: list, create, search, import, export, read, change, fork, delete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _SESSION = "/api/sessions/{session_id}"
 _READ_BYTES = 256 * 1024
-# form of an export: its media type, and how its file ends
+# export format: media type, file extension
 _EXPORTS = {
     "json": ("application/json", "json"),
     "jsonl": ("application/jsonl", "jsonl"),
@@ -81,7 +81,7 @@ class SessionList(Page[Session], kw_only=True):
     offset: int
 
 
-@route("GET", "/api/sessions", "sessions", "List sessions", scope="sessions:read", features=("session_resources",))
+@route("GET /api/sessions", "sessions", "List sessions", scope="sessions:read", features="session_resources")
 async def list_sessions(context: ServerContext, request: web.Request, query: SessionQuery) -> SessionList:
     try:
         rows, around, total = await context.database().session_page(
@@ -110,8 +110,7 @@ class SessionAnswer(Struct, kw_only=True, tag_field="object", tag="hermes.sessio
 
 
 @route(
-    "POST",
-    "/api/sessions",
+    "POST /api/sessions",
     "session_create",
     "Create a session",
     scope="sessions:write",
@@ -149,19 +148,19 @@ class Imported(Struct, kw_only=True, tag_field="object", tag="hermes.session.imp
 
 
 @route(
-    "POST",
-    "/api/sessions/import",
+    "POST /api/sessions/import",
     "session_import",
     "Import sessions",
     scope="sessions:write",
     example={"sessions": []},
-    features=("session_import",),
+    features="session_import",
     idempotent=True,
 )
 async def import_sessions(context: ServerContext, request: web.Request, body: ImportRequest) -> Imported:
-    hides = caller_of(request).visible_owner is not None
-    owner = caller_of(request).owner
-    result = await context.database().import_sessions(body.sessions, owner=owner, hide_others=hides)
+    caller = caller_of(request)
+    result = await context.database().import_sessions(
+        body.sessions, owner=caller.owner, hide_others=caller.visible_owner is not None
+    )
     return Imported(**{name: result[name] for name in Imported.__struct_fields__})
 
 
@@ -186,12 +185,7 @@ class MatchList(Page[Match], kw_only=True):
 
 
 @route(
-    "GET",
-    "/api/sessions/search",
-    "session_search",
-    "Search sessions",
-    scope="sessions:read",
-    features=("session_search",),
+    "GET /api/sessions/search", "session_search", "Search sessions", scope="sessions:read", features="session_search"
 )
 async def search_sessions(context: ServerContext, request: web.Request, query: SearchQuery) -> MatchList:
     """Titles that hold the words, then messages that do."""
@@ -216,7 +210,7 @@ async def search_sessions(context: ServerContext, request: web.Request, query: S
 
 
 async def session_of(context: ServerContext, request: web.Request, session_id: str | None = None) -> JsonObject:
-    """The session of this id, or the one that the path names; one of somebody else's is as good as none."""
+    """The session of this id, or of the path's; other owners' sessions are not found."""
     session_id = request.match_info["session_id"] if session_id is None else session_id
     row: JsonObject | None = await context.database().get_session(session_id)
     if row is None or not caller_of(request).may_see(row["owner"]):
@@ -224,15 +218,13 @@ async def session_of(context: ServerContext, request: web.Request, session_id: s
     return row
 
 
-@route("GET", _SESSION, "session", "Get a session", scope="sessions:read")
+@route(f"GET {_SESSION}", "session", "Get a session", scope="sessions:read")
 async def get_session(context: ServerContext, request: web.Request) -> SessionAnswer:
-    row = await session_of(context, request)
-    return await _answer_with(context, request, row)
+    return await _answer_with(context, request, await session_of(context, request))
 
 
 @route(
-    "PATCH",
-    _SESSION,
+    f"PATCH {_SESSION}",
     "session_update",
     "Update a session",
     scope="sessions:write",
@@ -271,32 +263,31 @@ class SessionDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.sessi
     deleted: bool = True
 
 
-@route("DELETE", _SESSION, "session_delete", "Delete a session", scope="sessions:write", faults=(409,))
+@route(f"DELETE {_SESSION}", "session_delete", "Delete a session", scope="sessions:write", faults=(409,))
 async def delete_session(context: ServerContext, request: web.Request) -> SessionDeleted:
     session_id = (await session_of(context, request))["id"]
     db = context.database()
     try:
-        gone = await db.delete_session(session_id)
+        deleted = await db.delete_session(session_id)
     except SessionBusy as error:
         busy = refused("session_busy", str(error), status=409)
         if run_id := (await db.around_sessions([session_id])).get(session_id, {}).get("active_run_id"):
             busy.headers["X-Hermes-Run-Id"] = run_id
         raise busy from None
-    if not gone:
+    if not deleted:
         raise sessions.unknown_session(session_id)
     return SessionDeleted(id=session_id)
 
 
 @route(
-    "POST",
-    f"{_SESSION}/fork",
+    f"POST {_SESSION}/fork",
     "session_fork",
     "Fork a session",
     scope="sessions:write",
     example={"title": "Kitchen, otherwise"},
     status=201,
     faults=(409,),
-    features=("session_fork", "session_fork_at_message"),
+    features="session_fork session_fork_at_message",
     idempotent=True,
 )
 async def fork_session(context: ServerContext, request: web.Request, body: ForkRequest) -> SessionAnswer:
@@ -313,18 +304,17 @@ class BranchList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route(
-    "GET",
-    f"{_SESSION}/branches",
+    f"GET {_SESSION}/branches",
     "session_branches",
     "List the forks that a session belongs to",
     scope="sessions:read",
-    features=("session_branches",),
+    features="session_branches",
 )
 async def session_branches(context: ServerContext, request: web.Request) -> BranchList:
     """The session from which all others come, and everything that was forked from it, the oldest first."""
     session_id, caller = (await session_of(context, request))["id"], caller_of(request)
-    found = await context.database().branches(session_id)
-    seen = {row["id"]: (row, shared) for row, shared in found if caller.may_see(row["owner"])}
+    rows = await context.database().branches(session_id)
+    seen = {row["id"]: (row, shared) for row, shared in rows if caller.may_see(row["owner"])}
     around = await context.database().around_sessions(list(seen))
     data = []
     for row, shared in seen.values():
@@ -363,13 +353,12 @@ class MessageList(Struct, kw_only=True, tag_field="object", tag="list"):
 
 
 @route(
-    "GET",
-    f"{_SESSION}/messages",
+    f"GET {_SESSION}/messages",
     "session_messages",
     "List the messages of a session",
     scope="sessions:read",
     headers=(REASONING_HEADER,),
-    features=("session_message_paging",),
+    features="session_message_paging",
 )
 async def session_messages(context: ServerContext, request: web.Request, query: MessageQuery) -> MessageList:
     return await message_page(context, request, await session_of(context, request), query)
@@ -381,7 +370,7 @@ async def message_page(
     backward, oldest = query.order in ("desc", "latest"), query.order in ("asc", "oldest")
     reasoning = shows_reasoning(context, request)
     session_id = session["id"]
-    # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
+    # Without order and position: the latest messages, in their order.
     forward = not backward and (query.after is not None or (oldest and query.before is None))
     rows, total = await context.database().message_page(
         session_id,
@@ -411,13 +400,12 @@ class ExportQuery(Struct, kw_only=True):
 
 
 @route(
-    "GET",
-    f"{_SESSION}/export",
+    f"GET {_SESSION}/export",
     "session_export",
     "Export a session",
     scope="sessions:read",
     types=tuple(media_type for media_type, _ in _EXPORTS.values()),
-    features=("session_export",),
+    features="session_export",
 )
 async def export_session(context: ServerContext, request: web.Request, query: ExportQuery) -> web.Response:
     session = await session_of(context, request)
@@ -428,19 +416,14 @@ async def export_session(context: ServerContext, request: web.Request, query: Ex
 
 
 async def export(context: ServerContext, session: JsonObject, form: str) -> bytes:
-    """The whole session in one of the forms of an export."""
     exported = await context.database().export_session(session["id"], context.redact)
     if exported is None:
         raise sessions.unknown_session(session["id"])
-    return await asyncio.to_thread(_export, exported, form)
-
-
-def _export(session: JsonObject, form: str) -> bytes:
     if form == "markdown":
         from hermes.services.session_markdown import markdown
 
-        return markdown(session).encode()
-    return msgspec.json.encode(session) + (b"\n" if form == "jsonl" else b"")
+        return (await asyncio.to_thread(markdown, exported)).encode()
+    return await asyncio.to_thread(msgspec.json.encode, exported) + (b"\n" if form == "jsonl" else b"")
 
 
 class FileQuery(Struct, kw_only=True):
@@ -462,12 +445,11 @@ class FileList(Page[File], kw_only=True):
 
 
 @route(
-    "GET",
-    f"{_SESSION}/files",
+    f"GET {_SESSION}/files",
     "session_files",
     "List the files of a session",
     scope="sessions:read",
-    features=("session_files",),
+    features="session_files",
 )
 async def session_files(context: ServerContext, request: web.Request, query: FileQuery) -> FileList:
     offset = offset_of(query.cursor)
@@ -479,8 +461,7 @@ async def session_files(context: ServerContext, request: web.Request, query: Fil
 
 
 @route(
-    "GET",
-    f"{_SESSION}/files/{{file_id}}",
+    f"GET {_SESSION}/files/{{file_id}}",
     "session_file",
     "Download a file of a session",
     scope="sessions:read",
@@ -500,7 +481,7 @@ async def session_file(context: ServerContext, request: web.Request) -> web.Stre
             "Content-Disposition": attachment(row["name"] or file_id),
         }
         response = web.StreamResponse(headers=headers)
-        with contextlib.suppress(ConnectionError):  # whoever asked for it has left
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             await response.prepare(request)
             while request.method != "HEAD" and (part := await asyncio.to_thread(data.read, _READ_BYTES)):
                 await response.write(part)
@@ -516,7 +497,7 @@ def _open(path: str) -> tuple[BinaryIO, int] | None:
 
 
 def attachment(name: str) -> str:
-    """The header under which a file is saved, whatever its name is."""
+    """A Content-Disposition header for any file name."""
     plain = "".join(c if " " <= c <= "~" and c not in '"\\' else "_" for c in name)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"
 
@@ -554,7 +535,7 @@ def _title(value: object) -> str | None:
 
 
 async def _turn_settings(context: ServerContext, request: web.Request, values: JsonMapping) -> JsonObject:
-    """The settings of a session for its turns that the request sets; checked like those of a run."""
+    """The session's settings for its turns that the request sets; validated like those of a run."""
     names = ("workdir", "toolsets", "max_iterations", "reasoning_effort")
     fields = {name: values[name] for name in names if values[name] is not msgspec.UNSET}
     if fields.get("workdir") is not None:

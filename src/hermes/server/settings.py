@@ -1,4 +1,4 @@
-"""Which platforms the gateway serves, and the options that each is built from."""
+"""The platforms that the gateway serves, and their options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Platform(enum.Enum):
 
 @dataclass
 class PlatformConfig:
-    """One platform. `extra` holds what was set for it, and nothing that is only a default."""
+    """`extra` holds what was set for the platform, and no defaults."""
 
     enabled: bool = False
     token: str | None = field(default=None, repr=False)
@@ -44,7 +44,7 @@ class GatewayConfig:
 
 
 def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfig:
-    """The gateway of the present home, or of given settings."""
+    """The gateway of the current home, or of given settings."""
     if settings is None:
         settings = config.load(home.resolve())
     extra: JsonObject = {}
@@ -57,13 +57,13 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     if routes := msgspec.to_builtins(settings.api_server.model_routes):
         extra["model_routes"] = routes
     enabled = settings.origin("api_server.enabled")
-    # A key says that somebody is meant to come in, unless the listener is switched off in so many words.
+    # A key enables the server, unless it is switched off explicitly.
     is_on = bool(extra.get("key")) if enabled.source == "default" else enabled.value is True
     return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=is_on, extra=extra)})
 
 
 def _with_key(entry: JsonMapping, settings: config.Settings) -> JsonObject:
-    """A key's entry with the key itself, where a variable holds it."""
+    """The entry with the key itself, where a variable holds it."""
     name = entry.get("key_env")
     return {**entry, "key": settings.variable(str(name)) or ""} if name else dict(entry)
 
@@ -79,7 +79,7 @@ def api_server_options(extra: JsonMapping, environ: Mapping[str, str] | None = N
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is None:
             value = env.get(key.env) or None
-        # Without a value, or with one that does not fit, the struct's default counts.
+        # Without a valid value the struct's default counts.
         if value is not None:
             with suppress(ValueError):
                 nest(options, key.path[1:], coerce(key, value))

@@ -1,7 +1,7 @@
-"""Numbers that the workers of a server share: what is left of rates, and how many turns each has at work.
+"""Numbers that the workers of a server share: rate limits, and how many turns each runs.
 
-They are in a piece of memory that the parent makes and all have. A row is found by the hash of its name, and belongs to
-it for good. Every change is made under a lock that a process which dies gives back.
+They are in shared memory that the parent creates. A row is found by the hash of its name, and never freed. Every change
+is made under a lock that a dying process releases.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FREE = bytes(_NAME_BYTES)
 
 
 def make() -> int:
-    """The memory, as a file without a name."""
+    """The memory, as an unnamed file."""
     fd = os.memfd_create("hermes-shared-numbers", os.MFD_CLOEXEC)
     os.ftruncate(fd, _ROW_BYTES * SHARED_ROWS_MAX)
     return fd
 
 
 class SharedNumbers:
-    """The memory as one process sees it; a worker has the column of its number in every row of counts."""
+    """The memory as one process sees it; each worker has its own column in every row of counts."""
 
     def __init__(self, fd: int, worker: int = 0) -> None:
         self._fd, self._column = fd, worker * _VALUE.size
@@ -46,14 +46,14 @@ class SharedNumbers:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def row(self, name: str, *begin: float) -> int:
-        """Where the row of a name is; a new one begins with these values."""
+        """The offset of a name's row; a new one starts with these values."""
         wanted = hashlib.sha256(name.encode()).digest()[:_NAME_BYTES]
         with self._locked():
             for at in range(0, _ROW_BYTES * SHARED_ROWS_MAX, _ROW_BYTES):
-                found = self._memory[at : at + _NAME_BYTES]
-                if found == wanted:
+                digest = self._memory[at : at + _NAME_BYTES]
+                if digest == wanted:
                     return at + _NAME_BYTES
-                if found == _FREE:
+                if digest == _FREE:
                     self._memory[at : at + _NAME_BYTES] = wanted
                     for place, value in enumerate(begin):
                         _VALUE.pack_into(self._memory, at + _NAME_BYTES + place * _VALUE.size, value)
@@ -69,15 +69,15 @@ class SharedNumbers:
             _PAIR.pack_into(self._memory, row, *values)
 
     def put(self, row: int, count: int) -> None:
-        """This worker's count in a row. Nobody else writes it."""
+        """Set this worker's count. Nobody else writes it."""
         _VALUE.pack_into(self._memory, row + self._column, count)
 
     def others(self, row: int) -> int:
-        """The counts of all other workers together."""
+        """The sum of all other workers' counts."""
         values = struct.unpack_from(f"={WORKERS_MAX}d", self._memory, row)
         return int(sum(values) - values[self._column // _VALUE.size])
 
     def forget(self, rows: tuple[int, ...]) -> None:
-        """A worker begins: what the one before it has left does not count."""
+        """Reset the counts of an earlier worker in this place."""
         for row in rows:
             self.put(row, 0)

@@ -1,7 +1,7 @@
-"""Signing in with a browser: a key is given once, and a cookie stands for it from then on.
+"""Browser sign-in: a key is given once, and a cookie stands for it from then on.
 
-The cookie is a random token that no script can read; the store has its hash, so it counts on every worker and replica
-and after a restart. It counts for requests of the server's own pages only.
+The cookie is a random token that scripts cannot read; the store has its hash, so it is valid on every worker and
+replica and after a restart. It is accepted from the server's own pages only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
 log = logging.getLogger(__name__)
-# Another site's page cannot send it unless the server allows its origin to, which it does for no request with a cookie.
+# Another site's page cannot send it unless CORS allows that, which it never does for requests with a cookie.
 PAGE_HEADER = "X-Hermes-Page"
 _TOKEN_BYTES = 32
 _SAFE = ("GET", "HEAD")
@@ -48,17 +48,16 @@ class AuthSession(Struct, kw_only=True, tag_field="object", tag="hermes.auth.ses
     expires_at: float | None = None
 
 
-@route("GET", "/api/auth/session", "auth_session", "Who is signed in", scope=None, features=("sign_in",))
+@route("GET /api/auth/session", "auth_session", "Who is signed in", scope=None, features="sign_in")
 async def session(context: ServerContext, request: web.Request) -> web.Response:
     """Nobody is not an error here."""
     if context.check_auth(request) is not None:
-        return _told(AuthSession(key_required=not context.is_open, signed_in=False))
-    return _told(_session(context, caller_of(request), request.get(_EXPIRES_AT)))
+        return _uncached(AuthSession(key_required=not context.is_open, signed_in=False))
+    return _uncached(_session(context, caller_of(request), request.get(_EXPIRES_AT)))
 
 
 @route(
-    "POST",
-    "/api/auth/login",
+    "POST /api/auth/login",
     "auth_login",
     "Sign in with a key",
     scope=None,
@@ -86,7 +85,7 @@ async def login(context: ServerContext, request: web.Request, body: LoginRequest
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     added = await context.app.store.sign_ins.add(_hash(token), key.owner, key.fingerprint, SIGN_IN_KEPT_S)
     log.info("%s has signed in from %s", key.owner, address)
-    response = _told(_session(context, key, added.expires_at))
+    response = _uncached(_session(context, key, added.expires_at))
     name, is_secure = _cookie(context, request)
     response.set_cookie(
         name, token, max_age=int(SIGN_IN_KEPT_S), path="/", secure=is_secure, httponly=True, samesite="Strict"
@@ -95,14 +94,7 @@ async def login(context: ServerContext, request: web.Request, body: LoginRequest
 
 
 @route(
-    "POST",
-    "/api/auth/logout",
-    "auth_logout",
-    "Sign out",
-    scope=None,
-    headers=_HEADERS,
-    answers=AuthSession,
-    faults=(503,),
+    "POST /api/auth/logout", "auth_logout", "Sign out", scope=None, headers=_HEADERS, answers=AuthSession, faults=(503,)
 )
 async def logout(context: ServerContext, request: web.Request, body: LogoutRequest) -> web.Response:
     """End the sign-in of this browser, or all of its owner's. Somebody who is not signed in is signed out as well."""
@@ -110,7 +102,7 @@ async def logout(context: ServerContext, request: web.Request, body: LogoutReque
     if body.everywhere and isinstance(key := request.get(SIGNED_IN), Key):
         await context.app.store.sign_ins.remove_all(key.owner)
     await _forget(context, request)
-    response = _told(AuthSession(key_required=not context.is_open, signed_in=context.is_open))
+    response = _uncached(AuthSession(key_required=not context.is_open, signed_in=context.is_open))
     name, is_secure = _cookie(context, request)
     response.del_cookie(name, path="/", secure=is_secure, httponly=True, samesite="Strict")
     return response
@@ -127,7 +119,7 @@ def _session(context: ServerContext, key: Key, expires_at: float | None) -> Auth
     )
 
 
-def _told(session: AuthSession) -> web.Response:
+def _uncached(session: AuthSession) -> web.Response:
     return answer(session, headers={"Cache-Control": "no-store"})
 
 
@@ -135,22 +127,22 @@ def _told(session: AuthSession) -> web.Response:
 
 
 async def find_sign_in(context: ServerContext, request: web.Request) -> ApiError | None:
-    """Find the key that the request's cookie stands for; `check_auth` takes it where the request shows no key itself.
+    """Find the key for the request's cookie; `check_auth` uses it where the request has no key itself.
 
-    A key that was changed or taken away has no sign-ins any more.
+    A key that was changed or removed has no sign-ins any more.
     """
     app, token = context.attached_app, request.cookies.get(_cookie(context, request)[0])
     if context.is_open or app is None or not token:
         return None
     try:
-        found = await app.store.sign_ins.get(_hash(token))
+        sign_in = await app.store.sign_ins.get(_hash(token))
     except StoreError as error:
         return ApiError(503, f"The store is out of reach: {error}", "session_db_unavailable")
-    key = context.keyring.by_owner.get(found.owner) if found is not None else None
-    if found is None or key is None or not secrets.compare_digest(key.fingerprint, found.key_sha256):
+    key = context.keyring.by_owner.get(sign_in.owner) if sign_in is not None else None
+    if sign_in is None or key is None or not secrets.compare_digest(key.fingerprint, sign_in.key_sha256):
         return None
     request[SIGNED_IN] = _foreign(context, request) or key
-    request[_EXPIRES_AT] = found.expires_at
+    request[_EXPIRES_AT] = sign_in.expires_at
     return None
 
 
@@ -162,7 +154,7 @@ async def _forget(context: ServerContext, request: web.Request) -> None:
 def _cookie(context: ServerContext, request: web.Request) -> tuple[str, bool]:
     """The name of the cookie, and whether it is for https alone.
 
-    Browsers share cookies between all ports of a host and between profiles: each has a name of its own.
+    Browsers share cookies between all ports of a host and between profiles: each has its own name.
     """
     scheme, host = seen_as(context, request)
     app, port = context.attached_app, _PORT.search(host)
@@ -179,7 +171,7 @@ def _hash(token: str) -> str:
 
 
 def _foreign(context: ServerContext, request: web.Request) -> ApiError | None:
-    """Why a request with a cookie may not be one of the server's own pages. What changes nothing may be a plain link."""
+    """Why a request with a cookie may not come from the server's own pages. GET and the like may be a plain link."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site not in (None, "same-origin", "none") or (origin and not is_same_origin(context, request, origin)):
         message = "A sign-in counts for the server's own pages only; programs and other sites use a key."

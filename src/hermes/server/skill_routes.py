@@ -1,9 +1,8 @@
-"""Skills as resources: ways of working that are kept for later, read and written."""
+"""Skills: list, read, write and delete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from aiohttp import web
@@ -17,13 +16,11 @@ from hermes.server.routes import SESSION_KEY_HEADER, route
 from hermes.services.skills import FILE, Skills, files_of, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hermes.server.context import ServerContext
 
 T = TypeVar("T")
 _SKILL = "/v1/skills/{skill_name}"
-# code of the service, which speaks of any: the code here
+# code of the service: code of the API
 _CODES = {"not_found": "skill_not_found", "path_refused": "skill_read_only", "too_large": "string_above_max_length"}
 
 
@@ -48,22 +45,18 @@ class SkillDeleted(Struct, kw_only=True, tag_field="object", tag="hermes.skill.d
     deleted: bool = True
 
 
-@route("GET", _SKILL, "skill", "Get a skill", scope="any", headers=(SESSION_KEY_HEADER,), features=("skill_texts",))
+@route(f"GET {_SKILL}", "skill", "Get a skill", scope="any", headers=(SESSION_KEY_HEADER,), features="skill_texts")
 async def get_skill(context: ServerContext, request: web.Request, query: SkillQuery) -> SkillText:
     return await skill_text(context, request, request.match_info["skill_name"], query.file)
 
 
 @route(
-    "POST",
-    "/v1/skills",
+    "POST /v1/skills",
     "skill_create",
     "Write a skill",
     scope="sessions:write",
     headers=(SESSION_KEY_HEADER,),
-    example={
-        "name": "tea",
-        "content": "---\nname: tea\ndescription: How tea is made here.\n---\n\nWater first.\n",
-    },
+    example={"name": "tea", "content": "---\nname: tea\ndescription: How tea is made here.\n---\n\nWater first.\n"},
     status=201,
     link=("skill_name", "/name"),
 )
@@ -75,8 +68,7 @@ async def create_skill(context: ServerContext, request: web.Request, body: Skill
 
 
 @route(
-    "PATCH",
-    _SKILL,
+    f"PATCH {_SKILL}",
     "skill_update",
     "Change the text of a skill or of one of its files",
     scope="sessions:write",
@@ -94,8 +86,7 @@ async def change_skill(context: ServerContext, request: web.Request, body: Skill
 
 
 @route(
-    "DELETE",
-    _SKILL,
+    f"DELETE {_SKILL}",
     "skill_delete",
     "Delete a skill, or one of its files",
     scope="sessions:write",
@@ -111,10 +102,7 @@ async def delete_skill(context: ServerContext, request: web.Request, query: Skil
 
 
 def _skills(context: ServerContext, request: web.Request) -> Skills:
-    session_key, refusal = context.session_key(request)
-    if refusal is not None:
-        raise refusal
-    return Skills(context.settings, context.secrets, caller_of(request).owner, session_key)
+    return Skills(context.settings, context.secrets, caller_of(request).owner, context.session_key(request))
 
 
 async def skill_text(context: ServerContext, request: web.Request, name: str, file: str | None) -> SkillText:
@@ -136,16 +124,10 @@ async def skill_text(context: ServerContext, request: web.Request, name: str, fi
 
 
 async def _blocking(context: ServerContext, work: Callable[[], T]) -> T:
-    with _refusals():
+    """Service errors are raised without their hints, which are for a model."""
+    try:
         result: T = await context.app.services.files.call(work)
         return result
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What the service refuses, in the words of the API: its hints are for a model."""
-    try:
-        yield
     except ServiceError as error:
         field = error.field or ("content" if error.code in ("injection_suspected", "contains_secret") else None)
         raise ServiceError(error.message, _CODES.get(error.code, error.code), field=field) from None

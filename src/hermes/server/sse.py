@@ -1,4 +1,4 @@
-"""Server-sent events: the one writer of a stream, and the pump that carries a turn's events through a renderer to it."""
+"""Server-sent events: the one writer of a stream, and the loop that sends a turn's events through a renderer."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ KEEPALIVE = b": keepalive\n\n"
 
 
 class ClientGone(Exception):
-    """Nobody reads the stream any more."""
+    """The client has disconnected."""
 
 
 class Renderer(Protocol):
     """One stream format: bytes from events. It knows nothing of sockets.
 
-    `ended`: the events have told the end. `closing` is what follows the last of them.
+    `ended`: the events included the end. `closing` follows the last of them.
     """
 
     ended: bool
     closing: bytes
 
     def begin(self) -> Iterable[bytes]:
-        """What goes out at once, before anything has happened."""
+        """Sent at once, before any event."""
         ...
 
     def feed(self, items: list[Item]) -> bytes:
-        """What these events look like; nothing where they are not shown."""
+        """Empty where the events are not shown."""
         ...
 
 
 class Writer(Protocol):
-    """Where frames go. `ready`: some can be handed over without waiting."""
+    """Where frames go. `ready`: some can be sent without waiting."""
 
     @property
     def ready(self) -> bool: ...
@@ -57,16 +57,16 @@ class Writer(Protocol):
         """Before it is entered: send nothing before it is released or ends."""
 
     def write_now(self, data: bytes) -> None:
-        """Hand over some frames to a reader that is ready for them."""
+        """Send frames to a reader that is ready for them."""
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Hand over some frames; waits while the reader is behind."""
+        """Send frames; waits while the reader is behind."""
 
     async def release(self) -> None: ...
 
 
 class EventStream:
-    """The writer of one stream: its head, keepalives, back-pressure, and the end of a reader that takes nothing."""
+    """The writer of one stream: head, keepalives, back-pressure, and a timeout for readers that read nothing."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class EventStream:
         self._held: list[bytes] | None = None
         self._among: set[EventStream] = set() if among is None else among
         self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
-        self.response._send_headers_immediately = False  # the head goes out with what is written first
+        self.response._send_headers_immediately = False  # the head is sent with the first data
         self._keepalive_s, self._stall_s = keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
         self._spoke_at = self._loop.time()
@@ -95,13 +95,13 @@ class EventStream:
         if self._held is None:
             writer = await self._prepare()
             if type(writer) is StreamWriter:
-                self._loop.call_soon(_send_head, writer)  # if nothing is written at once
+                self._loop.call_soon(_send_head, writer)  # unless data is written first
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
         self._among.add(self)
         return self
 
     async def _prepare(self) -> AbstractStreamWriter | None:
-        """Make the head of the headers as they are now."""
+        """Freeze the headers and make the head."""
         try:
             writer = await self.response.prepare(self._request)
         except (ConnectionError, RuntimeError) as error:
@@ -111,7 +111,7 @@ class EventStream:
         return writer
 
     async def __aexit__(self, *error: object) -> None:
-        """With an error the connection ends too: what follows the head is no place for another answer."""
+        """After an error the connection is closed: an error response cannot follow the head."""
         self._among.discard(self)
         if any(error) and getattr(self.response, "prepared", False) and self._request.transport is not None:
             self._request.transport.close()
@@ -127,7 +127,6 @@ class EventStream:
         self._held = []
 
     async def release(self) -> None:
-        """Send what was held, and from now on what is written at once."""
         if self._held is not None:
             data, self._held = b"".join(self._held), None
             await self._prepare()
@@ -135,19 +134,18 @@ class EventStream:
 
     @property
     def ready(self) -> bool:
-        """Whether frames can be handed over without waiting: the head is out, and the reader keeps up."""
+        """Whether frames can be sent without waiting: the head is out, and the reader keeps up."""
         transport = self._transport
         return (
             transport is not None and not transport.is_closing() and transport.get_write_buffer_size() < AHEAD_BYTES_MAX
         )
 
     def write_now(self, data: bytes) -> None:
-        """Hand over some frames to a reader that is ready for them."""
         self._spoke_at = self._loop.time()
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[union-attr]
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Hand over some frames; waits while the reader is behind, but not for ever. With the last the stream ends."""
+        """Waits while the reader is behind, up to a timeout. `last` ends the stream."""
         if self.ready and not last:
             if data:  # an empty chunk would end the stream
                 self.write_now(data)
@@ -176,7 +174,7 @@ class EventStream:
             raise ClientGone from None
 
     def _keep(self) -> None:
-        """Say that the stream is alive, where nothing else has said so for a while."""
+        """Send keepalives while nothing else is sent."""
         quiet_s = self._loop.time() - self._spoke_at
         if quiet_s >= self._keepalive_s and (self._keeping is None or self._keeping.done()):
             self._keeping = self._loop.create_task(self._say_alive())
@@ -193,14 +191,14 @@ def _send_head(writer: StreamWriter) -> None:
 
 
 def inline_sink(renderer: Renderer, stream: Writer) -> Sink:
-    """What carries the pieces of a text to a reader that waits for nothing else, at once."""
+    """Sends text deltas at once to a reader that is waiting for nothing else."""
 
     def carry(event: Event) -> bool:
         if event.type not in VOLATILE or not stream.ready:
             return False
         try:
             data = renderer.feed([event])
-        except Exception:  # noqa: BLE001  (a reader's defect is not the run's: it is met again where the reader reads)
+        except Exception:  # noqa: BLE001  (a renderer's error must not end the run; the reader's own loop raises it again)
             return False
         if data:
             stream.write_now(data)
@@ -212,7 +210,7 @@ def inline_sink(renderer: Renderer, stream: Writer) -> Sink:
 def run_events(
     engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
-    """A run's log in batches, with the rows of those events that are to bring them."""
+    """A run's log in batches; events of the types in `rows` bring their message rows."""
     batches: AsyncGenerator[list[Item], None] = engine.batches(run_id, after, sink)
     return _with_rows(engine, run_id, rows, batches) if rows else batches
 
@@ -220,7 +218,7 @@ def run_events(
 async def run_events_to_end(
     engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
-    """The same for those who learn of the end from the log alone: they are told one that could not be put there."""
+    """The same for readers that learn of the end from the log alone: an end that could not be logged is made up."""
     ended = False
     async with contextlib.aclosing(run_events(engine, run_id, rows, after, sink)) as batches:
         async for batch in batches:
@@ -241,8 +239,8 @@ async def _with_rows(
                     continue
                 row = event.message_row if event.message_row is not None else await engine.row(run_id, row_id)
                 if row is not None:
-                    told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
-                    data = {**event.data, **told}
+                    message = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
+                    data = {**event.data, **message}
                     batch[at] = Event(event.run_id, event.type, event.step, data, event.seq, event.ts)
             yield batch
 
@@ -253,10 +251,9 @@ async def forward(
     stream: Writer | None,
     on_end: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Carry the beginning and everything else through the renderer to its reader; whether the end was among it.
+    """Send the beginning and all events through the renderer; returns whether the end was among them.
 
-    What `on_end` does is done before the end is told. A stream that is held is released with the first event, which is
-    on record by then.
+    `on_end` runs before the end is sent. A held stream is released with the first event, which is on record by then.
     """
     ended = False
     for data in renderer.begin():

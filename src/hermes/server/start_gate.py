@@ -1,7 +1,7 @@
-"""Turns of a burst start a few at a time.
+"""Limits how many turns start at once.
 
-The event loop does one stage of every request before the next stage of any, so that of 500 turns which come together none
-would reach its model before the last is parsed. With a gate the first ones are answered while the last ones wait.
+The event loop does one stage of every request before the next stage of any, so that of 500 turns which arrive together
+none would reach its model before the last is parsed. With a gate the first ones are answered while the last ones wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hermes.core import limits
 
 
 class Start:
-    """The place of one turn among those that are starting."""
+    """The slot of one starting turn."""
 
     __slots__ = ("_gate", "_period")
 
@@ -24,7 +24,7 @@ class Start:
         self._period = period
 
     def leave(self) -> None:
-        """The turn has asked its model, or will not. Once is enough; twice does no harm."""
+        """The turn has asked its model, or will not. May be called again."""
         if self._gate is not None:
             gate, self._gate = self._gate, None
             gate.leave(self._period)
@@ -36,8 +36,8 @@ START: web.RequestKey[Start] = web.RequestKey("start")
 class StartGate:
     """Lets turns in, in order of arrival, while fewer than `TURNS_STARTING_MAX` are starting.
 
-    A turn that takes its time, for instance because it waits for its session, holds nobody up for long: while turns wait,
-    those that were let in before are no longer counted after `TURNS_STARTING_S_MAX`, when the next period begins.
+    A slow turn, for instance one that waits for its session, does not block others for long: while turns wait, those
+    let in before are no longer counted after `TURNS_STARTING_S_MAX`, when the next period begins.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StartGate:
         try:
             return Start(self, await admitted)
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # let in and cancelled at once
+            if not admitted.cancelled():  # admitted and cancelled at once
                 self.leave(admitted.result())
             raise
 

@@ -1,4 +1,4 @@
-"""Who can reach the server: the keys and the address it is given, and what it does not start with."""
+"""Checks before the server starts: keys, exposure, sandbox and address."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKLOG = 1024
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _KEY_CHARS_MIN = 16
 _PLACEHOLDERS = ("changeme", "placeholder", "yourapikey", "yoursecretkey", "replaceme", "insertkeyhere", "apikeyhere")
-# Whole keys whose hashes are known to everybody.
+# Common keys, whose hashes can be looked up.
 _PHRASES = """
     change me, changeme, change me now, change this, placeholder, your api key, your api key here, your key,
     your key here, your secret key, your secret key here, your token, your token here, replace me,
@@ -41,7 +41,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Unavailable(HermesError):
-    """Something that the server needs is not to be had: its address, its store, its home."""
+    """Something that the server needs is unavailable: its address, its store, its home."""
 
     exit_code = 69
 
@@ -50,7 +50,7 @@ class Unavailable(HermesError):
 
 
 def check_settings(settings: config.Settings) -> None:
-    """Refuse settings with which there is nothing to serve, or nobody to tell who may come in."""
+    """Refuse settings with nothing to serve, or with unusable keys."""
     enabled = settings.origin("api_server.enabled")
     if enabled.source != "default" and enabled.value is False:
         in_environment = enabled.source == "environment"
@@ -96,7 +96,7 @@ def _fault_of(entry: JsonMapping, names: set[str], settings: config.Settings) ->
 
 
 def _fault_of_bounds(name: str, entry: JsonMapping) -> str:
-    """A bound that is not understood would be none at all."""
+    """A limit that is not understood would be none at all."""
     if unknown := [str(field) for field in entry if field not in ENTRY_FIELDS]:
         return f"{name!r} has the unknown field {unknown[0]!r}; there are {', '.join(ENTRY_FIELDS)}"
     for field in COUNTS:
@@ -111,17 +111,17 @@ def _fault_of_bounds(name: str, entry: JsonMapping) -> str:
 
 
 def keys_of(settings: config.Settings) -> dict[str, str]:
-    """Every key by the setting it is in; one of which only the hash is known is there without its text."""
+    """Every key by the setting that holds it; empty where only its hash is known."""
     own = settings.api_server.key
-    found = {"api_server.key": str(own)} if own else {}
+    keys = {"api_server.key": str(own)} if own else {}
     for entry in settings.api_server.keys:
         key = entry.get("key") or settings.variable(str(entry.get("key_env") or "")) or ""
-        found[_place(entry)] = key
-    return found
+        keys[_place(entry)] = key
+    return keys
 
 
 def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allow_local_exec: bool) -> None:
-    """Who may reach the server must be known to it; what only this machine can reach may be open."""
+    """Without keys a server must be reachable from this machine only."""
     keys = keys_of(settings)
     if not loopback and not keys:
         message = f"api_server.key is not set, and {host} can be reached from other machines."
@@ -149,7 +149,7 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
 
 
 def check_profiles(served: Mapping[str, config.Settings]) -> None:
-    """All profiles of one server have a key, or none has: who may not enter one must not enter through another."""
+    """Either all profiles of a server have keys, or none: one without would be a way into the others."""
     with_key = [name for name, settings in served.items() if keys_of(settings)]
     without = [name for name in served if name not in with_key]
     if with_key and without:
@@ -158,7 +158,7 @@ def check_profiles(served: Mapping[str, config.Settings]) -> None:
 
 
 def _hashes_of(settings: config.Settings) -> dict[str, str]:
-    """The keys of which only the hash is known, by the setting it is in."""
+    """The keys of which only the hash is known, by setting."""
     entries = [entry for entry in settings.api_server.keys if entry.get("key_sha256")]
     return {_place(entry): str(entry["key_sha256"]).lower() for entry in entries}
 
@@ -168,7 +168,7 @@ def _place(entry: JsonMapping) -> str:
 
 
 def _weakness_of_hash(digest: str) -> str:
-    """Of a hash it can only be told whether it is that of a key which others think of first, or is made up."""
+    """All that can be checked of a hash: that it is no common key's, and not made up."""
     if (digest + digest).find(digest, 1) < len(digest):
         return "is no hash of a key"
     return "is the hash of a placeholder" if digest in _placeholder_hashes() else ""
@@ -198,9 +198,9 @@ def key_weakness(key: str) -> str:
 
 
 def sandbox_backend(settings: config.Settings, *, trying: bool = False) -> str:
-    """The sandbox that commands run in. One that is named and does not work is an error, never a silent step down.
+    """The sandbox for commands. A configured one that does not work is an error, never a silent fallback.
 
-    What worked the last time, with machine and settings as they are now, is tried again only where it decides something.
+    A cached result of the last check is used unless the outcome matters.
     """
     from hermes.sandbox import probe_cache
     from hermes.sandbox.choose import choose_backend
@@ -214,28 +214,27 @@ Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 def resolved(host: str, port: int) -> list[Address]:
-    """The addresses that a host's name stands for; nothing stands for all of this machine."""
+    """The addresses of a host name; an empty one means all of this machine's."""
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        entries = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise Unavailable(
             f"The address {host!r} is not known here ({error}).", where="api_server.host", hint="127.0.0.1"
         ) from None
-    return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    return list(dict.fromkeys((family, where) for family, _, _, _, where in entries))
 
 
 def is_loopback(addresses: list[Address]) -> bool:
-    """Whether only this machine can reach them all."""
+    """Whether all are reachable from this machine only."""
     return all(ip_address(str(where[0]).partition("%")[0]).is_loopback for _, where in addresses)
 
 
 def bind(
     home: Home, host: str, addresses: list[Address], *, shared: bool = False, listen: bool = True
 ) -> list[socket.socket]:
-    """Sockets that listen on these addresses, all on one port. Nothing stays bound when one is taken.
+    """Listening sockets on these addresses, all on one port. Nothing stays bound when one is in use.
 
-    Those that are `shared` do not mind others of this user's on the same port, which must be shared too; without
-    `listen` the port is only kept.
+    With `shared` other sockets of this user may share the port; without `listen` it is only reserved.
     """
     port, bound, lacking = addresses[0][1][1], [], None
     with contextlib.ExitStack() as stack:
@@ -245,7 +244,7 @@ def bind(
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise _not_bound(home, host, port, error) from None
-                lacking = error  # a name may stand for addresses that this machine has not, as localhost does
+                lacking = error  # localhost may resolve to addresses that this machine lacks
                 continue
             port = sock.getsockname()[1]
             bound.append(sock)
@@ -274,11 +273,11 @@ def _bound(family: socket.AddressFamily, where: tuple[Any, ...], *, shared: bool
 
 
 def _not_bound(home: Home, host: str, port: int, error: OSError) -> Unavailable:
-    told = f"{server_url({'host': host or '*', 'port': port})} cannot be bound: {error.strerror}."
+    message = f"{server_url({'host': host or '*', 'port': port})} cannot be bound: {error.strerror}."
     for profile in homes.list_profiles(home):
         other = homes.Home(home.root) if profile == homes.DEFAULT_PROFILE else homes.open_profile(home.root, profile)
         state = read_runtime_status(other)
         if state is not None and state.get("port") == port and other.path != home.path:
-            told += f" The server of the profile {profile!r} (pid {state['pid']}) is there."
-            return Unavailable(told, hint=f"hermes -p {profile} gateway stop, or --port 0")
-    return Unavailable(told, hint="another --port; 0 takes a free one")
+            message += f" The server of the profile {profile!r} (pid {state['pid']}) is there."
+            return Unavailable(message, hint=f"hermes -p {profile} gateway stop, or --port 0")
+    return Unavailable(message, hint="another --port; 0 takes a free one")

@@ -1,6 +1,6 @@
-"""The running server as its home shows it: the lock, its pid, and its state for others to read.
+"""The running server as its home shows it: the lock, its pid, and its state file.
 
-One server holds a home alone, unless all of its servers have a bus in common: then each has a state file of its own.
+One server holds a home alone, unless all of its servers share a bus: then each has its own state file.
 """
 
 from __future__ import annotations
@@ -24,20 +24,12 @@ from hermes.guards.secrets import MARK, Secrets, redact_tree
 
 STATES = ("starting", "running", "draining", "stopped", "startup_failed")
 FIELDS = (
-    "pid",
-    "argv",
-    "start_time",
-    "gateway_state",
-    "exit_reason",
-    "host",
-    "port",
-    "active_agents",
-    "platforms",
+    *("pid", "argv", "start_time", "gateway_state", "exit_reason", "host", "port", "active_agents", "platforms"),
     "updated_at",
 )
-# An address on which a server listens everywhere, and where this machine reaches it.
+# Wildcard address: its local address.
 ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-# Whoever only asks whether the home is served has the lock for a moment; a server keeps it.
+# A check of whether the home is served holds the lock for a moment only.
 _TRIES, _WAIT_S = 5, 0.01
 
 
@@ -48,23 +40,22 @@ class HomeServed(HermesError):
 
 
 class ServerLock:
-    """This process as the server of a home, until it is released or ends, however it ends."""
+    """This process as the server of a home, until released or the process ends."""
 
     def __init__(self, home: Home, fd: int) -> None:
-        self._home = home
-        self._fd = fd
+        self._home, self._fd = home, fd
 
     @property
     def fd(self) -> int:
-        """The file that is locked: whoever inherits it holds the home too."""
+        """The locked file: a process that inherits it holds the home too."""
         return self._fd
 
     def release(self) -> None:
-        """Let others serve this home; a second time does nothing."""
+        """May be called again."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        # The lock file stays: taking it away could part a lock from the name under which others look for it.
+        # The lock file stays: others may already have opened it to lock it.
         with contextlib.suppress(OSError):
             if read_pid(self._home) == os.getpid():
                 self._home.pid_file.unlink()
@@ -80,8 +71,7 @@ class ServerLock:
 
 
 def hold(home: Home, *, shared: bool = False) -> ServerLock:
-    """Become the server of this home, or learn who is. What a dead server left behind is in nobody's way. `shared`: with
-    others that do so too."""
+    """Become the server of this home, or learn who is. `shared`: together with others that do so too."""
     homes.make_private_folder(home.path)
     for _ in range(_TRIES):
         fd = _try_lock(home, shared=shared)
@@ -101,9 +91,9 @@ def hold(home: Home, *, shared: bool = False) -> ServerLock:
 
 
 def read_runtime_status(home: Home | None = None) -> JsonObject | None:
-    """What the server of this home last wrote about itself; None when there is nothing to read or its process is gone.
+    """The state of this home's server; None when there is none or its process has ended.
 
-    `start_time` is that of `hermes.core.processes`: seconds since the machine's start, the same whatever the clock does.
+    `start_time` is that of `hermes.core.processes`: seconds since boot, whatever the clock does.
     """
     if home is None:
         try:
@@ -114,9 +104,9 @@ def read_runtime_status(home: Home | None = None) -> JsonObject | None:
 
 
 def write_runtime_status(home: Home, **fields: Any) -> None:
-    """Change what the state file tells of this process; for the one that holds the home. Blocks for a disk's write.
+    """Change this process's state file; only for the process that holds the home. Blocks.
 
-    What another process wrote there before goes. Nothing that looks like a credential gets into the file.
+    What another process wrote there is dropped. Nothing that looks like a credential is written.
     """
     _check(fields)
     with homes.locked(home.path):
@@ -137,24 +127,17 @@ def _try_lock(home: Home, *, shared: bool) -> int | None:
     fd = homes.private_opener(home.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        # Removed by hand in between: a lock on a file that nobody finds any more holds nothing.
+        # A lock on a file that was deleted meanwhile holds nothing.
         if os.path.samestat(os.fstat(fd), os.stat(home.lock_file)):
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as error:
         os.close(fd)
-        raise _unlockable(home, error) from error
+        message = f"The file cannot be locked ({error.strerror})."
+        raise HermesError(message, where=str(home.lock_file), hint="a HERMES_HOME on a local disk") from error
     os.close(fd)
     return None
-
-
-def _unlockable(home: Home, error: OSError) -> HermesError:
-    return HermesError(
-        f"The file cannot be locked ({error.strerror}).",
-        where=str(home.lock_file),
-        hint="a HERMES_HOME on a local disk",
-    )
 
 
 def _served(home: Home) -> HomeServed:
@@ -179,7 +162,7 @@ def server_url(state: JsonObject) -> str:
 
 
 def local_url(home: Home) -> str:
-    """Where this machine reaches the running server of a home; empty when there is none."""
+    """The address of a home's running server on this machine; empty when there is none."""
     state = read_runtime_status(home) or {}
     host = str(state.get("host") or "")
     return server_url({**state, "host": ANYWHERE.get(host, host)}) if state.get("gateway_state") == "running" else ""
@@ -203,14 +186,14 @@ def _own_state_file(home: Home) -> Path:
 
 
 def _state_files(home: Home) -> Iterator[Path]:
-    """Where the state of a server on this machine may be: of this process first, then of the home as a whole."""
+    """Where a server's state may be: this process's own file first, then the home's."""
     yield _own_state_file(home)
     yield home.state_file
     yield from sorted(home.server_states.glob(f"{os.uname().nodename}.*.json"))
 
 
 def make_own_state(home: Home) -> None:
-    """Have this process write its state to a file of its own until it releases the home."""
+    """Have this process write its own state file until it releases the home."""
     for file in home.server_states.glob(f"{os.uname().nodename}.*.json"):
         if not is_alive(int(pid) if (pid := file.name.split(".")[-2]).isdecimal() else 0, None):
             file.unlink(missing_ok=True)
@@ -233,7 +216,6 @@ def _is_live(state: JsonObject) -> bool:
 
 
 def _blank(pid: int, start: float | None) -> JsonObject:
-    """A state in which only the process is known."""
     return {
         **dict.fromkeys(FIELDS),
         "pid": pid,
@@ -253,12 +235,10 @@ def _check(fields: JsonObject) -> None:
 
 
 def _masked(argv: list[str]) -> list[str]:
-    """The arguments without those that follow an option named like a credential."""
-    return [
-        MARK if _takes_secret(before) else argument for before, argument in zip(["", *argv[:-1]], argv, strict=True)
-    ]
+    """The arguments with the values of credential-like options masked."""
 
+    def takes_secret(option: str) -> bool:
+        sample = f"{option}=anything"
+        return option.startswith("-") and "=" not in option and Secrets().redact(sample) != sample
 
-def _takes_secret(option: str) -> bool:
-    sample = f"{option}=anything"
-    return option.startswith("-") and "=" not in option and Secrets().redact(sample) != sample
+    return [MARK if takes_secret(before) else argument for before, argument in zip(["", *argv], argv, strict=False)]

@@ -1,4 +1,4 @@
-"""What became of a run that somebody else has begun: its result as the store tells it, and what was said before it."""
+"""The result of a run from the store, and the conversation before it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hermes.runs.engine import RunEngine
 from hermes.server.render_run import code_of, is_partial
 from hermes.store.base import StoreError
 
-_UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
+_ERRORS = {"completed": None, "cancelled": "The turn was stopped."}
 
 
-async def said_until(sessions: Any, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
-    """The conversation as it stood before a run, or behind it."""
-    found: list[JsonObject] = await sessions.conversation_until(session_id, run_id, with_it=with_it)
-    return found
+async def conversation_until(sessions: Any, session_id: str, run_id: str, *, with_it: bool) -> list[JsonObject]:
+    """The conversation before a run, or including it."""
+    messages: list[JsonObject] = await sessions.conversation_until(session_id, run_id, with_it=with_it)
+    return messages
 
 
 async def result_at_end(engine: RunEngine, run_id: str) -> Result:
-    """The result of a run, waited for; that of one which is handed on to the next server says so."""
+    """Wait for the result of a run; one that is handed on to the next server says so."""
     while (record := await engine.get(run_id)) is not None and not record.state.ended and not engine.draining:
         async with aclosing(engine.batches(run_id, record.state.last_seq)) as batches:
             async for _ in batches:
@@ -34,7 +34,7 @@ async def result_at_end(engine: RunEngine, run_id: str) -> Result:
 
 
 async def stored_result(store: Any, run_id: str) -> Result:
-    """What the store says of a run that has ended, in the form of a result."""
+    """The result of an ended run."""
     record = await store.runs.get(run_id)
     if record is None:
         raise StoreError(f"There is no run {run_id!r} in the store.")
@@ -51,13 +51,13 @@ async def stored_result(store: Any, run_id: str) -> Result:
     result: Result = {
         "final_response": text,
         "last_reasoning": row.reasoning if row is not None else None,
-        "messages": await said_until(store.sessions, spec.session_id, run_id, with_it=True),
+        "messages": await conversation_until(store.sessions, spec.session_id, run_id, with_it=True),
         "api_calls": sum(event.type == "usage" and not event.data.get("task") for event in events),
         "completed": state.status == "completed",
         "partial": is_partial(state.status, text, code),
         "failed": state.status not in ("completed", "cancelled") and not cut,
         "interrupted": state.status == "cancelled",
-        "error": state.error or _UNTOLD.get(state.status, "The server ended before the turn did."),
+        "error": state.error or _ERRORS.get(state.status, "The server ended before the turn did."),
         "error_code": code,
         "failure": state.failure or ("interrupted" if state.status == "cancelled" else None),
         "retry_after_s": None,

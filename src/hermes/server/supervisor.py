@@ -1,4 +1,4 @@
-"""What a server tells the service manager that started it: the datagrams of systemd's `sd_notify`."""
+"""systemd's `sd_notify` protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The socket that the environment names; where it names none, nothing is told."""
+    """The service manager's socket; without one nothing is sent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         name = environ.get("NOTIFY_SOCKET", "")
@@ -19,7 +19,7 @@ class Supervisor:
         self.period_s = _period_s(environ) if self._address else None
 
     def tell(self, *lines: str) -> None:
-        """Send these assignments together. It never waits, and a manager that does not listen stops nobody."""
+        """Send these assignments in one datagram, without blocking. Errors are only logged."""
         if not self._address:
             return
         message = "\n".join(line.replace("\n", " ") for line in lines)
@@ -31,7 +31,7 @@ class Supervisor:
 
 
 def _period_s(environ: Mapping[str, str]) -> float | None:
-    """How often a sign of life is due: half of what the watchdog waits; None where it waits for none from here."""
+    """The ping interval: half of the watchdog's timeout; None without a watchdog for this process."""
     given, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not given.isascii() or not given.isdigit() or not int(given) or pid not in ("", str(os.getpid())):
         return None

@@ -32,7 +32,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def object_of(arguments: str) -> JsonObject:
-    """The arguments as an object; the agent passes on only what parses."""
+    """Arguments that do not parse are empty."""
     try:
         value = json.loads(arguments or "{}")
     except ValueError:
@@ -51,10 +51,9 @@ def _parameters(required: tuple[str, ...], **properties: JsonObject) -> JsonObje
 class ClientType:
     """One type of client tool.
 
-    `payload` is the field of a call's item that holds what the tool is called with: `pack` makes it of the function's
-    arguments, `unpack` makes the arguments of it. `event` is the stem of the events that stream it. A type without
-    `parameters` takes those of the tool itself, and one without `function` its name. `takes_parts`: the output of an item
-    may be a list of content parts.
+    `payload` is the field of a call's item that holds the arguments: `pack` makes it from the function's arguments,
+    `unpack` does the reverse. `event` is the prefix of the events that stream it. A type without `parameters` takes
+    those of the tool itself, and one without `function` its name. `takes_parts`: the output may be a list of parts.
     """
 
     call: str
@@ -75,17 +74,14 @@ class ClientType:
     def schema(self, tool: NamespacedTool, name: str) -> JsonObject:
         """The function that stands for a tool of this type."""
         parameters = self.parameters or tool.parameters or {"type": "object", "properties": {}}
-        schema: JsonObject = {
-            "name": name,
-            "description": tool.description or self.description,
-            "parameters": parameters,
-        }
+        description = tool.description or self.description
+        schema: JsonObject = {"name": name, "description": description, "parameters": parameters}
         if tool.type == "custom":
             schema["format"] = tool.format or {"type": "text"}
         return {"type": "function", "function": schema}
 
     def item(self, called: JsonMapping, item_id: str, call_id: str) -> JsonObject:
-        """The item of a call of the tool that `called` describes, before its payload is known."""
+        """The item of a call of the tool `called`, before its payload is known."""
         named = {} if self.function else {key: called[key] for key in ("name", "namespace") if called.get(key)}
         return {"type": self.call, "id": item_id, "call_id": call_id, **named, **self.constant}
 
@@ -157,12 +153,7 @@ CLIENT_TYPES: dict[str, ClientType] = {
         "shell_call_output",
         "sh",
         "action",
-        pack=lambda arguments: {
-            "commands": [],
-            "timeout_ms": None,
-            "max_output_length": None,
-            **object_of(arguments),
-        },
+        pack=lambda arguments: {"commands": [], "timeout_ms": None, "max_output_length": None, **object_of(arguments)},
         unpack=lambda given: spaced_json({key: value for key, value in given.items() if value is not None}),
         function="shell",
         description="Run shell commands on the user's machine.",
@@ -217,8 +208,8 @@ OUTPUT_ITEMS = {kind.output: kind for kind in CLIENT_TYPES.values()}
 class HostedType:
     """A hosted tool: the server's tools in its place, and the item that shows a call of one of them.
 
-    Without the tool `needs` the others are no equivalent. `fields` makes the fields of the item of a tool's arguments, `result` those that its result adds; `given` reads an
-    item of a history back as tool, arguments and result.
+    Without the tool `needs` the others are no equivalent. `fields` turns a tool's arguments into fields of the item,
+    `result` its result; `given` reads an item of a history back as tool, arguments and result.
     """
 
     toolset: str
@@ -232,8 +223,8 @@ class HostedType:
 
 
 def _first(value: object) -> str:
-    found = value[0] if isinstance(value, list) and value else value
-    return found if isinstance(found, str) else ""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, str) else ""
 
 
 def _searched(item: JsonMapping) -> tuple[str, JsonObject, str]:
@@ -246,8 +237,8 @@ def _searched(item: JsonMapping) -> tuple[str, JsonObject, str]:
 
 def _interpreted(item: JsonMapping) -> tuple[str, JsonObject, str]:
     outputs = item.get("outputs")
-    found = [output for output in outputs if isinstance(output, Mapping)] if isinstance(outputs, list) else []
-    logs = "\n".join(_first(output.get("logs")) for output in found if output.get("type") == "logs")
+    items = [output for output in outputs if isinstance(output, Mapping)] if isinstance(outputs, list) else []
+    logs = "\n".join(_first(output.get("logs")) for output in items if output.get("type") == "logs")
     return "execute_code", {"code": _first(item.get("code"))}, logs or _NO_RESULT
 
 
@@ -273,40 +264,24 @@ _CODE_INTERPRETER = HostedType(
     _interpreted,
     lambda output: {"outputs": [{"type": "logs", "logs": output}]},
 )
-# Types of OpenAI that are not the client's to execute; None: the server has nothing in their place.
+_SEARCHES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
+_UNAVAILABLE = ("computer", "computer_use", "computer_use_preview", "file_search", "image_generation", "mcp")
+# OpenAI's types that are not the client's to execute; None: the server has no equivalent.
 HOSTED_TYPES: dict[str, HostedType | None] = {
-    "web_search": _WEB_SEARCH,
-    "web_search_2025_08_26": _WEB_SEARCH,
-    "web_search_preview": _WEB_SEARCH,
-    "web_search_preview_2025_03_11": _WEB_SEARCH,
+    **dict.fromkeys(_SEARCHES, _WEB_SEARCH),
     "code_interpreter": _CODE_INTERPRETER,
-    "computer": None,
-    "computer_use": None,
-    "computer_use_preview": None,
-    "file_search": None,
-    "image_generation": None,
-    "mcp": None,
-    "programmatic_tool_calling": None,
+    **dict.fromkeys((*_UNAVAILABLE, "programmatic_tool_calling")),
 }
 HOSTED_ITEMS = {hosted.call: hosted for hosted in (_WEB_SEARCH, _CODE_INTERPRETER)}
-# Items of histories that mean nothing to another model: accepted, left out and named.
-IGNORED_ITEMS = frozenset(
-    {
-        "computer_call",
-        "computer_call_output",
-        "file_search_call",
-        "image_generation_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-    }
+# Items that mean nothing to another model: ignored and reported.
+IGNORED_ITEMS = (
+    *("computer_call", "computer_call_output", "file_search_call", "image_generation_call", "mcp_approval_request"),
+    *("mcp_approval_response", "mcp_list_tools", "program", "program_output"),
 )
 
 
 def is_hosted(kind: str, environment: JsonMapping | None, execution: str | None) -> bool:
-    """Whether a tool of a client type is to be executed by the server after all."""
+    """Whether a client type's tool is executed by the server after all."""
     if kind == "shell":
         return environment is not None and environment.get("type") not in (None, "local")
     return kind == "tool_search" and execution != "client"

@@ -1,4 +1,4 @@
-"""What a turn is asked for: one builder from a request to its `RunSpec`, the model's route, and the client's tools."""
+"""From a request to its `RunSpec`: the one builder, the model's route, and the client's tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.core.ids import scope_name
 from hermes.core.json_types import JsonMapping, Message
 from hermes.core.spec import RouteChoice, RunSpec
-from hermes.server.errors import ApiError, invalid
+from hermes.server.errors import ApiError, invalid, missing
 from hermes.server.keys import Key
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.request_bodies import Body
@@ -29,8 +29,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 class Tools:
     """A client's functions, and how they may be chosen.
 
-    `reported` tells what the client knows a tool as, where that is no plain function; `hosted` are the types of tools
-    that the server is to have.
+    `reported`: how the client knows a tool that is not a plain function; `hosted`: tool types that the server executes.
     """
 
     schemas: tuple[Message, ...] = ()
@@ -49,10 +48,10 @@ def build_spec(
     *,
     announces: bool = False,
 ) -> RunSpec:
-    """The spec of a turn: what its API makes of its request (`spec`), with what the request's headers and its common
-    parameters ask for. A turn that ends with its client has `on_detach="cancel"`, which the headers may change.
+    """The turn's spec: the API's own part (`spec`) with the options of headers and common parameters.
 
-    `announces`: the stream shows questions of the agent, so they are asked unless the client says otherwise.
+    A turn that ends with its client has `on_detach="cancel"`, which the headers may change. `announces`: the stream
+    shows questions of the agent, so they are asked unless the client says otherwise.
     """
     toolsets = context.toolsets(options.toolsets)
     sampling, max_output_tokens, reasoning, metadata, route = spec.sampling, None, None, spec.metadata, spec.route
@@ -95,29 +94,29 @@ def build_spec(
 
 
 def route_of(context: ServerContext, caller: Key, model: str | None, provider: str | None = None) -> RouteChoice | None:
-    """The route that a request names; None where it names none: the session's, else the configured one."""
+    """The route that a request names; None: the session's, else the configured one."""
     aliases = context.options.model_routes
     is_default = not model or (model == context.model_name and model not in aliases)
     if provider:
-        found = models.of_provider(context.settings, provider, None if is_default else model)
-        model = f"{provider}/{(found.model if found else model) or ''}"
+        choice = models.of_provider(context.settings, provider, None if is_default else model)
+        model = f"{provider}/{(choice.model if choice else model) or ''}"
         _check_allowed(caller, model)
-        if found is None:
+        if choice is None:
             message = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
             raise invalid("provider", f"{message} GET /v1/models lists what can be asked for.")
-        return found
+        return choice
     if not model or is_default:
         return None
     _check_allowed(caller, model)
-    found = RouteChoice(alias=model) if model in aliases else models.named(context.app.settings, model)
-    # A key that may use certain models only is never given another one in the place of one that is gone.
-    if found is None and (context.options.strict_models or caller.models is not None):
+    choice = RouteChoice(alias=model) if model in aliases else models.named(context.app.settings, model)
+    # A key that is limited to certain models never gets another one in place of a removed one.
+    if choice is None and (context.options.strict_models or caller.models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
-    return found or RouteChoice()
+    return choice or RouteChoice()
 
 
 async def check_model(context: ServerContext, caller: Key, spec: RunSpec) -> None:
-    """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
+    """A turn without a model uses its session's, or the default: its key must allow that one."""
     if spec.route is None and caller.models is not None:
         session = await context.session(spec.session_id) if spec.persist else None
         own = session["model"] if session and session["owner"] == spec.owner else None
@@ -125,7 +124,7 @@ async def check_model(context: ServerContext, caller: Key, spec: RunSpec) -> Non
 
 
 def _check_allowed(caller: Key, name: str) -> None:
-    """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
+    """A ceiling holds names as requested: `provider/model` is allowed only where it is listed as such."""
     if caller.models is not None and name not in caller.models:
         message = f"This key may not use the model {name!r}; it may use {', '.join(sorted(caller.models))}."
         raise ApiError(403, message, "model_not_allowed", "model")
@@ -139,12 +138,12 @@ def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None)
     for at, tool in enumerate(tools or ()):
         where = f"tools[{at}]"
         if tool.type != "function":
-            message = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
+            message = f"Tools of the type {tool.type!r} are not supported; only functions of the client are."
             raise invalid(f"{where}.type", message, "unsupported_tool_type")
         function = tool.function
         where += ".function"
         if function is None:
-            raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
+            raise missing(where)
         if function.name in names:
             raise invalid(f"{where}.name", f"There are two tools named {function.name!r}.")
         names.add(function.name)
@@ -155,7 +154,7 @@ def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None)
 
 
 def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
-    """How a tool is to be chosen, in the form of chat completions, and which calls are allowed."""
+    """The tool choice in the form of chat completions, and the allowed functions."""
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
             raise invalid("tool_choice", "tool_choice is auto, none, required, or names a function.")
@@ -164,14 +163,14 @@ def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Messa
         return given, None
     if given.get("type") == "allowed_tools":
         inner = given.get("allowed_tools")
-        told: JsonMapping = inner if isinstance(inner, Mapping) else given
-        listed = told.get("tools")
-        if not isinstance(listed, list) or told.get("mode", "auto") not in ("auto", "required"):
+        options: JsonMapping = inner if isinstance(inner, Mapping) else given
+        listed = options.get("tools")
+        if not isinstance(listed, list) or options.get("mode", "auto") not in ("auto", "required"):
             raise invalid("tool_choice", "allowed_tools has a mode (auto or required) and a list of tools.")
         allowed = {_named(tool) for tool in listed}
         if not allowed <= names:
             raise invalid("tool_choice", "allowed_tools names a function that is not among the tools.")
-        return told.get("mode", "auto"), frozenset(n for n in allowed if n)
+        return options.get("mode", "auto"), frozenset(n for n in allowed if n)
     if given.get("type") == "function" and (name := _named(given)) in names:
         return {"type": "function", "function": {"name": name}}, None
     raise invalid("tool_choice", "tool_choice names something that is not among the tools.")
@@ -189,18 +188,18 @@ def _named(tool: object) -> str | None:
 
 
 async def with_unseen(context: ServerContext, spec: RunSpec, history: list[Message]) -> list[Message]:
-    """The history with the server's own calls, where exactly one turn that waits for these results can be meant."""
+    """The history with the server's own calls, where exactly one suspended turn matches these results."""
     if not spec.results:
         return history
     call_id, scope = str(spec.results[0]["tool_call_id"]), scope_name(spec.owner, spec.session_key)
-    kept = await context.stored_responses.suspended(call_id, scope)
-    matches = [match(history, [row_of_message("", message) for message in one]) for one in kept]
-    same = [found for found in matches if found is not None and not found.remaining]
+    candidates = await context.stored_responses.suspended(call_id, scope)
+    matches = [match(history, [row_of_message("", message) for message in one]) for one in candidates]
+    same = [alignment for alignment in matches if alignment is not None and not alignment.remaining]
     return same[0].with_unseen() if len(same) == 1 else history
 
 
 def open_calls(messages: Sequence[JsonMapping]) -> list[str]:
-    """Ids of the calls of the last message that have no results."""
+    """Ids of the last message's calls that have no results."""
     answered: set[Any] = set()
     for message in reversed(messages):
         if message.get("role") != "tool":
@@ -210,6 +209,11 @@ def open_calls(messages: Sequence[JsonMapping]) -> list[str]:
     return []
 
 
+def missing_output(call_id: str) -> ApiError:
+    message = f"The tool call {call_id!r} has no output; it must be answered before anything else is said."
+    return ApiError(400, message, "tool_output_missing", "tool_call_id")
+
+
 def answered_calls(messages: Sequence[JsonMapping]) -> set[Any]:
     return {message.get("tool_call_id") for message in messages if message.get("role") == "tool"}
 
@@ -217,8 +221,8 @@ def answered_calls(messages: Sequence[JsonMapping]) -> set[Any]:
 def answered_again(
     messages: Sequence[Message], results: Sequence[JsonMapping]
 ) -> tuple[list[Message], tuple[JsonMapping, ...]] | None:
-    """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
-    now, else as they were then. None: the results are of other calls, or the user has spoken since."""
+    """The conversation before the client's outputs of the last calls, and all of these outputs: the new ones, else the
+    earlier ones. None: the results are of other calls, or the user has spoken since."""
     given = {str(result["tool_call_id"]): result for result in results}
     for at in range(len(messages) - 1, -1, -1):
         if messages[at].get("role") == "user":

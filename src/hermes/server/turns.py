@@ -1,4 +1,4 @@
-"""A turn as a request asks for it: its spec, its admission, its running, and what becomes of it when the client goes."""
+"""A turn of a request: admission, running, streaming, and what happens when the client disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.sse import ClientGone, Item, Renderer, Writer, forward, inline_sink, run_events
 from hermes.server.start_gate import START
 from hermes.server.stored_result import result_at_end
-from hermes.server.turn_spec import answered_again, answered_calls, check_model, open_calls
+from hermes.server.turn_spec import answered_again, answered_calls, check_model, missing_output, open_calls
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
@@ -45,24 +45,24 @@ class TurnRenderer(Renderer, Protocol):
     """The format of a whole turn."""
 
     def finish(self, ended: Outcome) -> bytes:
-        """The end, and what the events have not told."""
+        """The end, and what the events did not include."""
         ...
 
 
 class Recorder(Protocol):
-    """Who keeps what a turn comes to."""
+    """Stores what a turn produces."""
 
     async def begin(self, renderer: Any) -> None:
-        """The turn has begun, and nothing was told yet."""
+        """Called before anything is sent."""
 
     async def end(self, renderer: Any) -> None:
-        """The turn has ended, which is told next."""
+        """Called before the end is sent."""
 
     async def lose(self, renderer: Any) -> None: ...
 
 
 class Run(Protocol):
-    """A turn that is carried out. With `recorded` it has a log."""
+    """A running turn. With `recorded` it has a log."""
 
     recorded: bool
 
@@ -74,23 +74,23 @@ class Run(Protocol):
         ...
 
     def events(self, rows: frozenset[str], sink: Sink | None) -> AsyncGenerator[list[Item], None]:
-        """All that it tells; events of the types in `rows` bring along the message that they announce."""
+        """All events; those of the types in `rows` bring the message that they announce."""
         ...
 
     async def result(self) -> tuple[JsonMapping, JsonMapping]:
-        """Its result, waited for, and its tokens."""
+        """Waits for the result; with its token counts."""
         ...
 
     async def stop(self) -> None:
-        """Its client has gone: stop it and wait for its end, unless it is to end by itself."""
+        """After a disconnect: stop it and wait for its end, unless it is to go on."""
 
-    def untold(self) -> list[Item]:
-        """What it has reported, and nobody has taken."""
+    def unread(self) -> list[Item]:
+        """Events that were reported and not read."""
         ...
 
 
 class ReplacedRun(Run, Protocol):
-    """A turn that something else than the engine carries out, and may stream in its own way."""
+    """A turn that is not run by the engine, and may have its own way of streaming."""
 
     async def stream(
         self,
@@ -103,7 +103,7 @@ class ReplacedRun(Run, Protocol):
 
 
 class EngineRun:
-    """A run of the engine: followed in its log, ended by its task."""
+    """A run of the engine: events from its log, its end from its task."""
 
     recorded = True
 
@@ -114,11 +114,11 @@ class EngineRun:
         self._error: Exception | None = None
 
     async def start(self) -> None:
-        """Begin the run, unless an earlier server has; what keeps it from beginning is its result."""
+        """Start the run, unless an earlier server has; a failure to start is its result."""
         if self._admission.started:
             return
         try:
-            if self._spec.on_detach == "continue":  # then it begins even if the client goes meanwhile
+            if self._spec.on_detach == "continue":  # then it starts even if the client disconnects meanwhile
                 await run_uncancellable(self._begin())
             else:
                 await self._begin()
@@ -138,7 +138,6 @@ class EngineRun:
         return run_events(self._engine, self._spec.run_id, rows, sink=sink) if self._error is None else _no_events()
 
     async def result(self) -> tuple[Result, Result]:
-        """The result, which tells the tokens as well."""
         if self._error is not None:
             raise self._error
         if self._task is None:
@@ -148,11 +147,10 @@ class EngineRun:
         return result, result
 
     async def stop(self) -> None:
-        """Leave the run, which ends it if its spec says so."""
+        """Detach from the run, which ends it if its spec says so."""
         await self._engine.detach(self._spec.run_id, self._owner)
 
-    def untold(self) -> list[Item]:
-        """The log has it all."""
+    def unread(self) -> list[Item]:
         return []
 
 
@@ -166,14 +164,14 @@ async def _no_events() -> AsyncGenerator[list[Item], None]:
 
 @dataclass(slots=True)
 class Turn:
-    """One turn of a request, from its admission to its end."""
+    """One turn of a request, from admission to end."""
 
     context: ServerContext
     request: web.Request
     spec: RunSpec
     options: RequestOptions
     bind: bool = False
-    # Nobody is told of the session before the turn is on record: it is made then.
+    # The session is created when the turn is on record, and named to nobody before.
     defer_session: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
@@ -188,16 +186,16 @@ class Turn:
         return (self.admission or self).spec.session_id
 
     async def admit(self) -> None:
-        """Gain a permit and the session, then read what was said in it before. Whoever calls this calls `release`."""
+        """Acquire a permit and the session, then load its history. The caller must call `release`."""
         await self.acquire_session()
         await self.load_history()
 
     async def acquire_session(self, after_run: str | None = None) -> None:
-        """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
-        an earlier server has begun has both, and only follows."""
+        """Acquire a permit and the session; with `after_run` wait for that run only. A run that an earlier server
+        started has both, and is only followed."""
         caller = caller_of(self.request)
         if caller.sees_all and not self.bind:
-            # Who sees all sessions works in another owner's for that owner.
+            # An admin works in another owner's session on that owner's behalf.
             session = await self.context.session(self.spec.session_id)
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
@@ -221,7 +219,7 @@ class Turn:
             await check_model(self.context, caller, self.spec)
 
     async def load_history(self) -> None:
-        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
+        """Load the history once the session is held, and answer the client's open calls in it."""
         spec = self.spec
         held = self.admission.lease.opened if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
@@ -229,9 +227,7 @@ class Turn:
         if spec.history is not None and (spec.base_id is None or self.bind):
             self.history = [*spec.history]
         else:
-            opened = (
-                self.admission.lease.opened if self.admission and spec.persist and self.context.stores_runs else None
-            )
+            opened = held if self.context.stores_runs else None
             if opened is not None:
                 session = opened.session
             else:
@@ -250,7 +246,7 @@ class Turn:
                 await self._answer_calls()
             last = self.history[-1] if self.history else {}
             if spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
-                message = "The session does not end with an answer that can be gone on with; send a user message."
+                message = "The session does not end with an answer that can be continued; send a user message."
                 raise ApiError(400, message, "missing_user_message", "messages")
         for result in self.spec.results:
             self.history.append({"role": "tool", **result})
@@ -259,7 +255,7 @@ class Turn:
         """Every call that the history leaves open must be answered, and nothing else."""
         asked = open_calls(self.history)
         if self.spec.results and self.spec.user_message and not self.spec.verbatim:
-            # Who sends all messages along may repeat what a session holds already.
+            # A client that sends all messages may repeat stored ones.
             files = self.context.app.services.files
             known = await files.call_for(len(self.history), lambda: answered_calls(self.history))
             known -= {*asked}  # an id may name several calls, one after the other
@@ -276,21 +272,20 @@ class Turn:
             raise ApiError(400, message, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.context.waits(missing, self.spec.owner)):
-            message = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
-            raise ApiError(400, message, "tool_output_missing", "tool_call_id")
+            raise missing_output(missing[0])
         if missing:
-            # Nobody waits for them any more; the model is told so.
+            # Nobody waits for them any more; the model learns that from a result.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
 
     async def _answer_again(self) -> bool:
-        """Go back to calls that were answered before, if those are what the outputs are for."""
+        """Go back to calls that were answered before, if the outputs are for those."""
         spec, opened = self.spec, self.admission.lease.opened if self.admission else None
         if spec.user_message or opened is None or self.history_source != "stored":
             return False
-        if (found := answered_again(self.history, spec.results)) is None:
+        if (match := answered_again(self.history, spec.results)) is None:
             return False
-        self.history, results = found
+        self.history, results = match
         self.spec = spec.replace(results=results)
         call_ids = [result["tool_call_id"] for result in results]
         await self.context.database().rewind_to_calls(spec.session_id, call_ids, lease_token=opened.token)
@@ -300,7 +295,7 @@ class Turn:
     # --- running ----------------------------------------------------------------------------------------------------
 
     async def start(self, *, streamed: bool) -> Run:
-        """Begin the turn. Whatever keeps it from beginning is its result."""
+        """A failure to start is the turn's result."""
         if self.run is None and self.context.replaced_run is not None:
             self.run = self.context.replaced_run(self, streamed=streamed)
         if self.run is None:
@@ -311,13 +306,21 @@ class Turn:
         return self.run
 
     async def finish(self) -> Outcome:
-        """Run the turn and wait for its end; whoever leaves meanwhile has it stopped, or lets it go on."""
+        """Run the turn to its end; on cancellation it is stopped, or goes on detached."""
         try:
             await self.start(streamed=False)
             return await self.outcome()
         except asyncio.CancelledError:
             await self.leave()
             raise
+
+    async def complete(self) -> Outcome:
+        """Admit the turn, run it to its end, and release it."""
+        try:
+            await self.admit()
+            return await self.finish()
+        finally:
+            await self.release()
 
     async def stream(
         self,
@@ -326,14 +329,14 @@ class Turn:
         rows: frozenset[str] = frozenset(),
         recorder: Recorder | None = None,
     ) -> web.StreamResponse:
-        """Stream the turn through a renderer, to its end or to that of the client."""
+        """Stream the turn to its end or a disconnect."""
         if self.run is None and self.context.replaced_run is not None:
             self.run = replaced = self.context.replaced_run(self, streamed=True)
             if replaced is not None:
                 return await replaced.stream(self, renderer, headers, rows, recorder)
         stream = self.context.stream(self.request, headers)
         if self.defer_session and self.admission is not None:
-            # The head is not made before the turn is on record.
+            # The head is sent when the turn is on record.
             self.admission.on_session_made = partial(stream.response.headers.__setitem__, SESSION_ID)
         with contextlib.suppress(ClientGone):
             await self.render(renderer, stream, rows, recorder)
@@ -346,9 +349,9 @@ class Turn:
         rows: frozenset[str] = frozenset(),
         recorder: Recorder | None = None,
     ) -> None:
-        """Begin the turn and carry all of it through a renderer, to its end or to that of the client.
+        """Start the turn and send its events through a renderer, to its end or a disconnect.
 
-        The recorder keeps the end before it is told.
+        The recorder stores the end before it is sent.
         """
         try:
             run = await self.start(streamed=stream is not None)
@@ -375,7 +378,7 @@ class Turn:
             raise
 
     async def streamed_outcome(self) -> Outcome:
-        """How the turn ended, for a stream: there even a refusal is told as an end."""
+        """The outcome for a stream, where even a refusal is an end."""
         if self.ended is None:
             try:
                 self.ended = await self.outcome()
@@ -395,22 +398,22 @@ class Turn:
             return outcome.raised(error, self.context.redact)
         limited = self.spec.max_output_tokens is not None
         ended = outcome.outcome_of(result, usage, self.context.redact, own_limit=limited)
-        if ended.calls and not self.spec.persist:  # no session holds what the client's results belong to
+        if ended.calls and not self.spec.persist:  # no session stores the calls
             await self._suspend([call["id"] for call in ended.calls], ended.messages or [])
         return ended
 
     async def _suspend(self, call_ids: list[str], messages: list[Message]) -> None:
-        """Keep what the client cannot send back: the server's own calls, if there are any."""
+        """Store what the client cannot send back: the server's own calls, if there are any."""
         if any(message.get("role") == "tool" and message.get("tool_name") for message in messages):
             spec = self.spec
             scope = scope_name(spec.owner, spec.session_key)
             try:
                 await self.context.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
-            except StoreError as error:  # a client that sends all messages again needs none of it
-                log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
+            except StoreError as error:  # a client that sends all messages does not need it
+                log.warning("%s: the suspended turn could not be stored: %s", spec.run_id, error)
 
     async def leave(self) -> None:
-        """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
+        """After a disconnect: stop the turn and wait for its end, unless it goes on without its client."""
         await run_uncancellable(self._leave())
 
     async def _leave(self) -> None:
@@ -425,7 +428,7 @@ class Turn:
             await run.stop()
 
     async def _is_joined(self) -> bool:
-        """Whether somebody else follows the run by now, given the time to."""
+        """Whether somebody else follows the run by now; waits a moment for that."""
         grace_s = self.context.options.disconnect_grace_seconds
         if not grace_s or self.admission is None or not self.admission.started:
             return False
@@ -445,8 +448,8 @@ class Turn:
     def response_headers(
         self, ended: Outcome, body: Body[Any], *, shows_failures: bool = True, named: JsonMapping | None = None
     ) -> dict[str, str]:
-        """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is, and so is a failure
-        after some text in a format without a place for it (`shows_failures`)."""
+        """The headers of a plain answer. Raises the error of an end with nothing to show, and a failure after some text
+        in a format without a place for it (`shows_failures`)."""
         body.ignored += ended.ignored
         headers = {**self.headers(ended), **body.headers()}
         if not ended.is_success or (ended.is_failure and not shows_failures):
@@ -459,8 +462,8 @@ class Turn:
         return headers
 
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
-        told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
-        headers = {SESSION_ID: self.session_id, "X-Hermes-History": told}
+        history = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
+        headers = {SESSION_ID: self.session_id, "X-Hermes-History": history}
         if (self.admission is not None and self.admission.started) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
         if key := self.request.headers.get("X-Hermes-Session-Key"):
@@ -473,7 +476,7 @@ class Turn:
 
 
 async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
-    """Do this to its end, however often whoever waits for it is cancelled; then the cancellation goes on."""
+    """Finish the work despite cancellation; then raise it."""
     done, cancelled = asyncio.ensure_future(work), None
     while not done.done():
         try:

@@ -1,4 +1,4 @@
-"""Usage as a resource: tokens, costs, times and errors, by day, owner and model."""
+"""Usage: tokens, costs, times and errors, by day, owner and model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class UsageList(Struct, kw_only=True, tag_field="object", tag="list"):
     total: UsageNumbers
 
 
-@route("GET", "/api/usage", "usage", "Usage statistics", scope="sessions:read", features=("usage_api",))
+@route("GET /api/usage", "usage", "Usage statistics", scope="sessions:read", features="usage_api")
 async def usage(context: ServerContext, request: web.Request, query: UsageQuery) -> UsageList:
     """Days on which nothing was used have no rows."""
     groups = _groups(query.group_by)
@@ -87,7 +87,7 @@ async def usage(context: ServerContext, request: web.Request, query: UsageQuery)
 
 
 def _groups(text: str) -> list[Group]:
-    """The columns that are named, in the order of the store."""
+    """The named columns, in the store's order."""
     named, known = {name.strip() for name in text.split(",")}, get_args(Group)
     if wrong := named - set(known):
         message = f"There is no column {sorted(wrong)[0]!r}; there are {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""The page at `/`: the files that are built from `web/`, each found in a table that is read once. No path is looked up."""
+"""The page at `/`: files built from `web/`, served from a table that is read once; no path is looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hermes.server.routes import route
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
-# Where the build puts them.
+# The build's output.
 FOLDER: Any = files("hermes.server").joinpath("web")
 INDEX = "index.html"
 CSP = (
@@ -26,7 +26,7 @@ CSP = (
     "connect-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
 )
-# content coding: how the file of that form ends; the first that the client takes is sent
+# content coding: file extension; the first that the client accepts is sent
 _CODINGS = {"br": ".br", "gzip": ".gz"}
 _TYPES = {
     "html": "text/html",
@@ -53,7 +53,7 @@ _TEXTS = ("text/", "application/json", "application/manifest+json")
 
 
 class PageFile(NamedTuple):
-    """A file in the forms in which it can be sent, by content coding; the plain one is `identity`."""
+    """A file by content coding; the plain one is `identity`."""
 
     type: str
     tag: str
@@ -62,8 +62,8 @@ class PageFile(NamedTuple):
 
 @functools.cache
 def _read(folder: Traversable) -> dict[str, PageFile]:
-    """Every file of the page that has a known type, by its path in the folder. It blocks."""
-    found: dict[str, PageFile] = {}
+    """Every file of a known type, by its path in the folder. Blocks."""
+    files: dict[str, PageFile] = {}
     for path, place in (("", folder), ("assets/", folder.joinpath("assets"))):
         contents = {file.name: file for file in place.iterdir() if file.is_file()} if place.is_dir() else {}
         for name, file in contents.items():
@@ -72,12 +72,12 @@ def _read(folder: Traversable) -> dict[str, PageFile]:
                 coded = {coding: contents.get(name + end) for coding, end in _CODINGS.items()}
                 forms = {coding: form.read_bytes() for coding, form in coded.items() if form is not None}
                 tag = hashlib.sha256(plain).hexdigest()[:32]
-                found[path + name] = PageFile(kind, tag, {**forms, "identity": plain})
-    return found
+                files[path + name] = PageFile(kind, tag, {**forms, "identity": plain})
+    return files
 
 
 async def page_files() -> dict[str, PageFile]:
-    """The files of the page; none where it is not built."""
+    """Empty where the page is not built."""
     return await asyncio.to_thread(_read, FOLDER)
 
 
@@ -85,7 +85,7 @@ async def is_built() -> bool:
     return INDEX in await page_files()
 
 
-@route("GET", "/assets/{asset}", "ui_asset", "File of the web page", scope=None, types=("*/*",), faults=(404,))
+@route("GET /assets/{asset}", "ui_asset", "File of the web page", scope=None, types=("*/*",), faults=(404,))
 async def asset(context: ServerContext, request: web.Request) -> web.Response:
     file = (await page_files()).get(f"assets/{request.match_info['asset']}") if context.options.ui else None
     if file is None:
@@ -95,7 +95,7 @@ async def asset(context: ServerContext, request: web.Request) -> web.Response:
 
 
 async def index(request: web.Request) -> web.Response | None:
-    """The page itself; None where it is not built."""
+    """None where the page is not built."""
     file = (await page_files()).get(INDEX)
     return None if file is None else _sent(request, file, {"Cache-Control": "no-cache", "Vary": "Accept, "})
 
@@ -119,6 +119,6 @@ def _sent(request: web.Request, file: PageFile, headers: dict[str, str]) -> web.
 
 
 def _accepted(header: str) -> set[str]:
-    """The content codings that a client takes; one with the weight 0 is refused."""
+    """The content codings that a client accepts; weight 0 means refused."""
     parts = (part.partition(";") for part in header.lower().replace(" ", "").split(","))
     return {name for name, _, weight in parts if not _REFUSED.fullmatch(weight)}

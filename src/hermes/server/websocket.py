@@ -32,21 +32,20 @@ log = logging.getLogger(__name__)
 
 
 @route(
-    "GET",
-    "/v1/responses",
+    "GET /v1/responses",
     "responses_websocket",
     "Responses over a WebSocket",
     scope="chat",
     status=101,
     faults=(426, 429),
-    features=("responses_websocket",),
+    features="responses_websocket",
     begins_turns=True,
 )
 async def responses_websocket(context: ServerContext, request: web.Request) -> web.StreamResponse:
     if request.headers.get("Upgrade", "").lower() != "websocket":
         message = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
         raise ApiError(426, message, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
-    # Without compression: a frame of a few bytes must not become megabytes on the event loop.
+    # No compression: a small frame must not inflate to megabytes on the event loop.
     limit = context.options.max_body_bytes
     socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=limit, compress=False)
     socket.headers.update(common_headers(request))
@@ -62,7 +61,7 @@ class _Writer:
         self._socket, self._stall_s = socket, stall_s
 
     def write_now(self, data: bytes) -> None:
-        """It is never ready to."""
+        """It is never ready."""
         raise NotImplementedError
 
     async def __aenter__(self) -> _Writer:
@@ -71,7 +70,7 @@ class _Writer:
     async def __aexit__(self, *_: object) -> None: ...
 
     def hold(self) -> None:
-        """Nothing is held: the head has gone."""
+        """Nothing to hold: the head is sent."""
 
     async def release(self) -> None: ...
 
@@ -85,7 +84,7 @@ class _Writer:
 
 
 class _Connection:
-    """One socket: what waits on it, and the last response, for the next to go on from."""
+    """One socket: its queue, and the last response, for the next to continue from."""
 
     def __init__(self, context: ServerContext, request: web.Request, socket: web.WebSocketResponse) -> None:
         self._context, self._request, self._socket = context, request, socket
@@ -94,18 +93,20 @@ class _Connection:
         self._open = 0
 
     async def serve(self) -> None:
-        """Take requests until the socket is closed, its time is over, or the server stops."""
+        """Accept requests until the socket is closed, its time is over, or the server stops."""
         working = asyncio.create_task(self._work())
         reading = asyncio.create_task(self._read())
         draining = asyncio.create_task(self._context.draining.wait())
         try:
             ends = [reading, draining, working]
             await asyncio.wait(ends, timeout=SOCKET_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():  # the client takes nothing, not even a close frame
+            if working.done():  # the client reads nothing, not even a close frame
                 if self._request.transport is not None:
                     self._request.transport.abort()
             elif draining.done():
-                await self._finish(working)
+                # The response in progress is finished.
+                while not working.done() and self._open and not self._socket.closed:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
                 await self._socket.close(code=WSCloseCode.SERVICE_RESTART)
             elif not reading.done():
                 message = "A connection lasts an hour; open another one."
@@ -119,11 +120,6 @@ class _Connection:
             while not self._waiting.empty():
                 self._context.body_memory.give_back(self._waiting.get_nowait()[1])
 
-    async def _finish(self, working: asyncio.Task[None]) -> None:
-        """Let the response at work come to its end."""
-        while not working.done() and self._open and not self._socket.closed:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
     async def _read(self) -> None:
         async for message in self._socket:
             try:
@@ -132,19 +128,19 @@ class _Connection:
                 await self._tell(error)
 
     async def _accept(self, message: WSMessage) -> None:
-        """Queue the request in a frame. Every frame counts as a request, before anything is read of it."""
+        """Queue a frame's request. Every frame counts against the rate limit, before it is parsed."""
         if (refusal := await self._context.rate_refusal(caller_of(self._request))) is not None:
             raise refusal
         if message.type is not WSMsgType.TEXT:
             raise ApiError(400, "Messages are JSON objects in text frames.", "invalid_body")
         if self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
-            words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
-            raise ApiError(429, words, "rate_limit_exceeded")
+            reason = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
+            raise ApiError(429, reason, "rate_limit_exceeded")
         size = len(message.data) if len(message.data) > BODY_MEMORY_BYTES_MAX else 0
         given = as_object(message.data)
         if size and not self._context.body_memory.take_now(size):
-            words = "Too many large requests are being answered; try again, or send smaller images and files."
-            raise ApiError(429, words, "rate_limit_exceeded")
+            reason = "Too many large requests are being answered; try again, or send smaller images and files."
+            raise ApiError(429, reason, "rate_limit_exceeded")
         self._waiting.put_nowait((given, size))
         self._open += 1
 
@@ -204,28 +200,28 @@ class _Connection:
             self._remember(work, renderer.response, ended)
 
     async def _warm_up(self, work: PreparedResponse) -> None:
-        """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
-        record, write = work.kept, _Writer(self._socket, self._context.options.write_stall_seconds)
+        """Answer without a turn. Its input becomes part of the history of whatever is chained to the answer."""
+        record, write = work.record, _Writer(self._socket, self._context.options.write_stall_seconds)
         renderer = await record.renderer(self._context, frame=socket_frame)
         for data in renderer.begin():
             await write.write(data)
         data = renderer.finish(Outcome())
         chain = work.chain or {}
-        said = list(work.turn.spec.history or ())
-        if said:  # the session of the chain holds nothing of it
+        history = list(work.turn.spec.history or ())
+        if history:  # the session of the chain holds nothing of it
             record.session_id, record.run_id = None, None
         else:
             record.session_id, record.run_id = chain.get("session_id"), chain.get("run_id")
-        stored = record.as_json(renderer.response, said or chain.get("conversation_history") or [])
+        stored = record.as_json(renderer.response, history or chain.get("conversation_history") or [])
         self._memory = {record.response_id: stored}
         if record.store:
             await self._context.stored_responses.put(record.response_id, stored)
         await write.write(data)
 
     def _remember(self, work: PreparedResponse, response: JsonObject, ended: Any) -> None:
-        record = work.kept
-        said = transcript(record.history, record.user_message, ended.messages, ended.text)
-        stored = record.as_json(response, said)
+        record = work.record
+        history = transcript(record.history, record.user_message, ended.messages, ended.text)
+        stored = record.as_json(response, history)
         if not work.turn.spec.persist:
             stored["run_id"] = None
         self._memory = {record.response_id: stored}

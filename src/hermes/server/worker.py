@@ -1,7 +1,7 @@
-"""One worker of a server with several: what its parent has told it, and what it tells its parent.
+"""One worker of a server with several processes, and its messages to and from the parent.
 
-The parent tells a worker its orders in the first line of standard input. A later line says that another worker has
-ended; the end of the input, that the parent has. What a worker tells goes to a pipe of its own, a line each.
+The first line of standard input has the worker's orders. A later line says that another worker has ended; the end of
+the input, that the parent has. The worker reports through its own pipe, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_BYTES = 4096
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is to do. `leads`: it does what is done once. `begins`: the server is started, and not only it."""
+    """`leads`: this worker does what is done once. `begins`: the whole server is starting, not only this worker."""
 
     number: int
     home: str
@@ -45,22 +45,21 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """This process as a worker. It stands in for the service manager, to whom the parent passes on what is told."""
+    """This process as a worker. It takes the supervisor's place: the parent forwards its notifications."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
         self.period_s = orders.watchdog_s
-        # None of the programs that it starts is to keep the home, or the parent waiting.
+        # Child processes must not inherit the home's lock or the parent's pipe.
         for fd in (orders.answers_fd, orders.numbers_fd, *orders.lock_fds):
             os.set_inheritable(fd, False)
         self.numbers = SharedNumbers(orders.numbers_fd, orders.number)
 
     def tell(self, *lines: str) -> None:
-        """Something for the service manager."""
         self.report(notify=list(lines))
 
     def report(self, **fields: Any) -> None:
-        """Tell the parent. A parent that is gone is noticed elsewhere."""
+        """Report to the parent. A parent that has exited is noticed elsewhere."""
         try:
             os.write(self.orders.answers_fd, json.dumps(fields).encode() + b"\n")
         except OSError:
@@ -68,7 +67,8 @@ class Worker:
 
     @contextmanager
     def listening(self, look: Callable[[], None]) -> Iterator[None]:
-        """Do what the parent says, and end with it: what runs is on record, and nobody would restart this worker."""
+        """Follow the parent's orders, and exit with it: running turns are on record, and nobody would restart this
+        worker."""
 
         def read() -> None:
             if not os.read(_STDIN, _READ_BYTES):
@@ -84,7 +84,6 @@ class Worker:
 
 
 def main() -> int:
-    """Serve as the parent says."""
     from hermes.server import process_tuning
 
     process_tuning.begin()
@@ -107,13 +106,12 @@ def main() -> int:
         with asyncio.Runner(loop_factory=new_loop) as loop:
             return loop.run(server.serve())
     except HermesError as error:
-        told = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
-        worker.report(failed=told)
+        failure = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+        worker.report(failed=failure)
         return error.exit_code
 
 
 def _first_line() -> bytes:
-    """The orders, and nothing of what follows them."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (byte := os.read(_STDIN, 1)):

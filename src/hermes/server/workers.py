@@ -1,7 +1,7 @@
-"""A server of several processes: the parent that starts its workers, watches them, starts them again, and ends them.
+"""A server of several processes: the parent that starts, watches, restarts and stops its workers.
 
-Workers share the port and the home. The parent answers no request: it holds the home, keeps the port, writes the state
-that others read, and speaks to the service manager for all.
+Workers share the port and the home. The parent answers no request: it holds the home, reserves the port, writes the
+state file, and notifies the service manager for all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerFailed(HermesError):
 
 
 class _Child:
-    """A worker's process, and what it has told."""
+    """A worker's process, and what it has reported."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -102,8 +102,7 @@ class Workers:
         self._tell = partial(tell_state, home)
 
     async def serve(self, stop: asyncio.Event | None = None) -> int:
-        """Start the workers, keep them until `stop` or a signal, let them drain, end. Raises HermesError when they
-        cannot be started."""
+        """Start the workers, serve until `stop` or a signal, drain, end. Raises HermesError when they cannot start."""
         with contextlib.ExitStack() as held:
             if stop is None:
                 stop = held.enter_context(signals(self._kill))
@@ -137,10 +136,10 @@ class Workers:
             await stack.enter_async_context(hold_database(its))
         host = settings.api_server.host if self._host is None else self._host
         addresses = resolved(host, settings.api_server.port if self._port is None else self._port)
-        # A shared port could be another server's, so whether it is free is found out without sharing.
-        taken = bind(self.home, host, addresses)
-        port = taken[0].getsockname()[1]
-        for sock in taken:
+        # A shared port could be another server's, so a check without sharing comes first.
+        probes = bind(self.home, host, addresses)
+        port = probes[0].getsockname()[1]
+        for sock in probes:
             sock.close()
         addresses = [(family, (where[0], port, *where[2:])) for family, where in addresses]
         for sock in bind(self.home, host, addresses, shared=True, listen=False):
@@ -165,7 +164,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        """All workers, ready: the first before the others, so that what is made or refused is so once."""
+        """All workers, ready: the first before the others, so that setup and refusals happen once."""
         keeping: list[asyncio.Task[None]] = []
         try:
             for group in ([_LEADER], [number for number in range(self._count) if number != _LEADER]):
@@ -181,35 +180,34 @@ class Workers:
                 await asyncio.wait(keeping)
 
     async def _start(self, number: int, *, begins: bool) -> _Child:
-        """A worker's process, with its orders."""
-        answers, told = os.pipe()
+        read_fd, report_fd = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "hermes.server.worker"),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(told, self._orders.numbers_fd, *self._orders.lock_fds),
+                pass_fds=(report_fd, self._orders.numbers_fd, *self._orders.lock_fds),
                 env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS},
-                # What a terminal sends to all is for the parent, who tells the workers.
+                # Signals of a terminal are for the parent, which signals the workers.
                 process_group=0,
             )
         except BaseException:
-            os.close(answers)
+            os.close(read_fd)
             raise
         finally:
-            os.close(told)
+            os.close(report_fd)
         child = self._children[number] = _Child(process)
         lead = number == _LEADER
-        orders = msgspec.structs.replace(self._orders, number=number, answers_fd=told, leads=lead, begins=begins)
+        orders = msgspec.structs.replace(self._orders, number=number, answers_fd=report_fd, leads=lead, begins=begins)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(answers, "rb"))
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read_fd, "rb"))
         child.listening = asyncio.create_task(self._listen(child, reader))
         return child
 
     async def _keep(self, number: int, child: _Child) -> None:
-        """Start a worker again whenever it has ended, later each time, until the server stops."""
+        """Restart a worker whenever it ends, with backoff, until the server stops."""
         wait_s = WORKER_RESTART_S
         while True:
             code = await child.process.wait()
@@ -217,7 +215,7 @@ class Workers:
             if not child.is_ready.done():
                 reason = child.failed or {"message": f"A worker has ended with {code} before it was ready."}
                 child.is_ready.set_exception(WorkerFailed(**reason))
-                child.is_ready.exception()  # seen, also where nobody waits for it
+                child.is_ready.exception()  # marks it as retrieved
             child.running = 0
             if self._stopping.is_set():
                 return
@@ -237,19 +235,19 @@ class Workers:
 
     async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            told = json.loads(line)
-            if "failed" in told:
-                child.failed = told["failed"]
-            for field, value in told.get("state", {}).items():
+            report = json.loads(line)
+            if "failed" in report:
+                child.failed = report["failed"]
+            for field, value in report.get("state", {}).items():
                 if field == "active_agents":
                     child.running = value
                 elif field == "gateway_state" and value == "running" and not child.is_ready.done():
                     child.is_ready.set_result(None)
-            if "notify" in told:
-                self._forward(child, told["notify"])
+            if "notify" in report:
+                self._forward(child, report["notify"])
 
     def _forward(self, child: _Child, lines: list[str]) -> None:
-        """A sign of life is passed on when every worker has given one; what else is told of a worker, as it is."""
+        """Ping the watchdog when every worker has; other notifications are forwarded as they are."""
         if "WATCHDOG=1" not in lines:
             self._supervisor.tell(*lines)
             return
@@ -261,13 +259,13 @@ class Workers:
             self._supervisor.tell("WATCHDOG=1")
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event, keeping: Sequence[asyncio.Task[None]]) -> None:
-        told = {"host": self._orders.host, "port": self._orders.port}
+        address = {"host": self._orders.host, "port": self._orders.port}
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
-        self._tell(gateway_state="running", platforms=connected, **told)
+        self._tell(gateway_state="running", platforms=connected, **address)
         facts = f"{describe(self.home, settings)}, {self._count} workers"
-        ready = f"Hermes {hermes.__version__} listening on {server_url(told)} ({facts})"
+        ready = f"Hermes {hermes.__version__} listening on {server_url(address)} ({facts})"
         log.info("%s", ready)
-        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(told)}")
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {server_url(address)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         counting = asyncio.create_task(self._keep_state())
@@ -285,15 +283,15 @@ class Workers:
             counting.cancel()
 
     async def _keep_state(self) -> None:
-        """Tell how many turns are running, when that has changed."""
-        told = 0
+        """Report how many turns are running, when that has changed."""
+        reported = 0
         while True:
             await asyncio.sleep(STATE_EVERY_S)
-            if (running := sum(child.running for child in self._children.values())) != told:
+            if (running := sum(child.running for child in self._children.values())) != reported:
                 await asyncio.to_thread(self._tell, active_agents=running)
-                told = running
+                reported = running
 
     def _kill(self) -> None:
-        """End all workers at once: what runs is on record."""
+        """Kill all workers at once: running turns are on record."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Results of jobs brought elsewhere than their session: a file, a webhook, the notify command, e-mail.
+"""Delivers the results of jobs elsewhere than their session: a file, a webhook, the notify command, e-mail.
 
-Where to is set at the machine (`hermes cron create --deliver`), never over the API and never by the model.
+The target is set at the machine (`hermes cron create --deliver`), never over the API and never by the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}\Z")
 
 
 class NotDelivered(Exception):
-    """Why; without the address, which may itself be a secret."""
+    """The reason, without the address, which may itself be a secret."""
 
 
 def checked_target(text: str, home: Home | None = None) -> str:
@@ -69,7 +69,7 @@ def _bad(message: str) -> ServiceError:
 
 
 def shown_target(text: str) -> str:
-    """As it is shown: of the address of a webhook only its host, as its path is often the key to it."""
+    """Of a webhook only the host: its path is often a secret."""
     kind, _, value = text.partition(":")
     if kind != "webhook" or _VARIABLE.match(value):
         return text
@@ -90,7 +90,7 @@ class Deliverer:
         self._home, self._settings, self._secrets, self._guard = home, settings, secrets, guard
 
     async def __call__(self, job: JsonMapping, report: Report) -> None:
-        """Bring a result where the job wants it. Raises NotDelivered."""
+        """Raises NotDelivered."""
         report = msgspec.structs.replace(report, text=self._secrets().redact(report.text))
         kind, _, value = str(job["deliver"]).partition(":")
         settings = self._settings()
@@ -110,7 +110,7 @@ class Deliverer:
             raise NotDelivered(self._secrets().redact(reason)[:DELIVERY_ERROR_CHARS_MAX]) from None
 
     def _write(self, path: Path, is_folder: bool, report: Report) -> None:
-        """Add to the file; in a folder each result is a file of its own."""
+        """Append to the file; in a folder each result is its own file."""
         if is_folder or path.is_dir():
             stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(report.finished_at))
             path = path / f"{re.sub(r'[^A-Za-z0-9]+', '-', report.job_name).strip('-')[:60] or 'job'}-{stamp}.md"

@@ -1,7 +1,7 @@
-"""Exports of other chat programs (ChatGPT, Claude, Open WebUI) as documents of sessions. Nothing in them is trusted.
+"""Exports of other chat programs (ChatGPT, Claude, Open WebUI) as session documents. Nothing in them is trusted.
 
-Of each conversation the branch that was shown last is taken, as the texts of user and assistant; what tools did, and
-pictures, are not. An id follows from the id in the export, so the same conversation is not taken twice.
+Of each conversation the branch shown last is imported, as the texts of user and assistant, without tool calls and
+pictures. Session ids are derived from the export's, so that a conversation is not imported twice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ZIP = b"PK\x03\x04"
 _MEMBER = re.compile(r"(?:^|/)(?:conversations|chat-export)[^/]*\.json\Z")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant"}
-# Contents of ChatGPT that are no words of the conversation: reasoning, settings of the account, tools.
+# Other content types of ChatGPT are reasoning, account settings and tools.
 _TEXT_TYPES = ("text", "multimodal_text")
 _SECONDS_MAX = 1e11
 
 
 class BadExport(Exception):
-    """Why a file cannot be taken, in a sentence."""
+    """Why a file cannot be imported."""
 
 
 def is_foreign(head: bytes) -> bool:
-    """Whether a file that begins so is an export of another program: an archive, a list, or one conversation."""
+    """Whether a file that starts like this is another program's export: an archive, a list, or one conversation."""
     if head.startswith(_ZIP):
         return True
     text = head.decode("utf-8-sig", "ignore").lstrip()
@@ -43,7 +43,7 @@ def is_foreign(head: bytes) -> bool:
 
 
 def conversations(file: BinaryIO) -> Iterator[tuple[int, JsonObject | None, str]]:
-    """The conversations of an export, each with its number, as a session or with what is wrong with it."""
+    """Each conversation with its number, as a session or with what is wrong with it."""
     number = 0
     for document in _documents(file):
         for entry in document if isinstance(document, list) else [document]:
@@ -71,11 +71,9 @@ def _documents(file: BinaryIO) -> Iterator[Any]:
         with zipfile.ZipFile(file) as archive:
             names = sorted(name for name in archive.namelist() if _MEMBER.search(name))
             if not names:
-                raise BadExport(
-                    "This archive holds no conversations.json; it is no export of ChatGPT, Claude or Open WebUI."
-                )
+                raise BadExport("The archive has no conversations.json, so it is no export of a known program.")
             for name in names:
-                # How large a member says it is need not be true: no more than the limit is unpacked.
+                # The declared size is not trusted: at most the limit is unpacked.
                 with archive.open(name) as member:
                     yield _parsed(member.read(FOREIGN_EXPORT_BYTES_MAX + 1))
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
@@ -92,7 +90,7 @@ def _parsed(data: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise BadExport(f"This is not JSON: {error.msg} at line {error.lineno}.") from None
     except (ValueError, RecursionError):
-        raise BadExport("This is not JSON that can be taken.") from None
+        raise BadExport("This is not valid JSON.") from None
     if not isinstance(document, list | dict):
         raise BadExport("This is no list of conversations.")
     return document
@@ -161,14 +159,14 @@ _PROGRAMS: tuple[tuple[str, str, Callable[[JsonMapping], JsonObject]], ...] = (
 
 
 def _branch(nodes: Mapping[str, JsonMapping], leaf: str | None, parent: str) -> list[JsonMapping]:
-    """From the first message to a leaf; a circle in it ends it."""
-    found: list[JsonMapping] = []
+    """From the first message to a leaf; a cycle ends it."""
+    branch: list[JsonMapping] = []
     seen: set[str] = set()
     while leaf is not None and leaf in nodes and leaf not in seen:
         seen.add(leaf)
-        found.append(nodes[leaf])
+        branch.append(nodes[leaf])
         leaf = nodes[leaf].get(parent)
-    return found[::-1]
+    return branch[::-1]
 
 
 def _text(content: object) -> str:
@@ -229,7 +227,7 @@ def _id_of(given: object, messages: list[JsonObject]) -> str:
 
 
 def _time(value: object) -> float | None:
-    """Seconds since 1970, of a number (of milliseconds too, or less) or an ISO time."""
+    """Seconds since 1970, from a number (also of milliseconds or less) or an ISO time."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:

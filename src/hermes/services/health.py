@@ -1,7 +1,7 @@
-"""Health checks: what Hermes stands on, looked at piece by piece, with what helps where something is wrong. They block.
+"""Health checks of everything Hermes depends on, with a remedy for each fault. They block.
 
-`hermes doctor` makes all of them and adds those that ask a model or look at the server; the readiness of a server takes
-those of model and disk beside its own; `hermes status` takes that of the model.
+`hermes doctor` runs all of them and adds those that ask a model or look at the server; a server's readiness uses those
+of model and disk beside its own; `hermes status` uses that of the model.
 """
 
 from __future__ import annotations
@@ -36,38 +36,26 @@ _PARTS_S_MAX = 2.0
 _STALE_S, _CLOCK_S_MAX = 3_600.0, 300.0
 _DISK_BYTES_FEW, _WAL_BYTES_MANY = 1024**3, 1024**3
 _NEEDED = (
-    "aiohttp",
-    "httptools",
-    "msgspec",
-    "jsonschema_rs",
-    "cryptography",
-    "idna",
-    "yaml",
-    "ruamel.yaml",
-    "croniter",
+    *("aiohttp", "httptools", "msgspec", "jsonschema_rs", "cryptography", "idna", "yaml", "ruamel.yaml", "croniter"),
     "dateutil",
 )
 _EXTRAS = {"mcp": "mcp", "web": "lxml", "images": "PIL"}
 _LITTER = (".*.tmp", "*/.*.tmp", "profiles/.gone-*", "profiles/.new-*", "skills/.gone-*", "skills/.new-*", "*/.new-*")
 
 
-def _ignore(progress: str) -> None:
-    pass
-
-
 class Subject(NamedTuple):
-    """What a check may look at, and whether it may put things right and may take its time."""
+    """What a check may use, and whether it may fix faults and may be slow."""
 
     home: Home
     settings: Settings
     fix: bool = False
     deep: bool = False
-    progress: Callable[[str], None] = _ignore
+    progress: Callable[[str], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How something stands, in a sentence, and what helps; `facts` are for programs."""
+    """A check's result in a sentence, with a remedy; `facts` are for programs."""
 
     state: State
     message: str
@@ -104,7 +92,7 @@ def _home(subject: Subject) -> Finding:
         return Finding("fail", f"{path} cannot be written to.", f"chown -R {os.getuid()} {path}")
     if subject.fix:
         changes += [f"{change.path} is private now" for change in tighten(subject.home) if change.now != change.was]
-        changes += [f"{litter} is gone" for litter in _litter(subject.home) if _removed(litter)]
+        changes += [f"{litter} was removed" for litter in _litter(subject.home) if _removed(litter)]
     bare = [one for one in (path, *path.iterdir()) if not one.is_symlink() and one.stat().st_mode & 0o077]
     if bare:
         return Finding("warn", f"Others can get at {', '.join(one.name for one in bare)}.", "hermes doctor --fix")
@@ -114,7 +102,7 @@ def _home(subject: Subject) -> Finding:
 
 
 def _litter(home: Home) -> list[Path]:
-    """What was left behind by processes that were cut short."""
+    """Temporary files of processes that were killed."""
     old = time.time() - _STALE_S
     stale = [path for pattern in _LITTER for path in sorted(home.path.glob(pattern)) if path.lstat().st_mtime < old]
     return [*stale, *([home.pid_file] if home.pid_file.exists() and not is_served(home) else [])]
@@ -139,7 +127,7 @@ def _configuration(subject: Subject) -> Finding:
 
 
 def _model(subject: Subject) -> Finding:
-    """Whether a model is configured, as far as that is known without asking it."""
+    """Whether a model is configured, as far as can be known without asking it."""
     route, problem = models.configured_route(subject.settings)
     if problem == models.NOT_CONFIGURED:
         return Finding("fail", problem, f"hermes config set model.provider {models.EXAMPLE_PROVIDER}")

@@ -1,4 +1,4 @@
-"""What is kept how long, and the sweep that lets go of the rest."""
+"""Retention: the sweep that deletes what is older than the settings allow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG_HOURS = {"chat": 1.0, "session": 1.0, "job": 24.0, "cli": 24.0}
 
 
 def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_S) -> JsonObject | None:
-    """Let go of what was kept long enough, unless that was done a short time ago or another process is at it."""
+    """Sweep, unless that was done a short time ago or another process is doing it."""
     last = float(store.sessions.get_meta("swept_at") or 0)
     if 0 <= time.time() - last < every_s:
         return None
@@ -57,33 +57,33 @@ def _sweep(store: Store, settings: Settings) -> JsonObject:
 
 
 def _has_responses(store: Store) -> bool:
-    """Whether there may be some: a file that nobody has needed yet is not made for this."""
+    """A response store that nobody has needed yet is not created for this."""
     return store.engine.backend == "postgres" or (store.path is not None and responses_file(store.path).exists())
 
 
 def _prune_stateless(store: Store, settings: Settings) -> int:
-    """Sessions of API calls that named none. One that holds a stored response stays as long as that."""
+    """Sessions of API calls that named none. One with a stored response stays as long as that."""
     days = settings.sessions.api_retention_days
     if not days:
         return 0
     before = time.time() - days * 86_400
-    found = store.sessions.stateless_sessions(before)
-    stored = {one for responses in found.values() for one in responses}
+    sessions = store.sessions.stateless_sessions(before)
+    stored = {one for responses in sessions.values() for one in responses}
     stored = store.responses.known(stored) if stored and _has_responses(store) else set()
-    old = [session_id for session_id, responses in found.items() if stored.isdisjoint(responses)]
-    gone = store.sessions.delete_stateless(old, before)
-    if gone:
+    old = [session_id for session_id, responses in sessions.items() if stored.isdisjoint(responses)]
+    deleted = store.sessions.delete_stateless(old, before)
+    if deleted:
         store.sessions.vacuum_if_worthwhile()
-    return len(gone)
+    return len(deleted)
 
 
 def _prune(store: Store, settings: Settings) -> int:
-    """Sessions that ended long ago, where that is wanted."""
+    """Sessions that ended long ago, where retention is configured."""
     if not settings.sessions.auto_prune:
         return 0
     last = float(store.sessions.get_meta("pruned_at") or 0)
     if time.time() - last < settings.sessions.min_interval_hours * 3600:
         return 0
-    gone = store.sessions.prune_sessions(older_than_days=settings.sessions.retention_days)
+    deleted = store.sessions.prune_sessions(older_than_days=settings.sessions.retention_days)
     store.sessions.set_meta("pruned_at", repr(time.time()))
-    return len(gone)
+    return len(deleted)

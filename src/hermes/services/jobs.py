@@ -1,4 +1,4 @@
-"""Jobs: the record of work that is done later, made and changed; and its runs; for HTTP, command line and tool."""
+"""Jobs: creating and changing their records, and their runs; for HTTP, command line and tool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _HIDDEN = ("owner", "session_key", *CEILINGS)
 
 
 def new_job(fields: JsonMapping, now: float, timezone: str, secrets: Secrets) -> Job:
-    """A new job's record. Raises ServiceError: bad_schedule, contains_secret, injection_suspected, invalid_arguments."""
+    """Raises ServiceError: bad_schedule, contains_secret, injection_suspected, invalid_arguments."""
     prompt = str(fields.get("prompt") or "").strip()
     if not prompt and not fields.get("skills"):
         raise ServiceError("`prompt` is missing: say what the job is to do.", "invalid_arguments", field="prompt")
@@ -51,7 +51,7 @@ def new_job(fields: JsonMapping, now: float, timezone: str, secrets: Secrets) ->
 
 
 def job_changes(job: JsonMapping, fields: JsonMapping, now: float, secrets: Secrets) -> Job:
-    """The fields of a job's record that change. Raises as `new_job`."""
+    """The changed fields of a job's record. Raises as `new_job`."""
     changes: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
     if "deliver" in fields:
         changes["deliver"] = checked_target(str(fields["deliver"]))
@@ -95,7 +95,7 @@ def resume_changes(job: JsonMapping, now: float) -> Job:
 
 
 def public_fields(job: JsonMapping) -> Job:
-    """The record as it is told, also one that was kept before all of its fields were known."""
+    """Every field of the record, also of one stored before all of them existed."""
     shown = {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
     return {**shown, "deliver": shown_target(shown["deliver"])}
 
@@ -122,7 +122,7 @@ def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
 
 
 def job_history(runs: Runs, job: JsonMapping, limit: int) -> list[Job]:
-    """The latest runs of a job, each with the status that the job's record had after it."""
+    """The latest runs of a job, each with the status that it gave the job."""
     records, texts, _ = runs.page(owner=job["owner"], limit=limit, job_id=job["id"])
     deliveries = {entry["run_id"]: entry for entry in job.get("deliveries") or ()}
     return [

@@ -1,4 +1,4 @@
-"""Memory: small files of entries that are in view in every session. It blocks."""
+"""Memory: small files of entries that every session sees. Blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OLD_TEXT = "Copy a piece of the entry that stands in no other one."
 
 
 def memory_dir(home: Home, owner: str, session_key: str | None) -> Path:
-    """Where a scope's memory lives: the profile's own, or one per owner and session key."""
+    """A scope's memory: the profile's own, or one per owner and session key."""
     if owner == "default" and session_key is None:
         return home.memories
     return home.memories / "scopes" / scope_name(owner, session_key)
@@ -46,13 +46,13 @@ def memory_file(home: Home, settings: Settings, target: Target, owner: str, sess
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """One memory file: entries between lines that hold only `§`."""
+    """Entries separated by lines that hold only `§`."""
 
     path: Path
     chars_max: int
 
     def entries(self) -> list[str]:
-        """The entries, or none where there is no file that may be read."""
+        """Empty where there is no readable file."""
         try:
             return self._read()
         except (PathRefused, OSError) as error:
@@ -68,7 +68,7 @@ class MemoryFile:
         return [entry for part in re.split(r"^§[ \t]*$", text, flags=re.M) if (entry := part.strip())]
 
     def change(self, operations: list[JsonObject], secrets: Secrets) -> list[str]:
-        """Apply a batch, alone with the file among all processes."""
+        """Apply a batch, under a lock among all processes."""
         make_private_folder(self.path.parent)
         with locked(self.path.parent):
             try:

@@ -1,4 +1,4 @@
-"""Connecting a model: what there is to choose from, whether it answers, and writing the choice. For server and command line."""
+"""Connecting a model: the choices, testing one, and writing it to the settings. For server and command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ABILITIES = ("images", "tools", "reasoning", "cache", "parallel_calls")
 EMBEDDED = "local"
-# What belongs to the address of one provider, and not to that of another.
+# Settings of one provider's address.
 OF_ADDRESS: JsonObject = dict.fromkeys(
     f"model.{name}" for name in ("base_url", "api_key", "api_mode", "context_length", "max_tokens", "path")
 )
@@ -32,7 +32,7 @@ _CHOSEN = ("model.default", "model.provider", "model.base_url")
 
 
 def described(home: Home, settings: Settings, route: Route, windows: Mapping[str, int] | None = None) -> JsonObject:
-    """A route with its window and abilities; whether there is a key, but not which. It blocks."""
+    """A route with its window and abilities; whether there is a key, but not which. Blocks."""
     able = capabilities_of(route)
     return {
         "provider": route.provider,
@@ -48,22 +48,18 @@ def described(home: Home, settings: Settings, route: Route, windows: Mapping[str
 
 
 def status(home: Home, settings: Settings) -> JsonObject:
-    """The model that answers, or why none does. It blocks."""
+    """The configured model, or why none can be asked. Blocks."""
     try:
         route = primary(settings, RouteChoice())
     except ConfigError as error:
         nothing = dict.fromkeys(("provider", "model", "base_url", "api_mode", "window", "max_output"))
         return {**nothing, "abilities": [], "key": False, "problem": str(error), "embedded": False, **_file(None)}
     embedded = route.api_mode == "local"
-    return {**described(home, settings, route), "embedded": embedded, **_file(_embedded_file(home, settings, embedded))}
-
-
-def _embedded_file(home: Home, settings: Settings, embedded: bool) -> Any:
-    return local.model_file(home, settings) if embedded else None
+    file = _file(local.model_file(home, settings) if embedded else None)
+    return {**described(home, settings, route), "embedded": embedded, **file}
 
 
 def _file(path: Any) -> JsonObject:
-    """What is known of an embedded model by its file."""
     if path is None or not path.is_file():
         return {"title": None, "bytes": None}
     from hermes.local.install import NAME, TITLE
@@ -72,11 +68,11 @@ def _file(path: Any) -> JsonObject:
 
 
 def providers(home: Home, settings: Settings) -> list[JsonObject]:
-    """Who can be asked for a model: the embedded one, those that are known, and those that are configured."""
-    found: list[JsonObject] = []
+    """The embedded model, the known providers, and the configured ones."""
+    rows: list[JsonObject] = []
     for name in dict.fromkeys([*KNOWN_PROVIDERS, *settings.providers]):
         known, entry = KNOWN_PROVIDERS.get(name), settings.providers.get(name)
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "base_url": (entry.base_url if entry else None) or (known.base_url if known else "") or None,
@@ -88,24 +84,24 @@ def providers(home: Home, settings: Settings) -> list[JsonObject]:
                 "problem": local.status(home, settings)["problem"] if name == EMBEDDED else None,
             }
         )
-    return found
+    return rows
 
 
 def has_key(settings: Settings, provider: str) -> bool:
-    """Whether a provider can be asked, as far as keys go."""
+    """Whether the provider has the key it needs."""
     known, entry = KNOWN_PROVIDERS.get(provider), settings.providers.get(provider)
     return not (known and known.key_env) or bool(settings.variable(known.key_env) or (entry and entry.api_key))
 
 
 def likely_model(names: Iterable[str]) -> str:
-    """Of the models that a provider lists, the one with the largest window that is known; else the first."""
+    """The listed model with the largest known window; else the first."""
     return max(names, key=lambda name: (facts_for(name) is not UNKNOWN, facts_for(name).window))
 
 
 def choice_of(
     settings: Settings, *, provider: str | None, base_url: str | None, model: str | None, api_key: str | None
 ) -> RouteChoice:
-    """The route that somebody chooses from afar: a provider that is known or configured, or an address."""
+    """The route for a known or configured provider, or an address."""
     given = {"provider": provider, "base_url": base_url, "model": model, "api_key": api_key}
     for name, value in given.items():
         if value is not None and ("${" in value or not value.strip() or not value.isprintable()):
@@ -119,12 +115,12 @@ def choice_of(
         )
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise ServiceError("An address begins with http:// or https://.", "invalid_arguments", field="base_url")
-    # With an address of its own, no key that was configured for another goes there.
+    # A key that was configured for another address is not sent to this one.
     return RouteChoice(provider=provider, base_url=base_url, model=model, api_key=api_key, fallbacks=())
 
 
 def changes_of(settings: Settings, choice: RouteChoice) -> JsonObject:
-    """The settings that a choice becomes. What belongs to the address before goes with it."""
+    """The settings for a choice. Settings of the previous address are removed."""
     if choice.provider == EMBEDDED:
         return {**OF_ADDRESS, "model.default": None, "model.provider": EMBEDDED}
     moved = choice.base_url is not None or choice.provider != settings.model.provider
@@ -135,7 +131,7 @@ def changes_of(settings: Settings, choice: RouteChoice) -> JsonObject:
 
 
 def check_changeable(settings: Settings) -> None:
-    """Refuse where something stronger than the files decides which model is asked."""
+    """Refuse where the environment or a flag overrides the settings files."""
     for name in _CHOSEN:
         if settings.source(name) in ("flag", "environment", ".env"):
             where = settings.origin(name).where
@@ -143,7 +139,7 @@ def check_changeable(settings: Settings) -> None:
 
 
 def write(home: Home, changes: JsonMapping, *, by: str = "cli") -> None:
-    """Write settings; what has no value goes, and goes first."""
+    """Write settings; those without a value are removed first."""
     for key in sorted(changes, key=lambda key: changes[key] is not None):
         if changes[key] is None:
             config.unset_value(home, key, by=by)
@@ -154,7 +150,7 @@ def write(home: Home, changes: JsonMapping, *, by: str = "cli") -> None:
 async def try_model(
     engine: RunEngine, settings: Settings, home: Home, choice: RouteChoice, seconds: float
 ) -> JsonObject:
-    """Ask a model one small question, by no other way than it is always asked."""
+    """Ask a model one small question, the way every turn asks it."""
     choice = replace(choice, fallbacks=())
     route = primary(settings, choice)
     trial = {"provider": route.provider, "model": route.model, "answer": "", "error": None}

@@ -1,4 +1,4 @@
-"""Models: the routes to them, what is known of them, and why one cannot be asked; for server and command line."""
+"""Models: routes, what is known of each, and why one cannot be asked; for server and command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOT_CONFIGURED = "No model is configured."
 
 
 def problem_of(settings: Settings, route: Route, home: Home | None = None) -> str:
-    """Why a route cannot be asked, as far as that is known without asking; with a home, also of an embedded model."""
+    """Why a route cannot be asked, as far as known without asking; with a home, also of an embedded model."""
     if not available(route.api_mode):
         return NOT_CONFIGURED
     if variable := missing_key(settings, route):

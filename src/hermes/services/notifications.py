@@ -1,4 +1,4 @@
-"""Notifications: the operator's `notify` command, e-mail through `sendmail`, and what a terminal is told. One place."""
+"""Notifications: the operator's `notify` command, e-mail through `sendmail`, and terminal sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hermes.sandbox.piped import piped_process
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
-# Where a program that shows notifications finds the user's desktop.
+# Variables through which a program finds the user's desktop.
 _DESKTOP = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR", "XAUTHORITY")
 _SENDMAIL_PATH = ("/usr/sbin", "/usr/lib", "/usr/local/sbin", "/opt/homebrew/bin")
 _ADDRESS = re.compile(r"[A-Za-z0-9][\w.+-]*@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?\Z", re.ASCII)
@@ -29,11 +29,11 @@ _SEQUENCES = {"bell": "\a", "osc9": "\x1b]9;{title}: {text}\a", "osc777": "\x1b]
 
 
 class NotificationFailed(Exception):
-    """It did not go out; the text says why and holds no secret."""
+    """The text says why and holds no secret."""
 
 
 def terminal_sequence(kind: str, title: str, text: str) -> str:
-    """What to write to a terminal so that it notifies its user; empty where that is off."""
+    """The escape sequence that makes a terminal notify its user; empty where that is off."""
     # Semicolons end a field, and control characters the sequence.
     fields = (one_line(value).replace(";", ",")[:NOTIFICATION_CHARS_MAX] for value in (title, text))
     return _SEQUENCES[kind].format(**dict(zip(("title", "text"), fields, strict=True))) if kind in _SEQUENCES else ""
@@ -52,7 +52,8 @@ async def run_notify_command(settings: Settings, title: str, text: str) -> None:
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
-    """An argument with its value. The text is not ours: it stands alone, or behind an option, and never inside a script."""
+    """An argument with its value. The text is untrusted: it is a whole argument, or follows an option, and is never
+    inside a script."""
     if not any(name in part for name in values):
         return part
     if (match := _PLACEHOLDER.fullmatch(part)) is None:
@@ -74,7 +75,6 @@ def checked_address(text: str) -> str:
 
 
 async def send_mail(settings: Settings, to: str, subject: str, text: str) -> None:
-    """Hand a message to `sendmail`, which knows the way."""
     from email.message import EmailMessage
 
     program = shutil.which(settings.notify.sendmail) or next(
@@ -92,7 +92,7 @@ async def send_mail(settings: Settings, to: str, subject: str, text: str) -> Non
 
 
 async def _run(settings: Settings, argv: Sequence[str], data: bytes) -> None:
-    """Run a program of the operator's to its end; it is given the data."""
+    """Run a program of the operator's to its end, with the data as its input."""
     notes: list[str] = []
     env = {**child_env(settings, "local", settings.home.path, os.environ), **_desktop(os.environ)}
     try:
@@ -105,7 +105,7 @@ async def _run(settings: Settings, argv: Sequence[str], data: bytes) -> None:
                 process.stdin.write(data)
                 await process.stdin.drain()
             except ConnectionError:
-                pass  # it does not want its input
+                pass  # it does not read its input
             process.stdin.close()
             while await process.stdout.read(65_536):
                 pass
@@ -115,8 +115,8 @@ async def _run(settings: Settings, argv: Sequence[str], data: bytes) -> None:
     except OSError as error:
         raise NotificationFailed(f"{argv[0]} cannot be run: {error.strerror}.") from None
     if code:
-        said = f": {one_line(notes[-1])[:200]}" if notes else ""
-        raise NotificationFailed(f"{argv[0]} ended with exit code {code}{said}.")
+        detail = f": {one_line(notes[-1])[:200]}" if notes else ""
+        raise NotificationFailed(f"{argv[0]} ended with exit code {code}{detail}.")
 
 
 def _desktop(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs: which is meant, which have no end, and what can be told to one, with what is refused as `ServiceError`."""
+"""Runs: finding them, and the data of controls, with refusals as `ServiceError`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def approval_choice(text: str) -> str:
 
 
 def denial_comment(choice: str, comment: str | None, chars_max: int | None = None) -> str:
-    """What the model is told with a denial; empty where nothing is."""
+    """What the model reads with a denial; may be empty."""
     if comment is None:
         return ""
     if choice != "deny":
@@ -95,7 +95,7 @@ def _bad_choice(choices: Iterable[str]) -> ServiceError:
 
 
 def unfinished_runs(db: SessionDB) -> tuple[list[str], list[str]]:
-    """The runs without an end, and those of them that no process carries on."""
+    """The unfinished runs, and those of them that no process carries on."""
     sql, leases = "SELECT run_id, session_id FROM runs WHERE ended_at IS NULL", Leases(db.engine)
     runs = db.engine.read(lambda tx: [(str(run_id), str(session_id)) for run_id, session_id in tx.rows(sql)])
     abandoned = [run_id for run_id, session_id in runs if leases.holder(f"session:{session_id}") is None]
@@ -103,6 +103,6 @@ def unfinished_runs(db: SessionDB) -> tuple[list[str], list[str]]:
 
 
 def run_ids_with_prefix(db: SessionDB, *prefixes: str) -> list[str]:
-    """The newest runs whose id begins with one of these, which are of one length."""
+    """The newest runs whose id starts with one of these prefixes, all of one length."""
     sql = "SELECT run_id FROM runs WHERE substr(run_id, 1, ?) IN (?, ?) ORDER BY created_at DESC LIMIT 50"
     return db.engine.read(lambda tx: [str(row[0]) for row in tx.rows(sql, (len(prefixes[0]), *prefixes))])

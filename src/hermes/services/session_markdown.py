@@ -12,7 +12,6 @@ from hermes.core.json_types import JsonMapping
 
 
 def name_of(session: JsonMapping) -> str:
-    """Its title, or how it began."""
     return one_line(session["title"] or session["preview"] or "(nothing said)")
 
 
@@ -22,7 +21,7 @@ def speaker(message: JsonMapping) -> str:
 
 
 def text_of(content: Any) -> str:
-    """What can be read of a content; other parts are named."""
+    """The readable text of a content; other parts are named."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = (part.get("text") or f"[{part.get('type') or 'part'}]" for part in content if isinstance(part, Mapping))
@@ -33,17 +32,17 @@ def call_lines(message: JsonMapping) -> Iterator[str]:
     for call in message.get("tool_calls") or []:
         made = call.get("function") if isinstance(call.get("function"), Mapping) else call
         arguments = made.get("arguments", "")
-        words = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        yield f"-> {made.get('name', '?')} {words}"
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        yield f"-> {made.get('name', '?')} {text}"
 
 
 def markdown(session: JsonMapping) -> str:
-    """An exported session as people saw it: without what was taken back."""
+    """An exported session without its withdrawn messages."""
     named = {"Session": "id", "Source": "source", "Model": "model", "Folder": "cwd"}
-    told = {name: session[column] for name, column in named.items()}
-    told |= {"Started": local(session["started_at"]), "Last active": local(session["last_active"])}
+    facts = {name: session[column] for name, column in named.items()}
+    facts |= {"Started": local(session["started_at"]), "Last active": local(session["last_active"])}
     lines = [f"# {name_of(session)}", ""]
-    lines += [f"- {name}: {one_line(str(value))}" for name, value in told.items() if value]
+    lines += [f"- {name}: {one_line(str(value))}" for name, value in facts.items() if value]
     for message in session["messages"]:
         held = message.get("active", True) or message.get("compacted")
         if not held or message.get("synthetic"):
@@ -59,6 +58,6 @@ def markdown(session: JsonMapping) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Text as it is, between fences that it does not hold itself."""
+    """The text between fences that it does not contain."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
     return f"{fence}\n{printable(text)}\n{fence}"

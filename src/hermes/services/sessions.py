@@ -1,4 +1,4 @@
-"""Sessions: made, changed and forked, with what the store refuses as `ServiceError`; counts and sizes. It blocks."""
+"""Sessions: create, change and fork, with the store's refusals as `ServiceError`; counts and sizes. Blocks."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def unknown_session(session_id: str) -> ServiceError:
 
 @contextlib.contextmanager
 def _refusals(id_field: str = "id") -> Iterator[None]:
-    """What the store refuses of a new id or title; `id_field` is the field that holds the id."""
+    """`id_field` is the field that holds the id."""
     try:
         yield
     except SessionExists as error:
         raise ServiceError(str(error), "session_exists", field="id") from None
     except BadSessionId as error:
         raise ServiceError(str(error), "invalid_session_id", field=id_field) from None
-    except ValueError as error:  # the id is sound: it is the title that cannot be used
+    except ValueError as error:  # the id is valid, so it is the title
         raise ServiceError(str(error), "invalid_title", field="title") from None
 
 
@@ -64,7 +64,7 @@ def fork(
     at_message_id: int | None = None,
     before_message_id: int | None = None,
 ) -> str:
-    """Fork a session: up to and with a message of it, or up to the one before a message. The new session's id."""
+    """Fork a session up to and including a message, or up to the one before a message. The new session's id."""
     if at_message_id is not None and before_message_id is not None:
         message = "at_message_id and before_message_id name two places; one is enough."
         raise ServiceError(message, "invalid_arguments", field="before_message_id")
@@ -108,8 +108,7 @@ def change(
 
 
 def database_url(home: Home) -> str:
-    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own. An address of
-    no database raises ConfigError."""
+    """The configured database; with unreadable settings the home's own file. An invalid address raises ConfigError."""
     own = f"sqlite://{home.state_db}"
     try:
         settings = config.load(home)
@@ -120,7 +119,7 @@ def database_url(home: Home) -> str:
 
 
 def database_file(home: Home) -> Path | None:
-    """The database's file; None where it is on a server."""
+    """None where the database is on a server."""
     url = database_url(home)
     return None if is_server(url) else path_of(url)
 
@@ -132,7 +131,7 @@ def database_exists(home: Home) -> bool:
 
 @contextlib.contextmanager
 def open_database(home: Home, *, write: bool = False, create: bool = False) -> Iterator[SessionDB]:
-    """The database for as long as it is needed. Where there is none and none is to be created, it is an empty one."""
+    """An empty database where there is none and none is to be created."""
     url = database_url(home)
     if is_server(url):
         with contextlib.closing(open_store(url, home=home)) as store:
@@ -146,13 +145,13 @@ def open_database(home: Home, *, write: bool = False, create: bool = False) -> I
     except StoreError as error:
         if type(error) is not StoreError:
             raise
-        db = SessionDB(where)  # that of an older Hermes is brought up to date
+        db = SessionDB(where)  # migrates an older schema
     with contextlib.closing(db):
         yield db
 
 
 def measure(db: SessionDB) -> JsonObject:
-    """How many rows there are of what, the bytes of the database, and the bytes of its parts where it tells them."""
+    """Row counts, and the bytes of the database and, where it tells them, of its parts."""
 
     def count(tx: Tx) -> JsonObject:
         return {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in COUNTED.items()}  # noqa: S608

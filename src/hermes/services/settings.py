@@ -1,4 +1,4 @@
-"""Settings as they are shown to a person, and changed by one who is not at the machine. It blocks."""
+"""Settings as shown to a person, and changed over the API. Blocks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _unknown_zone(name: str, zone: str) -> tuple[str, str]:
 
 
 def rows(settings: Settings) -> list[JsonObject]:
-    """Every setting with its value and where that comes from; secrets are masked."""
+    """Every setting with its value and source; secrets are masked."""
     return [_row(name, key, value) for name, key, value in settings.items()]
 
 
@@ -112,8 +112,8 @@ def _row(name: str, key: Key, value: Value) -> JsonObject:
 
 
 def change(settings: Settings, name: str, value: Any, *, by: str) -> JsonObject:
-    """Write a setting that may be changed so, or with None take it out of the files. The setting as it is then, which
-    something stronger than the file may still decide."""
+    """Write a setting that may be changed over the API, or with None remove it from the files. Returns the setting as
+    it is then, which a stronger source may still decide."""
     try:
         key, path = find(name)
     except config.UnknownKey as error:

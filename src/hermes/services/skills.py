@@ -1,4 +1,5 @@
-"""Skills: a folder each, with a SKILL.md that says what it is for. Finding, reading, changing and checking them. It blocks."""
+"""Skills: a folder each, with a SKILL.md that says what it is for. Finding, reading, changing and checking them.
+Blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _EXAMPLE = "---\nname: the-name\ndescription: One line that says when to use it.
 
 
 class Skill(NamedTuple):
-    """One skill. Without a category it lies beside the categories."""
+    """Without a category it is in the root folder."""
 
     name: str
     description: str
@@ -46,25 +47,24 @@ class Skill(NamedTuple):
 
 
 def skills_root(home: Home, owner: str, session_key: str | None) -> Path:
-    """Where a scope's own skills lie, as with memory: the profile's folder, or one per owner and session key."""
+    """A scope's own skills, as with memory: the profile's folder, or one per owner and session key."""
     if owner == "default" and session_key is None:
         return home.skills
     return home.skills / SCOPES / scope_name(owner, session_key)
 
 
 def find_skills(settings: Settings, owner: str = "default", session_key: str | None = None) -> list[Skill]:
-    """A scope's own skills, the shared ones of the home, and those of the folders that the settings add; the first of a
-    name counts."""
+    """A scope's own skills, the home's shared ones, and those of configured folders; the first of a name wins."""
     shared = settings.home.skills
     external = (Path(folder).expanduser() for folder in settings.skills.external_dirs)
-    found: dict[str, Skill] = {}
+    skills: dict[str, Skill] = {}
     for root in dict.fromkeys((skills_root(settings.home, owner, session_key), shared, *external)):
         for path in sorted((*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}"))):
             if root == shared and path.is_relative_to(shared / SCOPES):
                 continue
             if skill := _skill(path, root):
-                found.setdefault(skill.name, skill)
-    return sorted(found.values(), key=lambda skill: (skill.category or "", skill.name))
+                skills.setdefault(skill.name, skill)
+    return sorted(skills.values(), key=lambda skill: (skill.category or "", skill.name))
 
 
 def _skill(path: Path, root: Path) -> Skill | None:
@@ -79,21 +79,21 @@ def _skill(path: Path, root: Path) -> Skill | None:
 
 @lru_cache(maxsize=1024)
 def _head(path: Path, mtime_ns: int, size: int) -> tuple[str, str]:
-    """Name and description from the head of a file; read again only when the file has changed."""
+    """Name and description from the head of a file; cached until the file changes."""
     return front_matter(skill_text(path)[: limits.SKILL_CHARS_MAX])
 
 
 def skill_text(path: Path) -> str:
-    """The text of a skill's file in its folder. Raises PathRefused where it leads out of it, or OSError."""
+    """Raises PathRefused for a path that leads out of the skill's folder, or OSError."""
     return read_inside(path, path.parent, limits.SKILL_FILE_BYTES_MAX).decode("utf-8", "replace")
 
 
 def front_matter(text: str) -> tuple[str, str]:
-    """The name and the description that the text of a skill begins with; empty where it does not say them."""
+    """The name and description at the start of a skill's text; empty where missing."""
     before, fence, rest = text.partition(f"{_FENCE}\n")
     head, end, _ = rest.partition(f"\n{_FENCE}")
     fields = _fields(head) if fence and end and not before.strip("\ufeff \n") else {}
-    # Only plain values: a tangle of references would be endless as text.
+    # Only plain values: nested YAML aliases could expand without end.
     plain = {name: str(value) for name, value in fields.items() if isinstance(value, str | int | float)}
     name, description = (" ".join(plain.get(field, "").split()) for field in ("name", "description"))
     return name, description
@@ -110,14 +110,13 @@ def _fields(head: str) -> JsonObject:
 
 
 def files_of(skill: Skill) -> list[str]:
-    """The files that a skill brings along, as they are asked for."""
+    """The paths of a skill's files."""
     folder = skill.path.parent
     paths = [path for name in FOLDERS for path in sorted((folder / name).rglob("*")) if path.is_file()]
     return [path.relative_to(folder).as_posix() for path in paths][: limits.SKILL_FILES_LISTED_MAX]
 
 
 def read_file(skill: Skill, file_path: str = FILE) -> str:
-    """The text of one of a skill's files."""
     parts = (FILE,) if file_path == FILE else _parts(file_path)
     folder = skill.path.parent
     path = folder.joinpath(*parts)
@@ -140,7 +139,7 @@ def read_file(skill: Skill, file_path: str = FILE) -> str:
 
 
 def _parts(file_path: str) -> tuple[str, ...]:
-    """The names that a path in a skill is made of; one that could lead anywhere else is refused."""
+    """The parts of a path in a skill; refused where it could lead anywhere else."""
     parts = tuple(file_path.split("/"))
     fits = 2 <= len(parts) <= _DEPTH_MAX and parts[0] in FOLDERS and all(map(_PART.fullmatch, parts))
     if not fits or any(part.upper() == FILE.upper() for part in parts):
@@ -153,7 +152,7 @@ def _parts(file_path: str) -> tuple[str, ...]:
 
 
 class Change(NamedTuple):
-    """What becomes of a file, or of a whole skill. No text: it goes."""
+    """A change of a file, or of a whole skill. Without text it is deleted."""
 
     path: Path
     before: str
@@ -161,7 +160,7 @@ class Change(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """A folder with a skill: the files that are taken with their sizes, those left out, what is wrong or suspicious."""
+    """A folder with a skill: its files with sizes, those left out, faults and suspicious findings."""
 
     folder: Path
     name: str
@@ -172,7 +171,7 @@ class Scan(NamedTuple):
 
 
 class Skills:
-    """The skills that an owner and session key see, and changes to their own; all others are read-only to them."""
+    """The skills that an owner and session key see, and changes to their own; all others are read-only."""
 
     def __init__(
         self, settings: Settings, secrets: Secrets, owner: str = "default", session_key: str | None = None
@@ -192,7 +191,7 @@ class Skills:
         return skills[name]
 
     def is_own(self, skill: Skill) -> bool:
-        """Whether it lies in the scope's own folder, and behind no link."""
+        """Whether it is in the scope's own folder, and behind no link."""
         folder, root = skill.path.parent, Path(os.path.realpath(self.root))
         return folder.is_relative_to(self.root) and Path(os.path.realpath(folder)) == root / folder.relative_to(
             self.root
@@ -206,7 +205,7 @@ class Skills:
         return folder
 
     def change(self, args: JsonMapping) -> Path:
-        """Carry out an action of the tool `skill_manage`. The path that was written or removed, below the root."""
+        """Execute an action of the tool `skill_manage`. The path that was written or removed, relative to the root."""
         with locked(self.root):
             change = self.plan(args)
             if change.text is not None:
@@ -219,14 +218,14 @@ class Skills:
                 else:
                     change.path.unlink()
                 folder = change.path.parent
-                with contextlib.suppress(OSError):  # folders that are empty now go too
+                with contextlib.suppress(OSError):  # remove folders that are empty now
                     while folder != self.root:
                         folder.rmdir()
                         folder = folder.parent
         return change.path.relative_to(self.root)
 
     def plan(self, args: JsonMapping) -> Change:
-        """What an action changes, checked whole; nothing is written."""
+        """Validate an action fully; nothing is written."""
         action, name = args["action"], args["name"]
         if not _NAME.fullmatch(name) or name == SCOPES:
             hint = f"Up to {limits.SKILL_NAME_CHARS_MAX} small letters, digits and hyphens, the first no hyphen."
@@ -267,7 +266,7 @@ class Skills:
         return folder / name / FILE
 
     def check(self, name: str, change: Change) -> Change:
-        """The change itself, when its text may be kept in the skill of this name."""
+        """Refuse a text that may not be stored in the skill."""
         text = change.text or ""
         if change.path.name == FILE:
             own_name, description = front_matter(text)
@@ -315,7 +314,7 @@ class Skills:
         return scan
 
     def add(self, scan: Scan, category: str | None) -> Path:
-        """Copy a scanned skill into the home. Its folder there."""
+        """Copy a scanned skill into the home; its folder there."""
         with locked(self.root):
             target = self._new_path(scan.name, category).parent
             draft = target.with_name(f".new-{os.urandom(6).hex()}")

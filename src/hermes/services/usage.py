@@ -1,6 +1,6 @@
-"""What is used by whom and when: counted while runs go on, written every few seconds, added up by day, owner and model.
+"""Usage: counted while runs go on, written every few seconds, summed by day, owner and model.
 
-What a process has counted and not written yet is lost when it is killed; conversations keep their own counts.
+Counts that are not yet written are lost when the process is killed; conversations keep their own.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ log = logging.getLogger(__name__)
 WARM_UP, TRIAL = "warm_up", "trial"
 _SECONDS = ("turn_seconds", "tool_seconds")
 _COUNTS = ("turns", "failed", "cancelled", "calls", "retries", "tool_calls", "tool_errors")
-# Bounds in seconds between which the times to the first token are counted; a last group has all that took longer.
+# Histogram buckets of the time to the first token; the last has all that took longer.
 BOUNDS_S = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 _GROUPS = (*(f"first_token_le_{bound:g}" for bound in BOUNDS_S), "first_token_le_inf")
 _FIRST = "first_token_seconds"
 
 
 class UsageCounter:
-    """Counts what the runs of a process use."""
-
     def __init__(
         self, days: AsyncUsageDays, background: Callable[[Coroutine[Any, Any, object]], None], clock: Any = time.time
     ) -> None:
         self._days, self._background, self._clock = days, background, clock
-        # A server has its store open anyway; a command that is to keep nothing does not make one for this.
+        # A server has its store open; a command that stores nothing does not create one for this.
         self.with_unstored_runs = False
         self._amounts: dict[UsageKey, dict[str, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, live: LiveRun, event: Event) -> None:
-        """Count what a run has put on record."""
+        """Count an event of a run."""
         spec = live.spec
         if spec.count_only or spec.session_id in (WARM_UP, TRIAL) or not (spec.persist or self.with_unstored_runs):
             return
@@ -73,19 +71,22 @@ class UsageCounter:
     def _count(self, live: LiveRun, amounts: Mapping[str, float], provider: str = "", model: str = "") -> None:
         state, day = live.log.state, int(self._clock() // DAY_S)
         key = UsageKey(day, live.spec.owner, provider or state.provider, model or state.model)
-        kept = self._amounts.setdefault(key, {})
-        for name, amount in amounts.items():
-            if amount:
-                kept[name] = kept.get(name, 0) + amount
+        self._add(key, amounts)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(USAGE_WRITTEN_S, self._due)
+
+    def _add(self, key: UsageKey, amounts: Mapping[str, float]) -> None:
+        totals = self._amounts.setdefault(key, {})
+        for name, amount in amounts.items():
+            if amount:
+                totals[name] = totals.get(name, 0) + amount
 
     def _due(self) -> None:
         self._timer = None
         self._background(self.write())
 
     async def write(self) -> None:
-        """Write what was counted. What cannot be written is kept until the next time."""
+        """What cannot be written is kept until the next time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,16 +98,14 @@ class UsageCounter:
         except StoreError as error:
             log.warning("usage cannot be written: %s", error)
             for key, counted in amounts.items():
-                kept = self._amounts.setdefault(key, {})
-                for name, amount in counted.items():
-                    kept[name] = kept.get(name, 0) + amount
+                self._add(key, counted)
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
 def total_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of all rows, added up; other fields are left out."""
+    """The sums of all rows; other fields are left out."""
     total: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
@@ -116,7 +115,7 @@ def total_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def labels(groups: Sequence[Group], key: Sequence[Any]) -> JsonObject:
-    """The columns that a row of sums is for; days as dates."""
+    """The columns of a row of sums; days as dates."""
     named = dict(zip(groups, key, strict=True))
     return {**named, "day": date_of(named["day"])} if "day" in named else named
 
@@ -126,7 +125,7 @@ def date_of(day: int) -> str:
 
 
 def report(sums: Mapping[str, float]) -> JsonObject:
-    """The numbers of a group as they are shown. What is not known is None: costs, and times of which there are none."""
+    """A group's numbers as shown. Unknown ones are None: costs, and times of which there are none."""
     groups = [int(sums.get(name, 0)) for name in _GROUPS]
     count = sum(groups)
     cost = sums.get("cost_usd")
@@ -141,7 +140,7 @@ def report(sums: Mapping[str, float]) -> JsonObject:
 
 
 def _quantile(groups: list[int], share: float) -> float | None:
-    """The time within which this share of the turns had their first token, as far as the groups tell."""
+    """The time within which this share of the turns had their first token, estimated from the groups."""
     wanted = sum(groups) * share
     if not wanted:
         return None

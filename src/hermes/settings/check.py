@@ -1,4 +1,4 @@
-"""Checking values against the table of settings: types, ranges, unknown names, `${NAME}`, and what may be shown."""
+"""Validates values against the table of settings: types, ranges, unknown names, `${NAME}`, and secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN_CHARS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something about the settings that a person should put right. `key` is the setting, or the unknown name as written."""
+    """A fault of the settings. `key` is the setting, or the unknown name as written."""
 
     severity: Severity
     key: str
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A setting as it stands in the file: `path` in the table, `written` in the file."""
+    """A setting in the file: `path` in the table, `written` in the file."""
 
     key: Key
     path: KeyPath
@@ -93,7 +93,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def coerce(key: Key, value: object) -> Any:
-    """The value with the type of its setting. Raises ValueError, without a text, for one that does not fit."""
+    """The value with its setting's type. Raises ValueError, without a text, for one that does not fit."""
     if key.choices:
         # YAML reads a bare `off` as false.
         word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).strip()
@@ -126,7 +126,7 @@ def _described(key: Key, value: object) -> str:
 
 
 def remedy(name: str, key: Key) -> str:
-    """The command that puts a bad value in the file right."""
+    """The command that fixes a bad value in the file."""
     if isinstance(key.default, bool):
         return f"hermes config set {name} {str(key.default).lower()}"
     if isinstance(key.default, int | float | str) and key.default != "" and "<" not in str(key.default):
@@ -154,7 +154,7 @@ def _mask_inside(value: object) -> Any:
 
 
 def secrets_inside(value: object, is_secret: bool = False) -> Iterator[str]:
-    """The texts in a value that are secrets: those of fields named so, or with `is_secret` all."""
+    """The secret texts in a value: those of fields named so, or with `is_secret` all."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from secrets_inside(item, is_secret or _SECRET_FIELD.fullmatch(str(name)) is not None)
@@ -171,7 +171,7 @@ def has_reference(value: object) -> bool:
 
 
 def holds_secret(key: Key, value: object) -> bool:
-    """Whether a secret itself, not a reference to one, is in the value."""
+    """Whether the value holds a secret itself, not a reference to one."""
     plain = _without_references(value)
     return bool(masked(key, plain) != plain)
 
@@ -185,7 +185,6 @@ def _without_references(value: object) -> Any:
 
 
 def without_secret_fields(value: object) -> Any:
-    """The value, less the fields in it that hold a secret themselves."""
     if isinstance(value, dict):
         return {
             k: without_secret_fields(v)
@@ -219,7 +218,7 @@ def substitute(value: object, lookup: Callable[[str], str | None]) -> Any:
 
 
 class Survey:
-    """The settings of a file under any spelling (`entries`), the paths of what is no setting, and the problems."""
+    """A file's settings under any spelling (`entries`), the paths of unknown names, and the problems."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -240,7 +239,7 @@ class Survey:
         leads_to_spelling = any(spelling[: len(written)] == written for spelling in SPELLINGS[1:])
         node: Tree | Key | None = {} if leads_to_spelling else at(path)
         if isinstance(node, Key):
-            # An empty value is a setting that was left open, unless null means something to it.
+            # An empty value means unset, unless null has a meaning.
             value = node.mark.null if value is None else value
             if value is not None:
                 self.entries.append(Entry(node, path, written, value, line))
@@ -264,7 +263,7 @@ class Survey:
 
 
 def entries(document: Document) -> tuple[list[Entry], list[Problem]]:
-    """The settings of a file, and its faults. Of several spellings of one setting the first by rank is kept."""
+    """A file's settings and faults. Of several spellings of one setting the first by rank wins."""
     survey = Survey(document)
     for path, line in document.twice:
         survey.problem(path, line, f"{'.'.join(path)} is there twice; the later one counts.")

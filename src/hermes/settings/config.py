@@ -1,4 +1,4 @@
-"""Settings: one unchanging snapshot of flags, environment, .env and config.yaml, with the origin of every value."""
+"""Settings: an immutable snapshot of flags, environment, .env and config.yaml, with the source of every value."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _SERVER_PREFIX = "API_SERVER_"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value with its type, and where it comes from: the kind of source, and the line or variable."""
+    """A value and its source: the kind, and the line or variable."""
 
     value: Any = field(repr=False)
     source: Source = "default"
@@ -80,7 +80,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inputs:
-    """What the settings were made from, so that they can be made again."""
+    """What the settings were loaded from, for reloading."""
 
     flags: JsonMapping
     environ: Mapping[str, str]
@@ -89,8 +89,8 @@ class Inputs:
 
 
 class Settings(Root, frozen=True, eq=False, kw_only=True):
-    """All settings of one home, section by section: `settings.agent.max_turns`. They never change: a file that does
-    gives others."""
+    """All settings of one home, section by section: `settings.agent.max_turns`. Immutable: a changed file gives a new
+    object."""
 
     home: Home
     problems: tuple[Problem, ...]
@@ -102,7 +102,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
         return f"Settings({self.home.profile}, {len(self.origins)} values, {len(self.problems)} problems)"
 
     def origin(self, name: str) -> Value:
-        """The value of a setting together with its source. Raises UnknownKey."""
+        """The value of a setting with its source. Raises UnknownKey."""
         key, path = find(name)
         return self.origins.get(path) or Value(key.default)
 
@@ -110,7 +110,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
         return self.origin(name).source
 
     def as_dict(self) -> JsonObject:
-        """All settings as nested mappings that are the caller's own."""
+        """A nested copy."""
         fields = {name: getattr(self, name) for name in Root.__struct_fields__}
         return msgspec.to_builtins(fields, builtin_types=(bytes, datetime.date))  # type: ignore[no-any-return]
 
@@ -122,7 +122,7 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
             yield ".".join(path), key, value
 
     def shown(self, name: str) -> Any:
-        """The value of a setting as it may be shown: secrets are masked."""
+        """The value with secrets masked."""
         return masked(find(name)[0], self.origin(name).value)
 
     def variable(self, name: str) -> str | None:
@@ -130,8 +130,8 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
         return self.inputs.environ.get(name, self.inputs.env_file.values.get(name))
 
     def secret_values(self) -> frozenset[str]:
-        """What must never be shown, from 8 characters on: everything in .env, and of the settings, the environment and
-        the files named auth all that is called a secret."""
+        """What must never be shown, from 8 characters on: everything in .env, and everything called a secret in the
+        settings, the environment and the files named auth."""
         texts = {*self.inputs.env_file.values.values(), *secrets_inside(dict(self.inputs.environ))}
         for path in self.home.path.glob("auth*.json"):
             with contextlib.suppress(ConfigError, ValueError):
@@ -166,9 +166,9 @@ def load(
     *,
     safe_mode: bool = False,
 ) -> Settings:
-    """Read everything. Raises ConfigError only for a file that cannot be read; other faults are `problems`.
+    """Raises ConfigError only for an unreadable file; other faults are `problems`.
 
-    `flags` maps setting names to values, None where a flag was not given. `safe_mode` leaves config.yaml out.
+    `flags` maps setting names to values, None where a flag was not given. `safe_mode` ignores config.yaml.
     """
     stamp = _stamp(home)
     env_file = read_env(home.env_file)
@@ -192,7 +192,7 @@ def load(
 def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
     """The settings as the files are now, and a notice if there is something to say.
 
-    A file that cannot be read, or that has got an error, changes nothing: the last good settings stay.
+    A file that is unreadable or has a new error changes nothing: the last good settings stay.
     """
     stamp = _stamp(settings.home)
     if stamp == settings.stamp:
@@ -228,7 +228,7 @@ def _files(home: Home) -> tuple[str, str]:
 
 
 class _Loader:
-    """Lays the sources over the defaults, the weakest first."""
+    """Applies the sources over the defaults, the weakest first."""
 
     def __init__(self, home: Home, inputs: Inputs) -> None:
         self._home = home
@@ -241,7 +241,7 @@ class _Loader:
         return Value(default.replace("<home>", str(self._home.path)) if isinstance(default, str) else default)
 
     def _put(self, key: Key, path: KeyPath, raw: object, source: Source, problem: Problem) -> None:
-        """`problem` is what to report if the value does not fit; its message and some hints are made here."""
+        """`problem` is reported if the value does not fit; its message and some hints are made here."""
         written = raw
         try:
             if source == "file":
@@ -253,7 +253,7 @@ class _Loader:
             message = f"{problem.key} names the variable {unknown}, which is not set."
             problem = replace(problem, message=message, hint=f"export {unknown}=…")
         except ValueError:
-            # What a variable stands for may be a secret: the message shows the text as written.
+            # A variable's value may be a secret: the message shows the text as written.
             problem = replace(problem, message=misfit(problem.key, key, written))
         self.problems.append(problem)
         self.values[path] = self._default(key)
@@ -281,7 +281,7 @@ class _Loader:
     def from_variables(self, variables: Mapping[str, str], source: Source, lines: Mapping[str, str]) -> None:
         keys = {key.env: key for key in KEYS if key.env}
         for variable, key in keys.items():
-            # An empty variable is one that was left open, as container files write them.
+            # An empty variable means unset, as in container files.
             if text := variables.get(variable):
                 hint = "hermes config env-path" if source == ".env" else f"unset {variable}"
                 problem = Problem("error", key.name, None, "", where=lines.get(variable, variable), hint=hint)
@@ -299,7 +299,7 @@ class _Loader:
             self._put(key, path, value, "flag", Problem("error", ".".join(path), None, "", where="command line"))
 
     def follow(self) -> None:
-        """Give settings that were left open the value of the one they follow."""
+        """Give unset settings the value of the one they follow."""
         for key in KEYS:
             if key.mark.follows and self.values[key.path].source == "default":
                 path = tuple(key.mark.follows.split("."))

@@ -1,4 +1,4 @@
-"""Reading config.yaml and .env: plain data with the line of every entry, and errors that say where."""
+"""Parses config.yaml and .env into plain data with the line of every entry, and errors that say where."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 @dataclass(slots=True)
 class Document:
-    """config.yaml as plain data. `lines` says where an entry stands, `twice` which entries are there more than once."""
+    """`lines`: where an entry is; `twice`: entries that occur more than once."""
 
     name: str
     data: JsonObject = field(default_factory=dict, repr=False)
@@ -39,7 +39,7 @@ class Document:
 
 @dataclass(slots=True)
 class EnvFile:
-    """.env: its variables, the line of each, and the lines that say nothing."""
+    """.env: its variables, the line of each, and the invalid lines."""
 
     values: dict[str, str] = field(default_factory=dict, repr=False)
     lines: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def _decode(data: bytes, path: Path) -> str:
 
 
 def _unusable(path: Path, line: int, column: int, problem: str) -> ConfigError:
-    # What stands in quotes comes from the file, and may be a password that begins with a sign of YAML's.
+    # Quoted text comes from the file, and may be a password that starts with a YAML character.
     problem = _LONG_QUOTE.sub("'…'", problem)
     return ConfigError(
         f"{path} cannot be read as YAML: {problem}.",
@@ -117,7 +117,7 @@ def _unusable(path: Path, line: int, column: int, problem: str) -> ConfigError:
 
 
 class _Builder:
-    """Makes plain data of YAML nodes. Counting what it makes also stops aliases that multiply or lead in a circle."""
+    """Plain data from YAML nodes. Counting nodes also stops aliases that multiply or form a cycle."""
 
     def __init__(self, loader: yaml.CSafeLoader | yaml.SafeLoader, document: Document, path: Path) -> None:
         self._loader = loader
@@ -138,7 +138,7 @@ class _Builder:
         try:
             return self._loader.construct_object(node)
         except ValueError:
-            # It looks like a date or a number and is none: then it is text.
+            # Not a valid date or number after all: text.
             return node.value
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> JsonObject:
@@ -190,5 +190,5 @@ def _env_value(raw: str) -> str | None:
     if text.startswith('"'):
         match = _DOUBLE.fullmatch(text)
         return _ESCAPE.sub(lambda m: _ESCAPES.get(m[1], m[1]), match[1]) if match else None
-    # A sign of a comment counts after white space only: a password may begin with it.
+    # A # starts a comment after white space only: a password may start with it.
     return re.split(r"\s#", raw, maxsplit=1)[0].strip()

@@ -1,4 +1,4 @@
-"""The settings by their dotted names: the table of keys that follows from the schema, and looking names up in it."""
+"""The table of settings by dotted name, derived from the schema, and looking names up in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KeyPath = tuple[str, ...]
 
 ANY = "*"
 _INT_MAX = 2**53
-# What fits a setting, by its type; `None` is the type of one that takes its choices only.
+# Descriptions of types, for error messages.
 _EXPECTED: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -45,7 +45,7 @@ class UnknownKey(ConfigError):
 class Key:
     """One setting. `*` in its path stands for any one name.
 
-    `type` is what msgspec converts its values to, and `base` that type without its limits. `choices` are words that the
+    `type` is what msgspec converts its values to, and `base` that type without its limits. `choices` are texts that the
     value may be instead; with no type they are all it may be.
     """
 
@@ -98,7 +98,7 @@ def _parts(hint: object) -> Iterator[Any]:
 
 
 def _merged(mark: Mark, other: Mark) -> Mark:
-    """Both marks of a field: that of its type, and its own, which comes first."""
+    """The marks of a field's type and of the field itself, whose own come first."""
     given = {name: value for name, value in asdict(other).items() if value != getattr(Mark(), name)}
     return replace(mark, **given)
 
@@ -117,7 +117,7 @@ def _key(path: KeyPath, hint: object, default: object) -> Key:
     if base is int and meta.le is None:
         meta = Meta(ge=meta.ge, le=_INT_MAX)
     has_limits = meta != Meta()
-    # All of the server's settings that fit into one line of text can come from the environment.
+    # Every server setting that fits into one line has an environment variable.
     of_server = path[0] == "api_server" and ANY not in path and base != Sequence[JsonMapping]
     return Key(
         path=path,
@@ -132,7 +132,7 @@ def _key(path: KeyPath, hint: object, default: object) -> Key:
 
 
 def _free(hint: object) -> Any:
-    """The type of what stands below the free names of a section; None for anything else."""
+    """The type below the free names of a section; None for anything else."""
     return get_args(hint)[1] if get_origin(hint) is Mapping else None
 
 
@@ -159,7 +159,7 @@ def _leaves(node: Tree | Key) -> Iterator[Key]:
 
 
 def build(values: JsonMapping, section: type[Section] = Root) -> JsonObject:
-    """The fields of a section: its values with everything below them in the schema's types, which are not checked."""
+    """The fields of a section in the schema's types, unchecked."""
     types = section.__annotations__
     return {name: _built(types[name], value) for name, value in values.items()}
 
@@ -175,9 +175,9 @@ TREE = _tree(Root, (), Root())
 KEYS = tuple(_leaves(TREE))
 _PLAIN = {key.name: key for key in KEYS if not key.is_pattern}
 
-# A section that may be given as one value, and the setting which that value is.
+# A section that may be written as one value, and that value's setting.
 SHORT_FORMS: Mapping[str, str] = {"model": "model.default"}
-# Other places where `api_server` may stand in the file, in order; the first that holds a setting wins.
+# Other places of `api_server` in the file; the first that has a setting wins.
 SPELLINGS: tuple[KeyPath, ...] = (
     ("api_server",),
     ("gateway", "api_server"),
@@ -186,12 +186,12 @@ SPELLINGS: tuple[KeyPath, ...] = (
     ("gateway", "platforms", "api_server"),
     ("gateway", "platforms", "api_server", "extra"),
 )
-# A server does not start with a bad value here; anything else bad is a warning and the default.
+# A server does not start with an invalid value here; elsewhere it warns and uses the default.
 REFUSED_WHEN_BAD = ("api_server.key", "api_server.keys", "bus.url", "bus.namespace")
 
 
 def canonical(path: KeyPath) -> KeyPath:
-    """The path with another spelling of `api_server`, or a short form, put right."""
+    """The path with another spelling of `api_server`, or a short form, replaced."""
     for spelling in reversed(SPELLINGS):
         if path[: len(spelling)] == spelling:
             return ("api_server", *path[len(spelling) :])
@@ -200,7 +200,7 @@ def canonical(path: KeyPath) -> KeyPath:
 
 
 def at(path: KeyPath) -> Tree | Key | None:
-    """The setting or the section at a path of names; None where there is neither."""
+    """The setting or section at a path; None where there is neither."""
     node: Tree | Key | None = TREE
     for part in path:
         if not isinstance(node, dict):
@@ -216,7 +216,7 @@ def _patterns() -> tuple[tuple[Key, re.Pattern[str]], ...]:
 
 
 def find(name: str) -> tuple[Key, KeyPath]:
-    """The setting of a dotted name, and its path. Where a name is free it may itself hold dots, as a model's does.
+    """The setting of a dotted name, and its path. A free name may itself hold dots, as a model's does.
 
     Raises UnknownKey.
     """
@@ -231,10 +231,10 @@ def find(name: str) -> tuple[Key, KeyPath]:
 
 
 def nearest(path: KeyPath) -> str:
-    """The setting or section that looks most like an unknown one, or nothing."""
+    """The most similar setting or section to an unknown one, or an empty string."""
     candidates: set[str] = set()
     for key in KEYS:
-        # A free name is taken to be meant as it was written.
+        # A free name is taken as written.
         parts = [path[i] if part == ANY and i < len(path) else part for i, part in enumerate(key.path)]
         candidates.update(".".join(parts[:end]) for end in range(1, len(parts) + 1) if ANY not in parts[:end])
     return closest(".".join(canonical(path)), sorted(candidates))

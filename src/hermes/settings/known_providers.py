@@ -9,7 +9,7 @@ DEFAULT_API_MODE = "chat_completions"
 
 @dataclass(frozen=True, slots=True)
 class KnownProvider:
-    """A provider that needs no entry in the settings; without `key_env` it is asked without a key."""
+    """Without `key_env` it needs no key."""
 
     base_url: str
     api_mode: str = DEFAULT_API_MODE

@@ -7,35 +7,22 @@ import os
 import stat
 from pathlib import Path
 
-from hermes.core.home import (
-    DEFAULT_PROFILE,
-    Home,
-    ProfileBusy,
-    ProfileError,
-    check_name,
-    is_served,
-    locked,
-    make_private_folder,
-    open_profile,
-    sticky_profile,
-    sync_folder,
-    use_profile,
-    write_private,
-)
+from hermes.core import home as homes
+from hermes.core.home import DEFAULT_PROFILE, Home, ProfileBusy, ProfileError, locked, sync_folder, write_private
 from hermes.settings.write import without_secrets
 
 _CLONED_FOLDERS = ("memories", "skills")
 
 
 def create_profile(home: Home, name: str, *, clone: bool = False, with_secrets: bool = False) -> Home:
-    """A new profile, empty or with the settings, memory and skills of `home`; it appears whole or not at all."""
-    check_name(name)
+    """A new profile, empty or with the settings, memory and skills of `home`; created atomically."""
+    homes.check_name(name)
     profiles = home.root / "profiles"
     draft = profiles / f".new-{os.urandom(6).hex()}"
     with locked(profiles):
         _refuse_taken(profiles, name)
         try:
-            make_private_folder(draft)
+            homes.make_private_folder(draft)
             if clone:
                 _clone(home, Home(draft, name), with_secrets)
             os.rename(draft, profiles / name)
@@ -48,28 +35,28 @@ def create_profile(home: Home, name: str, *, clone: bool = False, with_secrets: 
 
 
 def rename_profile(home: Home, old: str, new: str) -> Home:
-    """Give a profile another name; the sticky choice follows it."""
-    check_name(new)
+    """The sticky choice follows the name."""
+    homes.check_name(new)
     profiles = home.root / "profiles"
     with locked(profiles):
         _refuse_fixed_or_served(home, old)
         _refuse_taken(profiles, new)
         os.rename(profiles / old, profiles / new)
         sync_folder(profiles)
-        if sticky_profile(home.root) == old:
-            use_profile(home, new)
+        if homes.sticky_profile(home.root) == old:
+            homes.use_profile(home, new)
     return Home(profiles / new, new)
 
 
 def delete_profile(home: Home, name: str) -> None:
-    """Remove a profile and everything in it; the sticky choice falls back to `default`."""
+    """The sticky choice falls back to `default`."""
     profiles = home.root / "profiles"
     trash = profiles / f".gone-{os.urandom(6).hex()}"
     with locked(profiles):
         _refuse_fixed_or_served(home, name)
-        if sticky_profile(home.root) == name:
-            use_profile(home, DEFAULT_PROFILE)
-        # Under another name first: a removal that is cut short leaves no half profile in use.
+        if homes.sticky_profile(home.root) == name:
+            homes.use_profile(home, DEFAULT_PROFILE)
+        # Renamed first: an interrupted removal leaves no partial profile in use.
         os.rename(profiles / name, trash)
         sync_folder(profiles)
     _remove_tree(trash)
@@ -81,10 +68,10 @@ def _refuse_taken(profiles: Path, name: str) -> None:
 
 
 def _refuse_fixed_or_served(home: Home, name: str) -> None:
-    profile = open_profile(home.root, name)
+    profile = homes.open_profile(home.root, name)
     if name == DEFAULT_PROFILE:
         raise ProfileError("The profile 'default' is the home itself and stays.", hint="hermes profile list")
-    if is_served(profile):
+    if homes.is_served(profile):
         raise ProfileBusy(f"A server is running in the profile '{name}'.", hint=f"hermes -p {name} gateway stop")
 
 
@@ -104,11 +91,11 @@ def _clone(source: Home, target: Home, with_secrets: bool) -> None:
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    make_private_folder(target)
+    homes.make_private_folder(target)
     for entry in os.scandir(source):
         copy = target / entry.name
         if entry.is_dir() and entry.is_symlink():
-            # A folder kept elsewhere stays there; following it could lead in a circle.
+            # Linked folders are not copied; following one could loop.
             os.symlink(os.path.realpath(entry.path), copy)
         elif entry.is_dir():
             _copy_tree(Path(entry.path), copy)

@@ -1,7 +1,7 @@
-"""Every setting, once: its name, type, limits and default, and as a `Mark` its description, its variable and whether it is
-a secret.
+"""Every setting: its name, type, limits and default, and as a `Mark` its description, variable and whether it is
+secret.
 
-The names are those of config.yaml. `Mapping[str, …]` is a section whose names are free.
+The names are those of config.yaml. `Mapping[str, …]` is a section with free names.
 """
 
 from collections.abc import Mapping, Sequence

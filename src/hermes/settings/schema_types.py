@@ -1,4 +1,4 @@
-"""What the schema of the settings is made of: the marks and types of its fields, and its sections."""
+"""Marks, types and sections of the settings schema."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args

@@ -1,4 +1,4 @@
-"""Changing one entry in the text of a YAML file: its lines are written anew, all others stay byte for byte."""
+"""Changes one entry in the text of a YAML file: its lines are rewritten, all others stay byte for byte."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def replace_entry(text: str, path: KeyPath, target: JsonObject, *, remove: bool) -> str:
-    """The text with new lines for the innermost entry in block form that holds the change.
+    """The text with new lines for the innermost block-style entry that holds the change.
 
-    `target` is the whole data as it should be; with `remove` the entry at `path` is not in it.
+    `target` is the whole new data; with `remove` it lacks the entry at `path`.
     """
     if text and not text.endswith("\n"):
         text += "\n"
     lines = text.splitlines(keepends=True)
     node = _block(make_loader(text).get_single_node())
     if node is None:
-        # Nothing but comments, or all of it between braces.
+        # Only comments, or flow style.
         comments = [] if any(line.strip() and not line.lstrip().startswith("#") for line in lines) else lines
         return "".join(comments + [line for name, value in target.items() for line in _emitted(name, value, 0)])
     last = len(path) - 1
@@ -47,7 +47,7 @@ def _pair(node: yaml.MappingNode, name: str) -> Pair | None:
 
 
 def _block(node: yaml.Node | None, after: yaml.Node | None = None) -> yaml.MappingNode | None:
-    """The node, if it is a mapping with lines of its own; one that begins before its key is only referred to there."""
+    """The node, if it is a mapping with its own lines; one that starts before its key is an alias."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode) or node.flow_style or not node.value:
@@ -79,7 +79,7 @@ def _end_line(lines: list[str], pair: Pair, column: int) -> int:
 
 
 def _with_comment(new: list[str], old: str, pair: Pair) -> list[str]:
-    """Keep the comment at the end of the line on which the name stands."""
+    """Keep the comment at the end of the key's line."""
     key, value = pair
     comment = ""
     if value.end_mark.line == key.end_mark.line:
@@ -103,7 +103,7 @@ def _emitted(name: str, value: object, column: int) -> list[str]:
 
 
 def _quoted(value: object) -> Any:
-    """Texts in quotes where the reader, which keeps to YAML 1.1, would take them for something else."""
+    """Quote texts that a YAML 1.1 reader would take for something else."""
     import yaml
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 

@@ -41,7 +41,7 @@ class BadValue(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a setting went: the file, and the variable if it is kept in .env."""
+    """Where a setting was written: the file, and the variable if it is in .env."""
 
     key: str
     file: Path
@@ -51,9 +51,9 @@ class Written:
 def set_value(
     home: Home, key: str, value: object, environ: Mapping[str, str] | None = None, *, by: str = "cli"
 ) -> Written:
-    """Check a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`.
+    """Validate a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`.
 
-    `by` is the credential or the surface that asked for it, for the log.
+    `by` is the credential or surface that asked for it, for the log.
     """
     setting, path = find(key)
     name = ".".join(path)
@@ -78,7 +78,7 @@ def set_value(
 
 
 def unset_value(home: Home, key: str, *, by: str = "cli") -> list[Written]:
-    """Take a setting out of config.yaml, under all its spellings, and out of .env; says where it was."""
+    """Remove a setting from config.yaml, under all its spellings, and from .env; returns where it was."""
     setting, path = find(key)
     if not home.path.is_dir():
         return []
@@ -97,7 +97,7 @@ def unset_value(home: Home, key: str, *, by: str = "cli") -> list[Written]:
 
 
 def without_secrets(data: bytes) -> bytes:
-    """The text of a config.yaml, less the secrets in it, what is no setting, and comments that look like a secret."""
+    """A config.yaml without its secrets, unknown names, and comments that look like a secret."""
     path = Path("config.yaml")
     file = _File(path, data)
     survey = Survey(parse_yaml(data, path))
@@ -118,7 +118,7 @@ def _checked(key: Key, name: str, value: object, home: Home, environ: Mapping[st
         whole = substitute(value, lambda variable: environ.get(variable, env_file.values.get(variable)))
         fitting = coerce(key, whole)
     except UnknownVariable:
-        # The variable may well be set where the server runs; `config check` tells when it is not.
+        # The variable may be set where the server runs; `config check` reports it otherwise.
         return value
     except ValueError:
         raise BadValue(misfit(name, key, value), hint=f"hermes config get {name}") from None
@@ -140,7 +140,7 @@ def _one_line(key: Key, name: str, secret: object) -> str:
 
 
 def _parsed(key: Key, name: str, text: str) -> Any:
-    """A text from a command line, as YAML where the setting takes more than a text."""
+    """A command-line text, parsed as YAML where the setting takes more than a text."""
     looks_nested = get_origin(key.base) is Sequence and text.lstrip().startswith("[")
     if not looks_nested and key.base not in (Any, Sequence[JsonMapping]):
         return text
@@ -156,7 +156,7 @@ def _parsed(key: Key, name: str, text: str) -> Any:
 
 
 def _change_env(path: Path, variable: str, value: str | None) -> None:
-    """Set a variable where it stands, or at the end; None takes it out. The other lines stay as they are."""
+    """Set a variable in its line, or at the end; None removes it. Other lines stay as they are."""
     text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
     lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
     old = [i for i, line in enumerate(lines) if variable in parse_env(line.encode("utf-8", "surrogateescape")).values]
@@ -200,7 +200,7 @@ class _File:
         return entries(parse_yaml(self.text.encode(), self._path))[0]
 
     def written_path(self, path: KeyPath) -> KeyPath:
-        """Where a setting stands in this file, or should."""
+        """Where a setting is in this file, or should be."""
         for entry in self._entries():
             if entry.path == path:
                 return entry.written
@@ -210,7 +210,7 @@ class _File:
         return path
 
     def free_variable(self, path: KeyPath) -> str:
-        """The variable for the secret of this setting, and of no other."""
+        """A variable name for this setting's secret that no other setting uses."""
         others = {str(entry.raw) for entry in self._entries() if entry.path != path}
         variable = "HERMES_" + re.sub(r"[^A-Z0-9]+", "_", "_".join(path).upper())
         while f"${{{variable}}}" in others:
@@ -218,7 +218,7 @@ class _File:
         return variable
 
     def variable_of(self, path: KeyPath) -> str:
-        """The variable that was made for this setting's secret; nothing where the value is something else."""
+        """The variable made for this setting's secret; empty where the value is something else."""
         variable = self.free_variable(path)
         return variable if any(e.path == path and e.raw == f"${{{variable}}}" for e in self._entries()) else ""
 
@@ -229,7 +229,7 @@ class _File:
         return self.text != before
 
     def change(self, path: KeyPath, value: object) -> None:
-        """Change one entry of the text, and make sure that nothing else has changed with it."""
+        """Change one entry of the text, and verify that nothing else has changed."""
         target = _changed(self._data, path, value)
         text = replace_entry(self.text, path, target, remove=value is _REMOVED)
         try:
@@ -261,7 +261,7 @@ def _changed(data: JsonObject, path: KeyPath, value: object) -> JsonObject:
 
 
 def _pruned(value: object) -> Any:
-    """Without empty sections: a section whose last line was taken out says nothing, like one that is not there."""
+    """Without empty sections, which mean the same as absent ones."""
     if not isinstance(value, dict):
         return value
     pruned = {name: _pruned(below) for name, below in value.items()}
