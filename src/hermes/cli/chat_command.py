@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hermes.cli.conversation import Conversation
     from hermes.core.home import Home
 
-EXIT_INTERRUPTED = 130
-
 
 @command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave"))
 def chat(args: argparse.Namespace, home: Home) -> int:
@@ -59,6 +57,8 @@ async def _talk(args: argparse.Namespace, home: Home, at_terminal: bool) -> int:
             gap = "\n" if at_terminal else ""
             print(f"{gap}Go on with: hermes{profile} --resume {talk.session_id}", file=sys.stderr)
     if chat.hung_up:
+        from hermes.cli.output import EXIT_INTERRUPTED
+
         for fd in (1, 2):  # there is nobody to be told anything
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         return EXIT_INTERRUPTED

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from hermes.cli import attach, slash
 from hermes.cli.agents import ServerLost
-from hermes.cli.conversation import EXIT_FAILED, Conversation
+from hermes.cli.conversation import Conversation
 from hermes.cli.line_output import Lines
+from hermes.cli.output import EXIT_FAILED
 from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Open, Screen
 from hermes.cli.slash_sessions import history

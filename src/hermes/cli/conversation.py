@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import difflib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hermes import local
 from hermes.app import App
 from hermes.cli.agents import LocalAgent, RemoteSessions, ServerAgent
-from hermes.cli.output import NotFound, UsageError, resolve_name
+from hermes.cli.output import (
+    EXIT_DEADLINE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NO_MODEL,
+    EXIT_REFUSED,
+    NoModel,
+    NotFound,
+    UsageError,
+    check_toolsets,
+    near,
+    resolve_name,
+)
 from hermes.cli.session_maintenance import find
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import words
@@ -44,7 +55,6 @@ if TYPE_CHECKING:
     from hermes.core.events import Event
     from hermes.runs.live_run import LiveRun
 
-EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
 _UNSAFE = frozenset({"memory", "skills"})
 # Toolsets whose tools write what outlives a conversation.
@@ -57,10 +67,6 @@ _BUSY = {
     "code": "session_busy",
     "message": "This session is in use elsewhere; waiting for its turn to end.",
 }
-
-
-class NoModel(HermesError):
-    exit_code = EXIT_NO_MODEL
 
 
 class Conversation:
@@ -244,9 +250,7 @@ class Conversation:
 
     def _named_toolsets(self, names: list[str]) -> frozenset[str]:
         known = [*DEFAULTS, *(f"{SERVER_PREFIX}{name}" for name in self.settings.mcp_servers), *self._brought]
-        for name in names:
-            if name not in known:
-                raise UsageError(f"There is no toolset '{name}'.{near(name, known)}", hint="hermes tools list")
+        check_toolsets(names, known)
         return frozenset(names)
 
     def change_toolsets(self, names: list[str], *, on: bool) -> None:
@@ -483,11 +487,6 @@ def here() -> str:
         return os.getcwd()
     except OSError:
         raise UsageError("This folder is gone.", hint="cd") from None
-
-
-def near(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
-    return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def note(text: str) -> None:

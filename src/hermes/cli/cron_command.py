@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.cli import output
 from hermes.cli.command import YES, Args, Argument, command, flag, number
-from hermes.cli.output import UsageError, note, print_redacted, service_errors
+from hermes.cli.output import EXIT_INTERRUPTED, UsageError, note, print_redacted, service_errors
 from hermes.cli.session_maintenance import opened
 from hermes.cli.table import print_table
 from hermes.core.errors import HermesError
@@ -32,7 +32,6 @@ from hermes.store.runs import Runs
 if TYPE_CHECKING:
     from hermes.store.stores import Store
 
-EXIT_INTERRUPTED = 130
 _MORE = ("deliver", "provider", "repeat", "session_id", "timezone", "schedule")
 _ID = Argument("id", metavar="ID", help="a job's id, the beginning of it, or its name")
 _OPTIONS = (
@@ -164,9 +163,8 @@ def _fields(args: Args, home: Home) -> JsonObject:
     given = {name: value for name in (*service.GIVEN, *_MORE) if (value := getattr(args, name, None)) is not None}
     if given.get("prompt") == "-":
         given["prompt"] = sys.stdin.read()
-    known = {*toolsets.DEFAULTS, *toolsets.of_servers(settings)}
-    if unknown := [name for name in given.get("enabled_toolsets", ()) if name not in known]:
-        raise UsageError(f"There is no toolset '{unknown[0]}'.", where="--toolsets", hint="hermes tools list")
+    known = [*toolsets.DEFAULTS, *toolsets.of_servers(settings)]
+    output.check_toolsets(given.get("enabled_toolsets", ()), known, "--toolsets")
     if "deliver" in given:
         with service_errors():
             given["deliver"] = checked_target(given["deliver"], home)

@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.command import YES, Args, Argument, command, flag
-from hermes.cli.output import NotFound, UsageError, confirmed, print_redacted, settings_of, silence_logs
+from hermes.cli.output import (
+    EXIT_NO_MODEL,
+    NoModel,
+    NotFound,
+    UsageError,
+    confirmed,
+    print_redacted,
+    settings_of,
+    silence_logs,
+)
 from hermes.cli.table import print_table
-from hermes.core.errors import HermesError, ServiceError
+from hermes.core.errors import ServiceError
 from hermes.core.formatting import one_line
 from hermes.core.home import Home, write_private
 from hermes.core.json_types import JsonMapping, JsonObject
@@ -22,18 +31,10 @@ if TYPE_CHECKING:
     from hermes.services.models import Route
     from hermes.settings.config import Settings
 
-EXIT_NO_MODEL = 3
 TRIAL_S_MAX = 120.0
 _MAGIC = b"GGUF"
 # With this nothing is tried twice.
 ONCE = {"agent.api_max_retries": 0}
-
-
-class NoModel(HermesError):
-    """`field`: what of the route is at fault, `base_url` or `api_key`, where that is known."""
-
-    exit_code = EXIT_NO_MODEL
-    field: str | None = None
 
 
 @command(

@@ -16,8 +16,8 @@ from typing import Any
 
 from hermes.app import new_loop
 from hermes.cli import attach
-from hermes.cli.conversation import EXIT_INTERRUPTED, Conversation, Show, conversation, exit_code, note
-from hermes.cli.output import UsageError
+from hermes.cli.conversation import Conversation, Show, conversation, exit_code, note
+from hermes.cli.output import EXIT_INTERRUPTED, UsageError
 from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.home import Home

@@ -31,8 +31,18 @@ _NEAR_MAX = 20
 quiet = False
 
 
+EXIT_FAILED, EXIT_USAGE, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 2, 3, 6, 124, 130
+
+
 class UsageError(HermesError):
-    exit_code = 2
+    exit_code = EXIT_USAGE
+
+
+class NoModel(HermesError):
+    """`field`: what of the route is at fault, `base_url` or `api_key`, where that is known."""
+
+    exit_code = EXIT_NO_MODEL
+    field: str | None = None
 
 
 class NotFound(HermesError):
@@ -40,7 +50,7 @@ class NotFound(HermesError):
 
 
 class Refused(HermesError):
-    exit_code = 6
+    exit_code = EXIT_REFUSED
 
 
 class Busy(HermesError):
@@ -148,3 +158,19 @@ def service_errors(hint: str = "") -> Iterator[None]:
         refused = HermesError(error.message, hint=hint)
         refused.exit_code = _SERVICE_EXITS.get(error.code, UsageError.exit_code)
         raise refused from None
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """A question whether one of these names was meant; empty where none is like it."""
+    import difflib
+
+    close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def check_toolsets(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    known = [*known]
+    for name in names:
+        if name not in known:
+            message = f"There is no toolset '{name}'.{near(name, known)}"
+            raise UsageError(message, where=where, hint="hermes tools list")

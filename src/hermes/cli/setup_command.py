@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.cli import model_command as models
 from hermes.cli.command import YES, Args, Argument, command, flag
-from hermes.cli.model_command import NoModel
-from hermes.cli.output import UsageError, note, print_redacted, silence_logs
+from hermes.cli.output import NoModel, UsageError, check_toolsets, note, print_redacted, silence_logs
 from hermes.core.errors import HermesError
 from hermes.core.formatting import columns, one_line, words
 from hermes.core.home import Home, write_private
@@ -314,8 +313,7 @@ def _tools(setup: _Setup) -> None:
     def ask_once() -> None:
         answer = setup.ask("Toolsets to switch off", ",".join(current))
         disabled = current if answer.lower() in _NO else words(answer)
-        if unknown := [name for name in disabled if name not in DEFAULTS]:
-            raise UsageError(f"There is no toolset '{unknown[0]}'.", hint="hermes tools list")
+        check_toolsets(disabled, DEFAULTS)
         if sorted(disabled) != sorted(current):
             setup.changes["agent.disabled_toolsets"] = disabled
 

@@ -7,8 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from hermes.cli import attach, clipboard, slash_sessions, slash_settings, slash_turns  # noqa: F401  (they declare commands)
-from hermes.cli.conversation import near
-from hermes.cli.output import UsageError
+from hermes.cli.output import UsageError, near
 from hermes.cli.screen import Screen
 from hermes.cli.slash_table import COMMANDS, require, slash
 from hermes.core.formatting import counted, one_line, width

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.agent.model_lists import list_models
-from hermes.cli.conversation import near
-from hermes.cli.output import UsageError
+from hermes.cli.output import UsageError, near
 from hermes.cli.picker import Picking, matching
 from hermes.cli.screen import Screen
 from hermes.cli.slash_table import GLOBAL, run_command, slash, split_args, write_setting

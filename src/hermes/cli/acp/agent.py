@@ -35,8 +35,8 @@ from hermes.cli.acp.client_servers import servers_of
 from hermes.cli.acp.content import invalid
 from hermes.cli.acp.session import AUTH_REQUIRED, INTERNAL_ERROR, EditorSession
 from hermes.cli.acp.wire import Wire, protocol_pipes
-from hermes.cli.conversation import Backend, NoModel, note, opened
-from hermes.cli.output import NotFound, UsageError
+from hermes.cli.conversation import Backend, note, opened
+from hermes.cli.output import NoModel, NotFound, UsageError
 from hermes.core.errors import ConfigError, HermesError
 from hermes.core.formatting import one_line
 from hermes.core.home import Home
