@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 BIN = Path(sys.executable).parent
 # Generous: the embedded model answers on a processor that others use too.
-PATIENCE_S = 900 if os.environ.get("HERMES_DOCS_MODEL") == "embedded" else 120
+PATIENCE_S = 900 if os.environ.get("HERMES_DOCS_MODEL") == "embedded" else 400
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^>]+) -->\n+)?```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
 )
