@@ -100,8 +100,10 @@ async def conversation(site: Site) -> str:
     return page.url.split("/", 3)[3]
 
 
-async def shoot(page: Page, name: str) -> None:
-    await asyncio.sleep(0.6)
+async def shoot(page: Page, name: str, ready: str = ".composer textarea") -> None:
+    """Take a picture once everything that belongs to it is there, and nothing moves any more."""
+    await page.wait_for_selector(ready)
+    await asyncio.sleep(1)
     await page.screenshot(path=IMAGES / f"{name}.png")
     print(f"docs/images/{name}.png")
 
@@ -127,8 +129,10 @@ async def main() -> None:
         await shoot(await site.open(**WIDE), "welcome-light")
         address = await conversation(site)
         for scheme in ("light", "dark"):
-            await shoot(await site.open(address, color_scheme=scheme, **WIDE), f"conversation-{scheme}")
-            await shoot(await site.open(address, color_scheme=scheme, **PHONE), f"phone-{scheme}")
+            for screen, name in ((WIDE, "conversation"), (PHONE, "phone")):
+                page = await site.open(address, color_scheme=scheme, **screen)
+                await page.wait_for_selector(".code .hljs-built_in")
+                await shoot(page, f"{name}-{scheme}", ".prose math")
         await approval(site)
         page = await site.open(address, **WIDE)
         await page.locator(".messages").evaluate("node => { node.scrollTop = 0 }")
@@ -137,9 +141,9 @@ async def main() -> None:
         await page.locator(".head").get_by_role("button", name="Details").click()
         await shoot(page, "tools-light")
         run = (await site.gateway.get("/v1/runs?limit=5"))["data"][-1]["run_id"]
-        await shoot(await site.open(f"#/runs/{run}", color_scheme="dark", **WIDE), "timeline-dark")
-        await shoot(await site.open("#/usage", **WIDE), "usage-light")
-        await shoot(await site.open("#/settings", **WIDE), "settings-light")
+        await shoot(await site.open(f"#/runs/{run}", color_scheme="dark", **WIDE), "timeline-dark", ".span-bar")
+        await shoot(await site.open("#/usage", **WIDE), "usage-light", ".plot:last-child canvas")
+        await shoot(await site.open("#/settings", **WIDE), "settings-light", "tr >> text=agent.max_turns")
         phone = await site.open(**PHONE)
         await phone.get_by_role("button", name="Conversations and pages").click()
         await shoot(phone, "phone-list-light")

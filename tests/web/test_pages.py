@@ -72,6 +72,9 @@ async def test_axe_finds_nothing(site: Site) -> None:
         await expect(page.get_by_role("heading", name=title, exact=True).first).to_be_visible()
         await expect(page.locator(".page-body > *").first).to_be_visible()
         await expect(page.get_by_text("Loading…")).to_have_count(0)
+        if name == "settings":
+            # A few rows show what two hundred do.
+            await page.get_by_role("searchbox", name="Filter").fill("agent.max")
         assert await faults(page) == [], name
 
 
