@@ -153,13 +153,20 @@ def test_doctor_reports_clock_behind(home: Home, hermes: Hermes) -> None:
 
 def test_doctor_checks_servers_web_key_listener_and_bus(home: Home, hermes: Hermes) -> None:
     more = "mcp_servers: {gone: {command: /no/such/program}}\nterminal: {backend: local}\n"
-    more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://x.test'}\n"
+    more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://127.0.0.1:1'}\n"
     write_private(home.env_file, "SEARXNG_URL=http://x.test\n")
     with configured(home, more=more):
         found = findings(hermes)
-    assert (found["MCP servers"][0], found["web"][0], found["bus"][0]) == ("warn", "ok", "warn")
+    assert (found["MCP servers"][0], found["web"][0], found["bus"][0]) == ("warn", "ok", "fail")
+    assert "127.0.0.1:1 is out of reach" in found["bus"][1]
     assert found["key"][0] == "warn" and found["listener"][0] == "fail" and found["sandbox"][0] == "warn"
     assert "without a sandbox" in found["sandbox"][1]
+
+
+def test_doctor_connects_to_nats(home: Home, hermes: Hermes, nats_url: str) -> None:
+    with configured(home, more=f"bus: {{url: '{nats_url}'}}\n"):
+        state, message = findings(hermes)["bus"]
+    assert state == "ok" and "answers" in message and "@" not in message
 
 
 def test_doctor_survives_broken_or_hanging_check(home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch) -> None:

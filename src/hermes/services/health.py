@@ -6,6 +6,7 @@ of model and disk beside its own; `hermes status` uses that of the model.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hermes import local
+from hermes.core.errors import HermesError
 from hermes.core.formatting import counted, size, span
 from hermes.core.home import Home, is_served, tighten
 from hermes.core.json_types import JsonMapping
@@ -217,10 +219,21 @@ def _clock(subject: Subject) -> Finding:
 
 
 def _bus(subject: Subject) -> Finding:
-    kind = subject.settings.bus.url.partition(":")[0]
-    if kind == "memory":
-        return Finding("ok", "Events stay within the process.")
-    return Finding("warn", f"There is no bus of the kind {kind!r} here.", "hermes config unset bus.url")
+    from hermes.bus.nats_connection import NatsConnection, is_nats, namespace_of
+
+    async def connect(connection: NatsConnection) -> None:
+        await connection.connect()
+        await connection.close()
+
+    bus = subject.settings.bus
+    try:
+        if not is_nats(bus.url):
+            return Finding("ok", "Events stay within the process.")
+        connection = NatsConnection(bus.url, namespace_of(bus.namespace, subject.home.profile))
+        asyncio.run(connect(connection))
+    except HermesError as error:
+        return Finding("fail", error.message, error.hint)
+    return Finding("ok", f"NATS at {connection.shown_url} answers.")
 
 
 CHECKS = {
