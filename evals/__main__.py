@@ -15,6 +15,7 @@ import time
 from copy import deepcopy
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from evals import development, held_out
 from evals.checks import Check, Done, invented
@@ -56,8 +57,8 @@ def bare_forms() -> JsonObject:
         form.pop("when", None)
         form["about"] = f"{name}({', '.join(names)}): {tool.description if tool else ''}"
     bound = 'Reply with one JSON object: {"tool": name, "arguments": {…}} to use a tool, or {"answer": text} to answer.'
-    none = dict[str, list[str]](shots=[], rules=[], unfinished=[])
-    return {**forms, "identity": "You are a helpful assistant.", "form": bound, "begin": "", **none}
+    none: JsonObject = {"begin": "", "shots": [], "rules": [], "left": "", "asked": "", "useless": ""}
+    return {**forms, "identity": "You are a helpful assistant.", "form": bound, **none}
 
 
 async def asked(app: App, kind: str, question: str, figures: Figures) -> Done:
@@ -111,7 +112,19 @@ def prepare(home: Home, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) -> JsonObject:
+class Choice(NamedTuple):
+    """Which requests are made: those of some sets that match, of which this part."""
+
+    kinds: list[str]
+    only: str
+    part: tuple[int, int]
+
+    def requests(self, kind: str) -> list[tuple[str, Check]]:
+        matching = [request for request in KINDS[kind] if re.search(self.only, request[0])]
+        return matching[self.part[0] - 1 :: self.part[1]]
+
+
+async def measure(way: str, own: Home, choice: Choice, show: bool) -> JsonObject:
     """How many requests of each kind end right, one way, with the model and the settings of the user's own home."""
     if way == "bare":
         forms = bare_forms()
@@ -119,7 +132,7 @@ async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) 
     right: dict[str, list[int]] = {}
     untrue: dict[str, int] = {}
     figures = Figures()
-    for kind in kinds:
+    for kind in choice.kinds:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["SEARXNG_URL"] = _SEARCH_URL if kind in FIRST_CALL else ""
             home = Home(Path(folder))
@@ -133,9 +146,7 @@ async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) 
             for role, text in source.PAST:
                 await app.store.sessions.append_message("past", role, text)
             right[kind], untrue[kind] = [0, 0], 0
-            for question, check in KINDS[kind]:
-                if not re.search(only, question):
-                    continue
+            for question, check in choice.requests(kind):
                 prepare(home, source.FILES)
                 good, made_up = await one(app, kind, question, check, figures, show)
                 right[kind] = [right[kind][0] + good, right[kind][1] + 1]
@@ -144,9 +155,9 @@ async def measure(way: str, own: Home, kinds: list[str], only: str, show: bool) 
     return {
         "right": right,
         "invented": untrue,
-        "first_token_s": round(statistics.median(figures.first), 2),
+        "first_token_s": round(statistics.median(figures.first or [0.0]), 2),
         "tokens_per_s": round(statistics.median(figures.tokens or [0.0]), 1),
-        "prompt_reused": round(statistics.median(figures.reused), 2),
+        "prompt_reused": round(statistics.median(figures.reused or [0.0]), 2),
     }
 
 
@@ -183,6 +194,7 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="show every request")
     parser.add_argument("--way", action="append", choices=WAYS, help="both unless given")
     parser.add_argument("--only", default="", metavar="REGEX", help="the requests that match")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth request, from the Kth on")
     parser.add_argument("--add", action="store_true", help="keep the figures of other sets that are on record")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures are written")
     args = parser.parse_args()
@@ -193,7 +205,8 @@ def main() -> int:
         return 3
     model = model_file(home, settings)
     assert model is not None
-    kinds = args.kinds or list(held_out.KINDS)
+    part, parts = map(int, args.part.split("/"))
+    choice = Choice(args.kinds or list(held_out.KINDS), args.only, (part, parts))
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     figures: JsonObject = {"model": model.stem, "date": f"{date.today()}", "machine": machine, "ways": {}}
     if args.add:
@@ -202,7 +215,7 @@ def main() -> int:
     try:
         # The bare model comes last: what it is told replaces what Hermes tells.
         for way in sorted(args.way or WAYS, reverse=True):
-            result = loop.run_until_complete(measure(way, home, kinds, args.only, args.verbose))
+            result = loop.run_until_complete(measure(way, home, choice, args.verbose))
             before = figures["ways"].get(way, {})
             figures["ways"][way] = {
                 name: {**before.get(name, {}), **value} if isinstance(value, dict) else value

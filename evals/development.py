@@ -6,6 +6,7 @@ import re
 
 from evals.checks import (
     Requests,
+    both,
     either,
     ends,
     first,
@@ -138,7 +139,10 @@ LOOPS: Requests = [
     ("what does main.py print when it is run?", ends(r"\b2\b|two")),
     ("look at data.csv and write the name of its first city to city.txt", holds("city.txt", "Paris")),
     ("append the line Thursday: rest to notes.txt", holds("notes.txt", "Anna.*plants.*Thursday: rest")),
-    ("change the port in main.py to 9090 and then show me its first line", lambda done: "9090" in done.text("main.py")),
+    (
+        "change the port in main.py to 9090 and then show me its first line",
+        both(holds("main.py", "9090"), ends("PORT = 9090")),
+    ),
     (
         "make a folder backup, copy notes.txt into it and tell me what is in the folder",
         lambda done: bool(done.text("backup/notes.txt")) and "notes.txt" in done.answer,

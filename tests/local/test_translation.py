@@ -114,6 +114,11 @@ REQUESTS = [
     ("change the title in README.md", FILE_TOOLS),
     ("write a commit message for my changes", {"terminal"}),
     ("was steht in notizen.txt?", FILE_TOOLS),
+    ("what does a.py print?", {"terminal"}),
+    ("what is the output of tools/a.sh?", {"terminal"}),
+    ("write b.py which prints 2", FILE_TOOLS),
+    ("how many lines does a.csv have?", {"terminal"}),
+    ("how many cities are in a.csv?", FILE_TOOLS),
     ("what did we talk about yesterday?", {"session_search"}),
     ("worüber haben wir letzte Woche gesprochen?", {"session_search"}),
     ("wake me tomorrow at 7", {"cronjob"}),
@@ -170,6 +175,10 @@ def after(question: str, *done: list[dict[str, Any]]) -> WireRequest:
     return request(messages=[{"role": "user", "content": question}, *(message for call in done for message in call)])
 
 
+def reminder(wire: WireRequest) -> str:
+    return str(wire.body["messages"][-1]["content"]).rpartition("\n")[2]
+
+
 def test_what_was_to_be_written_is_written_before_the_answer() -> None:
     question = "read a.txt and write its first word to b.txt"
     read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
@@ -177,9 +186,15 @@ def test_what_was_to_be_written_is_written_before_the_answer() -> None:
     written = called("write_file", {"path": "b.txt", "content": "hi"}, {"path": "b.txt"})
     assert not may_answer(after(question)) and "read_file" in names(after(question))
     assert names(after(question, read)) == ["write_file", "patch", "terminal"] and not may_answer(after(question, read))
+    assert reminder(after(question, read)) == "(Not done yet: write its first word to b.txt. Use a tool.)"
+    assert reminder(after(question, read, written)) == f"(Answer now: {question})"
     assert "read_file" in names(after(question, read, refused)) and not may_answer(after(question, read, refused))
+    nothing = called("search_files", {"pattern": "a.txt"}, {"matches": []})
+    assert "read_file" in names(after(question, nothing)) and "read_file" not in names(after(question, read))
     assert may_answer(after(question, read, written))
-    assert may_answer(after(question, read, refused, refused, refused))
+    given_up = after(question, read, refused, refused, refused)
+    assert may_answer(given_up)
+    assert reminder(given_up) == "(This was not done: write its first word to b.txt. Say so.)"
 
 
 def test_what_was_to_be_run_is_run_before_the_answer() -> None:
@@ -188,6 +203,28 @@ def test_what_was_to_be_run_is_run_before_the_answer() -> None:
     run = called("terminal", {"command": "python3 two.py"}, {"output": "2"})
     assert names(after(question, written)) == ["terminal"] and not may_answer(after(question, written))
     assert may_answer(after(question, written, run))
+
+
+def test_tool_that_is_called_twice_alike_is_not_offered_again() -> None:
+    question = "find out where add is defined"
+    found = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
+    other = called("search_files", {"pattern": "sub"}, {"matches": []})
+    assert "search_files" in names(after(question, found, other))
+    assert "search_files" not in names(after(question, found, found)) and may_answer(after(question, found, found))
+
+
+def test_what_was_looked_at_last_is_told() -> None:
+    question = "find the file with add in it and show me that file"
+    found = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
+    read = called("read_file", {"path": "a.py"}, {"content": "1|def add"})
+    assert names(after(question, found)) == ["read_file", "terminal"] and not may_answer(after(question, found))
+    assert names(after(question, found, read)) == [] and may_answer(after(question, found, read))
+    assert reminder(after(question, found, read)) == "(Answer now: show me that file)"
+
+
+def test_pasted_text_is_not_repeated() -> None:
+    read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
+    assert after(f"compare this with a.txt: {'x ' * 300}", read).body["messages"][-1]["content"] == "[result] 1|hi"
 
 
 def test_web_is_searched_only_for_what_is_outside_or_new() -> None:
@@ -272,13 +309,24 @@ RESULTS = [
     ("patch", {"error": "No such text.", "hint": "Read it."}, "error: No such text.\nhint: Read it."),
     ("read_file", {"error": "There is no a.", "hint": "See ls."}, "error: There is no a.\nhint: See ls."),
     ("read_file", {"content": "1|x", "hint": "Read on."}, "1|x"),
+    (
+        "read_file",
+        {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 2, "truncated": False},
+        "n\n5\n1 rows of data",
+    ),
+    ("read_file", {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 9, "truncated": True}, "1|n\n2|5"),
 ]
+
+
+MISSING = "(This does not answer it. Try another way once, or say what is missing. Asked: go)"
 
 
 @pytest.mark.parametrize(("name", "result", "told"), RESULTS)
 def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], told: str) -> None:
     messages = [{"role": "user", "content": "go"}, *called(name, {}, result)]
-    assert request(messages=messages).body["messages"][-1]["content"] == f"[result] {told}"
+    content, _, note = request(messages=messages).body["messages"][-1]["content"].rpartition("\n")
+    useless = told == "nothing was found" or "error" in result or result.get("exit_code")
+    assert content == f"[result] {told}" and note == (MISSING if useless else "(Answer now: go)")
 
 
 def test_rest_of_answer_continues_what_was_delivered() -> None:

@@ -33,6 +33,8 @@ def main(options: dict[str, Any]) -> int:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
     if options["gpu_layers"] is not None:
         params.n_gpu_layers = options["gpu_layers"]
+    # Fitting a model to the memory of a graphics card means to load it twice.
+    params.fit_params = len(xllamacpp.get_device_info()) > 1
     params.sleep_idle_seconds = options["idle_seconds"]
     params.slot_save_path = options["states"] + os.sep
     params.verbosity = 1

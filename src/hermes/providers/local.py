@@ -17,7 +17,8 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
-from hermes.providers.local_results import render_result
+from hermes.providers.local_plan import Call, Step, last_look, misleading, remaining
+from hermes.providers.local_results import NOTHING, is_silent, render_result
 from hermes.providers.table import Capabilities
 
 _CAPABILITIES = Capabilities(
@@ -40,9 +41,10 @@ _DEEP = 6
 # How words are chosen: the likeliest where a call or a fact is wanted; freely, with less that repeats, in a text.
 _EXACT = {"temperature": 0}
 _FREE = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repeat_penalty": 1.1}
-_WRITERS = ("write_file", "patch", "terminal")
 # So many calls are asked for at most.
 _CALLS_MAX = 4
+# What is longer than this is not repeated: it holds something that was pasted.
+_REMINDER_CHARS_MAX = 400
 Tools = Mapping[str, tuple[str, JsonObject]]
 
 
@@ -140,12 +142,16 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     asked, done = _asked(prompt.messages)
     choice = prompt.tool_choice
     chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
-    names = [name for name in tools if chosen in ("", name) and _fits(name, asked)]
+    # A call that is made once more gives nothing new: its tool is of no more use.
+    repeated = {call.tool for at, call in enumerate(done) if choice is None and call in done[:at]}
+    names = [name for name in tools if chosen in ("", name) and _fits(name, asked) and name not in repeated]
     needed: JsonObject = {}
     if choice is None and prompt.tools:
-        needed = _needed(asked) if not done else {"tools": _unfinished(asked, done)}
-    if _is_talk(prompt):
+        needed = _needed(asked) if not done else {"tools": _next_tools(asked, done)}
+    if _is_talk(prompt) or (choice is None and _shown(asked, done)):
         names = []
+    elif not done and forms()["left"]:
+        names = [name for name in names if name not in misleading(asked)]
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
     calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
@@ -164,18 +170,20 @@ def _fits(name: str, asked: str) -> bool:
     return re.search(forms()["tools"].get(name, {}).get("when", ""), asked, re.I) is not None
 
 
-def _unfinished(asked: str, done: list[tuple[str, str, bool]]) -> list[str]:
-    """The tools of which one must be called next: a file to be written, or a run, is in no successful call."""
-    if len(done) >= _CALLS_MAX:
-        return []
-    for pattern in forms()["unfinished"]:
-        match = re.search(pattern, asked, re.I)
-        if match and not any(worked and name in _WRITERS and match["names"] in text for name, text, worked in done):
-            runs = "." not in match["names"]
-            if runs and any(worked and name == "terminal" for name, _, worked in done):
-                continue
-            return ["terminal"] if runs else [*_WRITERS, *(() if done[-1][2] else ("read_file",))]
-    return []
+def _next_tools(asked: str, done: list[Call]) -> list[str]:
+    """The tools of which one must be called next, since something that was asked for is not done."""
+    rest = _rest(asked, done) if len(done) < _CALLS_MAX else []
+    # What failed, or found nothing, may be so since a file is not as it was thought to be.
+    blind = not done[-1].worked or (done[-1].tool == "search_files" and not done[-1].spoke)
+    return [*rest[0].tools, *(("read_file",) if blind else ())] if rest else []
+
+
+def _rest(asked: str, done: list[Call]) -> list[Step]:
+    return remaining(asked, done) if forms()["left"] and done else []
+
+
+def _shown(asked: str, done: list[Call]) -> str:
+    return last_look(asked, done) if forms()["left"] and done else ""
 
 
 def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
@@ -187,18 +195,23 @@ def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
     return {"anyOf": [_object({name: texts.get(name, form) for name, form in call.items()}) for call in calls]}
 
 
-def _asked(messages: Iterable[Message]) -> tuple[str, list[tuple[str, str, bool]]]:
-    """The user's latest text, and the calls since: tool, arguments, and whether it succeeded."""
+def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
+    """The user's latest text, and the calls since."""
     text = ""
     calls: list[JsonObject] = []
-    failed: set[object] = set()
+    results: dict[object, str] = {}
     for message in messages:
         if message["role"] == "user":
             text, calls = base.text_of(message.get("content")), []
-        elif message["role"] == "tool" and _is_error(base.text_of(message.get("content"))):
-            failed.add(message.get("tool_call_id"))
+        elif message["role"] == "tool":
+            results[message.get("tool_call_id")] = base.text_of(message.get("content"))
         calls += message.get("tool_calls") or ()
-    return text, [(c["function"]["name"], str(c["function"]["arguments"]), c["id"] not in failed) for c in calls]
+    return text, [_made(call["function"], results.get(call["id"], "")) for call in calls]
+
+
+def _made(function: JsonObject, result: str) -> Call:
+    name = function["name"]
+    return Call(name, str(function["arguments"]), not _is_error(result), not is_silent(name, result))
 
 
 def _is_error(text: str) -> bool:
@@ -222,6 +235,21 @@ def _note(text: str, tools: Tools) -> str:
     if needed.get("tools") and not any(name in tools for name in needed["tools"]):
         return f"You have no access to {needed['missing']}. Say so."
     return str(needed.get("note", ""))
+
+
+def _reminder(result: str, asked: str, done: list[Call]) -> str:
+    """What the model is told beside a result: what is left to do, or what the answer is to be about."""
+    if len(asked) > _REMINDER_CHARS_MAX:
+        return ""
+    if rest := _rest(asked, done):
+        note = "left" if len(done) < _CALLS_MAX else "failed"
+        return str(forms()[note]).format(", then ".join(step.text for step in rest))
+    useless = not done or not done[-1].worked or result.endswith(NOTHING)
+    return str(forms()["useless" if useless else "asked"]).format(_shown(asked, done) or asked)
+
+
+def _with(text: str, note: str) -> str:
+    return f"{text}\n({note})" if note else text
 
 
 def _object(properties: JsonObject) -> JsonObject:
@@ -295,10 +323,11 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            yield "user", render_result(calls.get(message.get("tool_call_id"), ""), text)
+            result = render_result(calls.get(message.get("tool_call_id"), ""), text)
+            note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
+            yield "user", _with(result, note)
         else:
-            note = _note(text, tools) if tools and at == last else ""
-            yield "user", f"{text}\n({note})" if note else text
+            yield "user", _with(text, _note(text, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
 

@@ -43,8 +43,8 @@ _FIELDS = {
     "patch": ("diagnostics",),
 }
 _FAILURE = ("error", "hint")
-_NOTHING = "nothing was found"
-_EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), _NOTHING) | {
+NOTHING = "nothing was found"
+_EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), NOTHING) | {
     "read_file": "the file is empty",
     "write_file": "the file was written",
     "patch": "the file was changed",
@@ -56,12 +56,29 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 
 def render_result(name: str, text: str) -> str:
     """A tool's answer as plain text, content first, without what is useless to a small model."""
+    return f"[result] {_content(name, text) or _EMPTY.get(name, 'done')}"
+
+
+def is_silent(name: str, text: str) -> bool:
+    return not _content(name, text)
+
+
+def _content(name: str, text: str) -> str:
     try:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    rendered = _render(answer, frozenset(_FIELDS.get(name, ())))
-    return f"[result] {rendered or _EMPTY.get(name, 'done')}"
+    return _table(answer) or _render(answer, frozenset(_FIELDS.get(name, ())))
+
+
+def _table(answer: object) -> str:
+    """A table that was read as a whole. Small models take the number of its last line for that of its rows, so it is told
+    without numbers, and how many rows it has; empty if it is none."""
+    match answer:
+        case {"path": str(path), "content": str(content), "truncated": False} if path.endswith((".csv", ".tsv")):
+            lines = [line.partition("|")[2] for line in content.split("\n")]
+            return "\n".join([*lines, f"{len(lines) - 1} rows of data"])
+    return ""
 
 
 def _render(value: object, fields: frozenset[str]) -> str:

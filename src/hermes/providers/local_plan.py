@@ -1,0 +1,120 @@
+"""What a request asks for, step by step, and what of it is not done yet. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Words for what is to be done, the tools of which one can do it, and what a command must hold that does it.
+_DEEDS = {
+    "run": ("run|execute|start|führe?|starte", ("terminal",), r"\w"),
+    "delete": ("delete|remove|lösche?|entferne?", ("terminal", "patch"), r"\b(rm|rmdir|unlink|mv|sed|git)\b|-delete"),
+    "move": ("rename|move|benenne?|verschiebe?", ("terminal",), r"\b(mv|rename)\b"),
+    "copy": ("copy|kopiere?", ("terminal", "write_file"), r">|\b(cp|tee|rsync|install|git|python3?)\b"),
+    "append": ("append|add|insert|füge?|hänge?", ("terminal",), r">>|\b(tee|sed|perl|git|python3?)\b"),
+    "write": (
+        "write|save|put|store|create|make|change|replace|set|fix|correct|update|"
+        "schreibe?|speichere?|erstelle?|lege?|ändere?|ersetze?|setze?",
+        ("write_file", "patch", "terminal"),
+        r">|\b(mkdir|touch|tee|cp|mv|sed|perl|git|python3?)\b",
+    ),
+}
+# Something is shown that was not seen before: by a call that gives a text.
+_SHOW = r"show|display|print|read|list|count|open|tell me (?:what|how many|which)|zeige?|lies|zähle?"
+_LOOKS = ("read_file", "terminal")
+_TELL = r"tell|say|give|look|find|check|sum|explain|sage?|nenne?|suche?"
+_POLITE = r"(?:(?:please|now|also|finally|bitte|(?:can|could|would) you(?: please)?|kannst du(?: bitte)?|(?:in|im) \S+\.\w+,?) )*"
+_VERB = rf"{_POLITE}(?:{'|'.join(f'(?P<{kind}>{deed[0]})' for kind, deed in _DEEDS.items())}|(?P<show>{_SHOW})|{_TELL})\b(?!\.)"
+_BREAK = re.compile(
+    rf"(?:[,;.]\s+(?:(?:and|then|und|dann)\s+)*|\s(?:(?:and|then|und|dann|danach)\s+)+)(?={_VERB})", re.I
+)
+_BEGINS = re.compile(rf"\W*{_VERB}", re.I)
+_FILE = r"[\w./~-]*\w\.\w{1,5}\b"
+_TARGET = re.compile(
+    rf"\b(?:to|into|in|as|called|named|onto|nach|unter|namens)\s+(?:(?:the|a|new|file|die|der|das|eine|datei)\s+)*[`'\"]?({_FILE})",
+    re.I,
+)
+# What is written if it is not a text for the user to read.
+_THING = re.compile(
+    rf"{_FILE}|\b(files?|folders?|director(y|ies)|scripts?|programs?|dateien?|ordner|verzeichnis)\b", re.I
+)
+# What comes later is something that was pasted.
+_CHARS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was made: its tool, its arguments as text, whether it worked, and whether it gave a text."""
+
+    tool: str
+    arguments: str
+    worked: bool
+    spoke: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A piece of a request: what is to be done to which file, if it is anything that a tool does."""
+
+    deed: str
+    text: str
+    file: str
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The tools of which one can do it."""
+        return _LOOKS if self.deed == "show" else _DEEDS[self.deed][1]
+
+    def done_at(self, calls: list[Call], start: int) -> int | None:
+        """Which call from `start` on, of those that worked, is what this asks for."""
+        return next((at for at, call in enumerate(calls) if at >= start and call.worked and self._fits(call)), None)
+
+    def _fits(self, call: Call) -> bool:
+        if call.tool not in self.tools or self.file.rpartition("/")[2] not in call.arguments:
+            return False
+        if self.deed == "show":
+            return call.spoke
+        return call.tool != "terminal" or re.search(_DEEDS[self.deed][2], call.arguments) is not None
+
+
+def steps(text: str) -> list[Step]:
+    """The request in pieces, each of which begins with a word for what is to be done."""
+    text = text[:_CHARS_MAX]
+    breaks = list(_BREAK.finditer(text))
+    starts, ends = [0, *(match.end() for match in breaks)], [*(match.start() for match in breaks), len(text)]
+    return [_step(text[start:end].strip(), start == 0) for start, end in zip(starts, ends, strict=True)]
+
+
+def _step(text: str, is_first: bool) -> Step:
+    begins = _BEGINS.match(text)
+    deed = begins.lastgroup if begins is not None else None
+    if deed is None or (deed == "write" and not _THING.search(text)) or (deed == "show" and is_first):
+        return Step("", text, "")
+    if deed == "show":
+        return Step(deed, text, "")
+    files = _TARGET.findall(text) or re.findall(_FILE, text)
+    return Step(deed, text, files[-1] if files else "")
+
+
+def remaining(text: str, calls: list[Call]) -> list[Step]:
+    """The pieces from the first on that asks for a deed which is not done, in the order in which they stand."""
+    pieces, last = steps(text), 0
+    for at, piece in enumerate(pieces):
+        if piece.deed:
+            done_at = piece.done_at(calls, last)
+            if done_at is None:
+                return pieces[at:]
+            last = done_at
+    return []
+
+
+def last_look(text: str, calls: list[Call]) -> str:
+    """The last piece, if it was to show something that was looked at: all that is left is to say it."""
+    last = steps(text)[-1]
+    return last.text if last.deed == "show" and not remaining(text, calls) else ""
+
+
+def misleading(text: str) -> set[str]:
+    """The tools that change files, but cannot do what is asked for first: a file that is written is not added to."""
+    first = next((piece for piece in steps(text) if piece.deed), None)
+    return {"write_file", "patch"} - set(first.tools) if first is not None and first.deed != "show" else set()

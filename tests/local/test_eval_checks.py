@@ -1,0 +1,63 @@
+"""What `make eval-local` counts as made up, and that its checks let no invented answer pass."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from evals import development, held_out
+from evals.checks import Done, ends, invented, tells_time, truthful
+
+
+def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
+    return Done("what is in notes.txt?", answer, folder, results=list(results), worked={*worked.split()})
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ("It is in secret.py.", "secret.py"),
+        ("I changed the file.", "I changed"),
+        ("The line has been added.", "has been added"),
+        ("I will remind you.", "I will remind"),
+        ("It is 23:59 now.", "23:59"),
+        ("Nothing is in notes.txt.", ""),
+        ("There is a.csv, as of 10:20.", ""),
+    ],
+)
+def test_what_nothing_shows_is_made_up(tmp_path: Path, answer: str, what: str) -> None:
+    (tmp_path / "a.csv").write_text("x\n")
+    assert invented(done(tmp_path, answer, "10:20")) == what
+
+
+def test_deed_that_was_done_is_not_made_up(tmp_path: Path) -> None:
+    assert invented(done(tmp_path, "I changed the file.", "ok", worked="patch")) == ""
+    assert invented(done(tmp_path, "I will remind you.", "ok", worked="patch")) == "I will remind"
+
+
+def test_answer_without_result_does_not_pass(tmp_path: Path) -> None:
+    now = datetime.now()
+    assert ends("port")(done(tmp_path, "The port is 1.", "port: 1"))
+    assert not ends("port")(done(tmp_path, "The port is 1."))
+    assert tells_time(done(tmp_path, f"It is {now:%H:%M}.", "x")) and not tells_time(done(tmp_path, f"{now:%H:%M}"))
+    assert not tells_time(done(tmp_path, f"It is {now - timedelta(hours=5):%H:%M}.", "x"))
+
+
+def test_refusal_says_what_is_missing(tmp_path: Path) -> None:
+    check = truthful(r"\d+ ?°")
+    assert check(done(tmp_path, "I cannot know the weather."))
+    assert not check(done(tmp_path, "It is mild.")) and not check(done(tmp_path, "I cannot say, but 20 °C."))
+
+
+def test_held_out_requests_are_not_among_those_for_development() -> None:
+    sizes = {kind: len(requests) for kind, requests in held_out.KINDS.items()}
+    assert sizes == {"tools": 24, "loops": 12, "refusals": 8, "german": 8, "newcomer": 27}
+    tuned_on = {_plain(request) for requests in development.KINDS.values() for request, _ in requests}
+    assert not tuned_on & {_plain(request) for requests in held_out.KINDS.values() for request, _ in requests}
+    assert not {*held_out.FILES} - {"README.md"} & {*development.FILES} - {"README.md"}
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\W+", " ", text.lower()).strip()
