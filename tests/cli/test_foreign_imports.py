@@ -142,7 +142,7 @@ def test_faulty_conversations_stay_out_alone(home: Home, hermes: Hermes, tmp_pat
         (b"[]", "no conversations"),
         (b'["\xff"]', "UTF-8"),
         (b"PK\x03\x04 broken", "archive cannot be read"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not valid JSON"),
     ],
 )
 def test_bad_files_get_a_clear_error(home: Home, hermes: Hermes, tmp_path: Path, data: bytes, message: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from hermes.core.limits import SLOW_READERS_MAX
 from hermes.store import search as search_module
-from hermes.store.sqlite import engine as engine_module
 
 from .clients import refused, told
 from .conftest import Api, Start
@@ -77,7 +76,8 @@ async def test_search_ends_on_disconnect(api: Api, monkeypatch: pytest.MonkeyPat
 
 async def test_search_timeout_is_503_with_retry(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     Searches(monkeypatch)
-    monkeypatch.setattr(engine_module, "SLOW_READ_S_MAX", 0.05)
+    for module in ("hermes.store.engine", "hermes.store.sqlite.engine"):
+        monkeypatch.setattr(f"{module}.SLOW_READ_S_MAX", 0.05)
     async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
         error = await refused(response, 503, "session_db_unavailable")
         assert (response.headers["Retry-After"], response.headers["x-should-retry"]) == ("1", "true")

@@ -158,6 +158,7 @@ QUICK: dict[str, list[Read]] = {
 SLOW: dict[str, list[Read]] = {
     "sessions.branches": [lambda s: s.sessions.branches("s1")],
     "usage_days.sums": [lambda s: s.usage_days.sums(0, ["day"])],
+    "sessions.count_turns": [lambda s: s.sessions.count_turns(["s1"])],
     "sessions.search_page": [lambda s: s.sessions.search_page("hi")],
     "sessions.search_messages": [lambda s: s.sessions.search_messages("hi")],
     "sessions.count_matches": [lambda s: s.sessions.count_matches("hi")],

@@ -382,7 +382,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         amounts = {name: amount for name in (*TOKENS, "cost_usd") if (amount := usage.get(name))}
         add_amounts(tx, {UsageKey(int(time.time() // DAY_S), owner, provider, model): {"calls": 1, **amounts}})
 
-    @reads
+    @reads_slowly
     def count_turns(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, int]:
         """How many turns each of these sessions has had; what was copied or imported is none."""
         sql = "SELECT count(DISTINCT run_id) FROM messages WHERE session_id = ? AND role = 'user' AND NOT synthetic"
