@@ -275,24 +275,25 @@ class NatsBus(MemoryBus):
 
         js, stream = self.connection.js, self.connection.events_stream
         config = ConsumerConfig(
+            filter_subject=self.connection.events_subject(run_id),
             deliver_policy=DeliverPolicy.BY_START_TIME if since else DeliverPolicy.ALL,
             opt_start_time=datetime.fromtimestamp(since, UTC) if since else None,
             ack_policy=AckPolicy.NONE,
             inactive_threshold=2 * NATS_API_S_MAX,
             mem_storage=True,
         )
-        consumer = await js.pull_subscribe(self.connection.events_subject(run_id), stream=stream, config=config)
+        created = await js.add_consumer(stream, config)
+        consumer = await js.pull_subscribe_bind(created.name, stream)
         try:
-            pending, found = (await consumer.consumer_info()).num_pending or 0, list[bytes]()
-            while len(found) < pending:
-                wanted = min(NATS_FETCHED_MAX, pending - len(found))
-                found += [message.data for message in await consumer.fetch(wanted, timeout=NATS_API_S_MAX)]
-            return found
+            pending, messages = created.num_pending or 0, list[bytes]()
+            while len(messages) < pending:
+                wanted = min(NATS_FETCHED_MAX, pending - len(messages))
+                messages += [message.data for message in await consumer.fetch(wanted, timeout=NATS_API_S_MAX)]
+            return messages
         finally:
             with contextlib.suppress(Exception):
-                name = (await consumer.consumer_info()).name
                 await consumer.unsubscribe()
-                await js.delete_consumer(stream, name)
+                await js.delete_consumer(stream, created.name)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.create_task(work)
