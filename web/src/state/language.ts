@@ -76,7 +76,9 @@ export function formatDuration(seconds: number): string {
   if (seconds < 60) return `${formatters.value.tenths.format(seconds)} s`;
   const whole = Math.round(seconds);
   const minutes = Math.floor(whole / 60);
-  return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const [large, small] = minutes < 60 ? [minutes, whole % 60] : [Math.floor(minutes / 60), minutes % 60];
+  const [unit, part] = minutes < 60 ? ["min", "s"] : ["h", "min"];
+  return `${large} ${unit}${small ? ` ${small} ${part}` : ""}`;
 }
 
 /** Dollars; of less than one, parts of a cent too. */
