@@ -357,6 +357,18 @@ async def test_live_output_has_colours(site: Site) -> None:
     await expect(page.get_by_text("Done.")).to_be_visible()
 
 
+async def test_code_in_a_list_is_coloured_and_stays_in_its_place(site: Site) -> None:
+    site.model.script = [
+        Reply(text="1. Run:\n\n   ```python\n   print('" + "x" * 300 + "')\n   ```\n2. <b>Then</b> rest.")
+    ]
+    page = await site.open()
+    await say(page, "How?")
+    await expect(page.locator(".prose li .hljs-built_in")).to_have_text("print")
+    await expect(page.locator(".prose li").first.get_by_role("button", name="Copy code")).to_be_visible()
+    await expect(page.locator(".prose li pre")).to_have_text("print('" + "x" * 300 + "')")
+    assert await page.locator(".messages").evaluate("list => list.scrollWidth <= list.clientWidth")
+
+
 async def test_a_changed_file_is_shown_as_a_diff(site: Site) -> None:
     site.model.script = [
         Reply(tool_calls=[Call("write_file", {"path": "a.txt", "content": "one\ntwo\n"}, id="call_1")]),

@@ -259,7 +259,7 @@ async def test_usage_is_shown_by_day_model_and_owner(empty_site: Site, locale: s
     row = {**USED, "day": datetime.now(UTC).date().isoformat(), "model": "large", "owner": "kitchen"}
     await page.route("**/api/usage?*", lambda route: route.fulfill(json={"data": [row], "total": USED}))
     await page.evaluate("location.hash = '#/usage'")
-    await expect(page.locator(".plot canvas")).to_have_count(5)
+    await expect(page.locator(".plot canvas")).to_have_count(6)
     for group in ("large", "kitchen"):
         figures = page.locator("tr", has_text=group)
         for text in (*texts, "200 ms", "2 min"):

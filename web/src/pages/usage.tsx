@@ -78,7 +78,10 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
       turns: [
         { label: t("usage.turns"), color: "--accent", values: column((row) => row.turns) },
         { label: t("usage.failed"), color: "--bad", values: column((row) => row.failed) },
-        { label: t("usage.tool_errors"), color: "--warn", values: column((row) => row.tool_errors) },
+      ],
+      calls: [
+        { label: t("figure.tools"), color: "--good", values: column((row) => row.tool_calls) },
+        { label: t("usage.tool_errors"), color: "--bad", values: column((row) => row.tool_errors) },
       ],
       first: [
         { label: t("usage.half"), color: "--accent", values: column((row) => row.first_token_p50, null) },
@@ -105,6 +108,7 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
         <Plot title={t("usage.tokens")} days={times} series={series.tokens} bars whole format={compact} />
         <Plot title={t("usage.turns_errors")} days={times} series={series.turns} bars whole format={compact} />
         <Plot title={t("usage.first")} days={times} series={series.first} format={formatDuration} />
+        <Plot title={t("usage.tools_errors")} days={times} series={series.calls} bars whole format={compact} />
         <Plot title={t("usage.tool_time")} days={times} series={series.tools} bars format={formatDuration} />
         {spent > 0 && <Plot title={t("figure.cost")} days={times} series={series.cost} bars format={formatCost} />}
       </div>
