@@ -59,6 +59,8 @@ class Site:
         self.browser, self.model, self.folder = browser, model, folder
         self.gateway: Gateway
         self.contexts: list[BrowserContext] = []
+        # Of every window, unless it says otherwise.
+        self.options: dict[str, Any] = {"viewport": WIDE, "locale": "en-GB"}
         # What no page may ever say: errors of scripts, and violations of the policy.
         self.complaints: list[str] = []
 
@@ -70,7 +72,7 @@ class Site:
         self.gateway.port = int(self.gateway.url.rpartition(":")[2])
 
     async def context(self, *, message_times: float = 10, **options: Any) -> BrowserContext:
-        context = await self.browser.new_context(**{"viewport": WIDE, "locale": "en-GB", **options})
+        context = await self.browser.new_context(**{**self.options, **options})
         context.set_default_timeout(TIMEOUT_MS)
         await context.add_init_script(_MESSAGE_TIMES % message_times)
         self.contexts.append(context)

@@ -34,7 +34,7 @@ async def test_an_answer_is_streamed_with_a_tool_card(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "What is there?")
-    card = page.get_by_role("region", name="terminal")
+    card = page.get_by_role("article", name="terminal")
     await expect(card).to_contain_text("first")
     await expect(page.locator(".turn-end")).to_be_visible()
     await expect(page.locator(".prose strong")).to_have_text("two")
@@ -67,7 +67,7 @@ async def test_a_command_is_approved_or_denied(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "Clean up.")
-    asked = page.get_by_role("alertdialog")
+    asked = page.get_by_role("article", name="terminal").get_by_role("alertdialog")
     await expect(asked).to_contain_text("rm -rf build")
     await expect(asked).to_contain_text("Rule:")
     await asked.get_by_role("button", name="Allow once").click()
@@ -127,7 +127,7 @@ async def test_a_result_may_have_a_state_of_its_own(site: Site) -> None:
     await expect(page.get_by_text("It runs.")).to_be_visible()
     await page.reload()
     await expect(page.get_by_text("It runs.")).to_be_visible()
-    await expect(page.get_by_role("region", name="terminal")).to_be_visible()
+    await expect(page.get_by_role("article", name="terminal")).to_be_visible()
     await expect(page.locator(".tool.failed")).to_have_count(0)
 
 
@@ -164,7 +164,7 @@ async def test_a_turn_is_steered_and_the_next_message_waits(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "Wait.")
-    await expect(page.get_by_role("region", name="terminal")).to_be_visible()
+    await expect(page.get_by_role("article", name="terminal")).to_be_visible()
     box = page.get_by_role("textbox", name="Message")
     await box.fill("Be brief.")
     await box.press("Control+Enter")
@@ -220,6 +220,22 @@ async def test_a_message_is_edited_into_a_branch(site: Site) -> None:
     await expect(page.locator(".answer")).to_have_text(["Answer three."])
     await expect(page.locator(".bubble")).to_have_text(["Question one"])
     await expect(branches).to_contain_text("3 / 3")
+    # A branch is deleted by itself, and comes back when that is undone.
+    await branches.get_by_role("button", name="Delete this branch").click()
+    await expect(page.locator(".answer")).to_have_text(["Answer one."])
+    await expect(branches).to_contain_text("1 / 2")
+    # Others go off from this one.
+    await expect(branches.get_by_role("button")).to_have_count(0)
+    deleted = page.locator(".toast", has_text="Branch deleted.")
+    await deleted.get_by_role("button", name="Undo").click()
+    await expect(page.locator(".answer")).to_have_text(["Answer three."])
+    await expect(branches).to_contain_text("3 / 3")
+    await branches.get_by_role("button", name="Delete this branch").click()
+    await deleted.get_by_role("button", name="Close").click()
+    async with asyncio.timeout(60):
+        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 2:
+            await asyncio.sleep(0.1)
+    await expect(page.locator(".answer")).to_have_text(["Answer one."])
     assert all("Answer" not in str(request.body["messages"]) for request in site.model.requests)
 
 
@@ -316,6 +332,12 @@ async def test_toolsets_folder_and_effort_are_chosen(empty_site: Site) -> None:
     await page.get_by_role("checkbox", name="Terminal").check()
     folder = page.get_by_role("combobox", name="Working folder")
     await folder.fill(str(projects / "garden"))
+    # News of the conversation come while it is written, and the focus stays.
+    box = page.get_by_role("checkbox", name="Memory")
+    async with page.expect_response(re.compile(r"/api/sessions\?")):  # read when the conversation has changed
+        await box.evaluate("box => box.click()")
+    await expect(box).not_to_be_checked()
+    await expect(folder).to_have_value(str(projects / "garden"))
     async with page.expect_response(re.compile("/api/sessions/")) as changed:
         await folder.press("Tab")
     assert (await changed.value).ok, await (await changed.value).text()
@@ -335,6 +357,18 @@ async def test_live_output_has_colours(site: Site) -> None:
     await expect(page.get_by_text("Done.")).to_be_visible()
 
 
+async def test_code_in_a_list_is_coloured_and_stays_in_its_place(site: Site) -> None:
+    site.model.script = [
+        Reply(text="1. Run:\n\n   ```python\n   print('" + "x" * 300 + "')\n   ```\n2. <b>Then</b> rest.")
+    ]
+    page = await site.open()
+    await say(page, "How?")
+    await expect(page.locator(".prose li .hljs-built_in")).to_have_text("print")
+    await expect(page.locator(".prose li").first.get_by_role("button", name="Copy code")).to_be_visible()
+    await expect(page.locator(".prose li pre")).to_have_text("print('" + "x" * 300 + "')")
+    assert await page.locator(".messages").evaluate("list => list.scrollWidth <= list.clientWidth")
+
+
 async def test_a_changed_file_is_shown_as_a_diff(site: Site) -> None:
     site.model.script = [
         Reply(tool_calls=[Call("write_file", {"path": "a.txt", "content": "one\ntwo\n"}, id="call_1")]),
@@ -344,6 +378,9 @@ async def test_a_changed_file_is_shown_as_a_diff(site: Site) -> None:
     page = await site.open()
     await say(page, "Change it")
     await expect(page.get_by_text("Changed.")).to_be_visible()
-    await page.get_by_role("region", name="patch").get_by_role("button", name="patch").click()
+    written = page.get_by_role("article", name="write_file")
+    await written.get_by_role("button", name="write_file").click()
+    await expect(written.locator(".diff-add")).to_have_text(["+one", "+two"])
+    await page.get_by_role("article", name="patch").get_by_role("button", name="patch").click()
     await expect(page.locator(".diff-remove")).to_have_text("-two")
-    await expect(page.locator(".diff-add")).to_have_text("+three")
+    await expect(page.locator(".diff-add").last).to_have_text("+three")

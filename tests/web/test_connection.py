@@ -69,7 +69,7 @@ async def test_server_restarted_while_a_tool_runs(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "Wait.")
-    await expect(page.get_by_role("region", name="terminal")).to_be_visible()
+    await expect(page.get_by_role("article", name="terminal")).to_be_visible()
     await site.gateway.end()
     await expect(page.get_by_text("Connection lost.")).to_be_visible()
     # What is sent meanwhile is sent when the server is back.

@@ -13,6 +13,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = "sk-correct-horse-battery"
 
 
+# Tables scroll sideways only: what is below is reached by scrolling the page.
+CUT_TABLES = (
+    "[...document.querySelectorAll('.table-place')].some((table) => table.scrollHeight > table.clientHeight + 1)"
+)
+
+
 async def overflow(page: Page) -> int:
     return int(await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
@@ -137,10 +143,29 @@ async def test_a_key_is_offered_what_it_may(empty_site: Site) -> None:
     await page.get_by_role("button", name="Sign in").click()
     await expect(page.get_by_text("may read conversations, not continue them")).to_be_visible()
     await page.get_by_text("Pages").click()
+    await expect(page.locator(".tries button")).to_have_count(0)
+    await expect(page.get_by_role("button", name="New conversation")).to_have_count(0)
     pages = page.get_by_role("navigation", name="Pages")
     await expect(pages.get_by_role("link", name="Usage")).to_be_visible()
     await expect(pages.get_by_role("link", name="API keys")).to_have_count(0)
     await expect(pages.get_by_role("link", name="Jobs")).to_have_count(0)
+
+
+async def test_a_key_that_may_make_no_branch_is_offered_none(empty_site: Site) -> None:
+    site = empty_site
+    guest = {"name": "guest", "key": "sk-guest-guest-guest", "scopes": ["chat", "sessions:read"]}
+    await site.serve(api_server={"key": KEY, "keys": [guest]})
+    site.model.script = [Reply(text="Hello.")]
+    turn = {"messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"Authorization": f"Bearer {guest['key']}", "X-Hermes-Session-Id": "talk"}
+    async with site.gateway.client.post("/v1/chat/completions", json=turn, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+    page = await site.open("#/c/talk")
+    await sign_in(page, guest["key"])
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Copy message")).to_have_count(1)
+    for name in ("Edit", "Try again", "Send"):
+        await expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +239,7 @@ async def test_phone(site: Site) -> None:
         await expect(page.locator(".page-body > *").first).to_be_visible()
         await expect(page.get_by_text("Loading…")).to_have_count(0)
         assert await overflow(page) <= 0, name
+        assert not await page.evaluate(CUT_TABLES), name
 
 
 async def test_dark_by_system_and_by_switch(site: Site) -> None:
@@ -238,6 +264,8 @@ async def test_german_and_right_to_left(site: Site) -> None:
     await box.press("Enter")
     await expect(page.get_by_text("مرحبا بالعالم")).to_be_visible()
     await expect(page.get_by_role("region", name="Heute")).to_be_visible()
+    await page.get_by_role("button", name="Einzelheiten").click()
+    await expect(page.get_by_role("checkbox", name="Dateien")).to_be_checked()
     for selector in (".bubble", ".prose .block > p"):
         await expect(page.locator(selector)).to_have_css("direction", "rtl")
     await page.goto(f"{site.gateway.url}/#/settings")

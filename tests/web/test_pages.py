@@ -1,6 +1,7 @@
 """The pages beside the conversations, and what axe-core says about all of them."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,7 @@ async def test_axe_finds_nothing(site: Site) -> None:
         ),
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_2")]),
     ]
-    # Nothing is half faded in when its contrast is measured.
-    page = await site.open(reduced_motion="reduce")
+    page = await site.open()
     await expect(page.locator(".tries")).to_be_visible()
     assert await faults(page) == []
     await say(page, "Look around")
@@ -162,6 +162,23 @@ async def test_a_key_is_made_and_works_once_it_is_configured(site: Site) -> None
     await expect(second.locator(".foot-row")).to_contain_text("kitchen-tablet")
 
 
+async def test_keys_are_listed_with_their_scopes(empty_site: Site) -> None:
+    site, key = empty_site, "sk-correct-horse-battery"
+    names = ["kitchen", "garage", "attic", "cellar", "garden", "porch"]
+    keys = [{"name": name, "key": f"sk-{name}-{name}-{name}", "scopes": ["chat", "runs"]} for name in names]
+    await site.serve(api_server={"key": key, "keys": keys})
+    page = await site.open("#/keys", viewport={"width": 1280, "height": 600})
+    await page.get_by_label("Key", exact=True).fill(key)
+    await page.get_by_role("button", name="Sign in").click()
+    rows = page.get_by_role("region", name="API keys").locator("tbody tr")
+    await expect(rows.first).to_contain_text("this sign-in")
+    await expect(rows.last).to_contain_text("chat, runs")
+    await expect(rows).to_have_count(7)
+    for row in await rows.all():
+        await row.scroll_into_view_if_needed()
+        await expect(row).to_be_in_viewport()
+
+
 async def test_jobs_that_are_turned_off_say_how_to_turn_them_on(site: Site) -> None:
     page = await site.open("#/jobs")
     await expect(page.get_by_role("alert")).to_contain_text("hermes config set cron.enabled true")
@@ -207,12 +224,46 @@ async def test_settings_show_their_source_and_are_changed(site: Site) -> None:
     await page.get_by_role("searchbox", name="Filter").fill("agent.max_turns")
     row = page.locator("tr", has_text="agent.max_turns")
     await expect(row).to_contain_text("default")
+    await expect(row).to_contain_text("How often the model may be asked")
+    # What a setting does is searched too.
+    await page.get_by_role("searchbox", name="Filter").fill("How often the MODEL")
+    await expect(row).to_be_visible()
     await row.get_by_role("button", name="Change agent.max_turns").click()
     await row.get_by_role("textbox").fill("37")
     await row.get_by_role("button", name="Save").click()
     await expect(row).to_contain_text("config.yaml")
     await expect(row).to_contain_text("37")
     assert "37" in (site.folder / "home" / "config.yaml").read_text()
+
+
+USED = {
+    **dict.fromkeys(("turns", "input_tokens", "output_tokens", "tool_calls", "cache_read_tokens"), 4000),
+    **dict.fromkeys(("failed", "tool_errors"), 1),
+    "cost_usd": 0.0034,
+    "first_token_p50": 0.2,
+    "first_token_p95": 0.4,
+    "turn_seconds": 600,
+    "tool_seconds": 119.7,
+}
+
+
+@pytest.mark.parametrize(("locale", "texts"), [("en-GB", ["4,000", "$0.0034"]), ("de-DE", ["4.000", "0,0034\xa0$"])])
+async def test_usage_is_shown_by_day_model_and_owner(empty_site: Site, locale: str, texts: list[str]) -> None:
+    site, key = empty_site, "sk-correct-horse-battery"
+    keys = [{"name": "kitchen", "key": "sk-kitchen-kitchen", "scopes": ["chat"]}]
+    await site.serve(api_server={"key": key, "keys": keys})
+    page = await site.open(locale=locale)
+    await page.locator("form input").fill(key)
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".tries")).to_be_visible()
+    row = {**USED, "day": datetime.now(UTC).date().isoformat(), "model": "large", "owner": "kitchen"}
+    await page.route("**/api/usage?*", lambda route: route.fulfill(json={"data": [row], "total": USED}))
+    await page.evaluate("location.hash = '#/usage'")
+    await expect(page.locator(".plot canvas")).to_have_count(6)
+    for group in ("large", "kitchen"):
+        figures = page.locator("tr", has_text=group)
+        for text in (*texts, "200 ms", "2 min"):
+            await expect(figures).to_contain_text(text)
 
 
 async def test_another_model_is_connected(site: Site) -> None:

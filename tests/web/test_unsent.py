@@ -93,14 +93,21 @@ async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, wi
 
 async def test_a_message_that_is_refused_after_a_reload_is_a_draft(site: Site) -> None:
     page = await begun(site)
-    await page.route(RUNS, lambda route: route.abort())
-    await say(page, "Do not lose this")
-    await expect(page.locator(".bubble", has_text="Do not lose this")).to_be_visible()
     fault = {
         "error": {"message": "Too many.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
     }
-    await page.unroute(RUNS)
-    await page.route(RUNS, lambda route: route.fulfill(status=429, json=fault))
+    reloaded = asyncio.Event()
+
+    async def answer(route: Route) -> None:
+        if reloaded.is_set():
+            await route.fulfill(status=429, json=fault)
+        else:
+            await route.abort()
+
+    await page.route(RUNS, answer)
+    await say(page, "Do not lose this")
+    await expect(page.locator(".bubble", has_text="Do not lose this")).to_be_visible()
+    page.once("framenavigated", lambda _frame: reloaded.set())
     await page.reload()
     await expect(page.get_by_role("textbox", name="Message")).to_have_value("Do not lose this")
     await expect(page.locator(".bubble")).to_have_text(["Hi"])

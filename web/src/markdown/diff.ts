@@ -3,9 +3,12 @@ export interface DiffLine {
   text: string;
 }
 
+/** The last newline ends a line; it does not begin another. */
+const linesOf = (text: string): string[] => text.replace(/\n$/, "").split("\n");
+
 /** The lines of a unified diff by what they say. */
 export function diffLines(diff: string): DiffLine[] {
-  return diff.split("\n").map((line): DiffLine => {
+  return linesOf(diff).map((line): DiffLine => {
     if (line.startsWith("+++") || line.startsWith("---")) return { kind: "file", text: line };
     if (line.startsWith("@@")) return { kind: "hunk", text: line };
     if (line.startsWith("+")) return { kind: "add", text: line };
@@ -25,13 +28,13 @@ export function diffOf(tool: string, args: Record<string, unknown>, result: stri
     }
   }
   if (tool === "write_file" && typeof args.content === "string") {
-    return args.content.split("\n").map((line) => ({ kind: "add", text: `+${line}` }));
+    return linesOf(args.content).map((line) => ({ kind: "add", text: `+${line}` }));
   }
   if (tool === "patch" && typeof args.patch === "string") return diffLines(args.patch);
   if (tool === "patch" && typeof args.old_string === "string" && typeof args.new_string === "string") {
     return [
-      ...args.old_string.split("\n").map((line): DiffLine => ({ kind: "remove", text: `-${line}` })),
-      ...args.new_string.split("\n").map((line): DiffLine => ({ kind: "add", text: `+${line}` })),
+      ...linesOf(args.old_string).map((line): DiffLine => ({ kind: "remove", text: `-${line}` })),
+      ...linesOf(args.new_string).map((line): DiffLine => ({ kind: "add", text: `+${line}` })),
     ];
   }
   return null;

@@ -1,10 +1,11 @@
 import type { Signal } from "@preact/signals";
 import type { Tokens } from "marked";
+import { render } from "preact";
 import { memo } from "preact/compat";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { CodeBlock } from "./code_block";
 import { renderMath } from "./math";
-import { type Block, BlockParser, html } from "./parse";
+import { type Block, BlockParser, html, languageOf } from "./parse";
 import { Recent } from "./recent";
 import { sanitized } from "./sanitize";
 
@@ -72,7 +73,7 @@ const BlockView = memo(
   ({ block, done }: BlockProps) => {
     if (block.token.type === "code") {
       const token = block.token as Tokens.Code;
-      return <CodeBlock code={token.text} language={(token.lang ?? "").split(/[\s{]/)[0] ?? ""} done={done} />;
+      return <CodeBlock code={token.text} language={languageOf(token.lang)} done={done} />;
     }
     return <HtmlBlock source={html(block.token)} done={done} />;
   },
@@ -94,7 +95,21 @@ function HtmlBlock({ source, done }: { source: string; done: boolean }) {
     const element = target.current;
     if (!element) return;
     element.replaceChildren(fragmentOf(source, done));
-    if (done) void renderMath(element);
+    if (!done) return;
+    void renderMath(element);
+    const places = [...element.querySelectorAll<HTMLElement>("pre[data-language]")].map(placeCode);
+    return () => {
+      for (const place of places) render(null, place);
+    };
   }, [source, done]);
   return <div class="block" ref={target} />;
+}
+
+/** Code in a list or a quotation, with what other code has. */
+function placeCode(plain: HTMLElement): HTMLElement {
+  const place = document.createElement("div");
+  const code = plain.textContent ?? "";
+  plain.replaceWith(place);
+  render(<CodeBlock code={code} language={plain.dataset.language ?? ""} done />, place);
+  return place;
 }

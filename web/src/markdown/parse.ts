@@ -17,6 +17,8 @@ const plainTags = (text: string): string =>
 const mathHtml = (token: Tokens.Generic): string =>
   `<span data-tex="${escaped(String(token.tex))}"${token.display ? ' data-display="1"' : ""}>${escaped(token.raw)}</span>`;
 
+export const languageOf = (info: string | undefined): string => (info ?? "").split(/[\s{]/)[0] ?? "";
+
 const rule = (name: string, level: "block" | "inline", start: RegExp, whole: RegExp, display: boolean) => ({
   name,
   level,
@@ -45,6 +47,10 @@ const marked = new Marked({
   renderer: {
     html({ text }) {
       return plainTags(text);
+    },
+    // Code by itself is drawn without this; that in a list or a quotation is given its frame later.
+    code({ text, lang }) {
+      return `<pre data-language="${escaped(languageOf(lang))}"><code>${escaped(text)}</code></pre>\n`;
     },
     // The page's own heading is the first.
     heading({ tokens, depth }) {

@@ -8,7 +8,7 @@ const TAGS = [
   ..."rp rt ruby s samp small span strong sub summary sup table tbody td tfoot th thead tr u ul var wbr".split(" "),
 ];
 const ATTRIBUTES =
-  "href src alt title align colspan rowspan start reversed open dir lang data-tex data-display data-task data-scroll".split(
+  "href src alt title align colspan rowspan start reversed open dir lang data-tex data-display data-task data-scroll data-language".split(
     " ",
   );
 const OWN_IMAGE = /^(data:image\/(png|jpe?g|gif|webp|avif|bmp);base64,|\/?api\/sessions\/[^?#]*$)/i;

@@ -12,6 +12,7 @@ import { Table } from "../ui/table";
 
 interface Setting {
   key: string;
+  description: string;
   value: unknown;
   source: string;
   where: string | null;
@@ -64,9 +65,10 @@ function ServerSettings() {
   const settings = useLoad<{ data: Setting[]; problems?: Problem[] }>("api/settings");
   const wanted = useSignal("");
   const changedOnly = useSignal(false);
+  const fits = (row: Setting, word: string) => row.key.includes(word) || row.description.toLowerCase().includes(word);
   const rowsOf = (all: Setting[]) =>
     all
-      .filter((row) => row.key.includes(wanted.value.trim().toLowerCase()))
+      .filter((row) => fits(row, wanted.value.trim().toLowerCase()))
       .filter((row) => !changedOnly.value || row.source !== "default");
   return (
     <>
@@ -128,8 +130,11 @@ function Row({ row, reload }: { row: Setting; reload(): Promise<void> }) {
     });
   return (
     <tr>
-      <th scope="row">
+      <th scope="row" class="setting">
         <code>{row.key}</code>
+        <div class="faint" lang="en" dir="ltr">
+          {row.description}
+        </div>
       </th>
       <td class="wide">
         {text.value === null ? (

@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { query } from "../api/client";
 import { auth } from "../state/access";
-import { formatDuration, formatNumber, language, t } from "../state/language";
+import { formatCost, formatDuration, formatNumber, type Key, language, t } from "../state/language";
 import { Load, useLoad } from "../ui/load";
 import { Plot } from "../ui/plot";
 import { Table } from "../ui/table";
@@ -28,7 +28,6 @@ interface Row {
 
 const DAY_S = 86_400;
 const compact = (value: number) => new Intl.NumberFormat(language.value, { notation: "compact" }).format(value);
-const cost = (value: number) => `$${value.toFixed(2)}`;
 
 export default function Usage() {
   const days = useSignal(30);
@@ -80,6 +79,10 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
         { label: t("usage.turns"), color: "--accent", values: column((row) => row.turns) },
         { label: t("usage.failed"), color: "--bad", values: column((row) => row.failed) },
       ],
+      calls: [
+        { label: t("figure.tools"), color: "--good", values: column((row) => row.tool_calls) },
+        { label: t("usage.tool_errors"), color: "--bad", values: column((row) => row.tool_errors) },
+      ],
       first: [
         { label: t("usage.half"), color: "--accent", values: column((row) => row.first_token_p50, null) },
         { label: t("usage.most"), color: "--line-strong", values: column((row) => row.first_token_p95, null) },
@@ -99,18 +102,31 @@ function Plots({ days, rows }: { days: number; rows: Row[] }) {
         <Tile label={t("figure.input")} value={formatNumber(sum(rows, (row) => row.input_tokens))} />
         <Tile label={t("figure.output")} value={formatNumber(sum(rows, (row) => row.output_tokens))} />
         <Tile label={t("figure.tools")} value={formatNumber(sum(rows, (row) => row.tool_calls))} />
-        {spent > 0 && <Tile label={t("figure.cost")} value={cost(spent)} />}
+        {spent > 0 && <Tile label={t("figure.cost")} value={formatCost(spent)} />}
       </div>
       <div class="plots">
         <Plot title={t("usage.tokens")} days={times} series={series.tokens} bars whole format={compact} />
         <Plot title={t("usage.turns_errors")} days={times} series={series.turns} bars whole format={compact} />
         <Plot title={t("usage.first")} days={times} series={series.first} format={formatDuration} />
+        <Plot title={t("usage.tools_errors")} days={times} series={series.calls} bars whole format={compact} />
         <Plot title={t("usage.tool_time")} days={times} series={series.tools} bars format={formatDuration} />
-        {spent > 0 && <Plot title={t("figure.cost")} days={times} series={series.cost} bars format={cost} />}
+        {spent > 0 && <Plot title={t("figure.cost")} days={times} series={series.cost} bars format={formatCost} />}
       </div>
     </>
   );
 }
+
+/** The figures of a group, each with a bar that compares it with the other groups. */
+const FIGURES: { label: Key; of(row: Row): number | null; format(value: number): string }[] = [
+  { label: "usage.turns", of: (row) => row.turns, format: formatNumber },
+  { label: "usage.failed", of: (row) => row.failed, format: formatNumber },
+  { label: "figure.input", of: (row) => row.input_tokens, format: formatNumber },
+  { label: "figure.output", of: (row) => row.output_tokens, format: formatNumber },
+  { label: "usage.first", of: (row) => row.first_token_p50, format: formatDuration },
+  { label: "usage.tool_time", of: (row) => row.tool_seconds, format: formatDuration },
+  { label: "usage.tool_errors", of: (row) => row.tool_errors, format: formatNumber },
+  { label: "figure.cost", of: (row) => row.cost_usd, format: formatCost },
+];
 
 function Grouped({ days, by }: { days: number; by: "model" | "owner" }) {
   const rows = useLoad<{ data: Row[] }>(`api/usage${query({ days, group_by: by })}`);
@@ -122,27 +138,20 @@ function Grouped({ days, by }: { days: number; by: "model" | "owner" }) {
             <h2>{t(`usage.by_${by}`)}</h2>
             <Table
               label={t(`usage.by_${by}`)}
-              columns={[
-                t(by === "model" ? "model" : "usage.owner"),
-                t("usage.turns"),
-                t("usage.failed"),
-                t("figure.input"),
-                t("figure.output"),
-                t("usage.first"),
-                t("usage.tool_errors"),
-                t("figure.cost"),
-              ]}
+              columns={[t(by === "model" ? "model" : "usage.owner"), ...FIGURES.map((figure) => t(figure.label))]}
             >
               {list.data.map((row) => (
                 <tr key={row[by]}>
                   <th scope="row">{row[by] ?? "–"}</th>
-                  <td>{formatNumber(row.turns)}</td>
-                  <td>{formatNumber(row.failed)}</td>
-                  <td>{formatNumber(row.input_tokens)}</td>
-                  <td>{formatNumber(row.output_tokens)}</td>
-                  <td>{row.first_token_p50 === null ? "–" : formatDuration(row.first_token_p50)}</td>
-                  <td>{formatNumber(row.tool_errors)}</td>
-                  <td>{row.cost_usd ? cost(row.cost_usd) : "–"}</td>
+                  {FIGURES.map(({ label, of, format }) => (
+                    <td key={label}>
+                      <Compared
+                        value={of(row)}
+                        most={Math.max(...list.data.map((other) => of(other) ?? 0))}
+                        {...{ format }}
+                      />
+                    </td>
+                  ))}
                 </tr>
               ))}
             </Table>
@@ -150,5 +159,14 @@ function Grouped({ days, by }: { days: number; by: "model" | "owner" }) {
         )
       }
     </Load>
+  );
+}
+
+function Compared({ value, most, format }: { value: number | null; most: number; format(value: number): string }) {
+  return (
+    <div class="compared">
+      {value === null ? "–" : format(value)}
+      <i style={{ width: `${most ? (100 * (value ?? 0)) / most : 0}%` }} />
+    </div>
   );
 }

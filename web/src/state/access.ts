@@ -39,6 +39,10 @@ export function may(scope: string): boolean {
   return scopes.includes(scope) || scopes.includes("admin");
 }
 
+/** Whether this key may send messages; to new conversations, and to branches of others, only where it may make them. */
+export const maySend = (): boolean => may("runs") || (may("chat") && may("sessions:write"));
+export const mayBegin = (): boolean => maySend() && may("sessions:write");
+
 /** Whose drafts this tab keeps. */
 const OWNER = "hermes.owner";
 

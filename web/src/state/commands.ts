@@ -1,4 +1,5 @@
 import { signal } from "@preact/signals";
+import { mayBegin } from "./access";
 import { conversations } from "./conversations";
 import { attempt } from "./faults";
 import { plainText } from "./items";
@@ -35,7 +36,7 @@ function decide(choice: "once" | "deny"): void {
 function again(): void {
   const open = current.value;
   const row = open?.rows.value.findLast((other) => other.role === "user");
-  if (open && row) void resend(open, row.id, plainText(row.content));
+  if (open && row && mayBegin()) void resend(open, row.id, plainText(row.content));
 }
 
 /** Everything a key does; the palette and the list of keys are made from it. */

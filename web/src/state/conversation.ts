@@ -237,7 +237,9 @@ export class Conversation {
   async loadBranches(): Promise<void> {
     try {
       const found = await get<List<Branch>>(`api/sessions/${encodeURIComponent(this.id)}/branches`);
-      this.branches.value = found.data;
+      // One that is about to be deleted is in the archive.
+      const own = found.data.find((branch) => branch.id === this.id);
+      this.branches.value = found.data.filter((branch) => branch.archived === own?.archived);
     } catch {
       // Without them there is nothing to switch between.
     }

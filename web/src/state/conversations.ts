@@ -129,6 +129,17 @@ class Conversations {
   async delete(session: Session): Promise<void> {
     const members = await this.branches(session);
     if (!members) return;
+    const text = members.length > 1 ? t("list.deleted_all", { n: members.length }) : t("list.deleted");
+    await this.discard(members, text);
+  }
+
+  /** A branch from which no other goes off is deleted by itself; the one that it comes from is shown instead. */
+  async deleteBranch(branch: Session): Promise<void> {
+    await this.discard([branch], t("branch.deleted"), branch.parent_session_id);
+  }
+
+  private async discard(members: Session[], text: string, next: string | null = null): Promise<void> {
+    const open = conversationId.value;
     const shown = members.filter((other) => !other.archived);
     const restore = async () => {
       await Promise.allSettled(shown.map((other) => patch(pathOf(other), { archived: false })));
@@ -147,18 +158,19 @@ class Conversations {
     };
     const undo = () => {
       forget();
-      void restore();
+      void restore().then(() => {
+        if (next && open && conversationId.value === next) go("c", open);
+      });
     };
     const end = (leaving: boolean) => void carryOut(leaving);
     for (const other of members) this.deletions.set(other.id, end);
     this.sessions.value = this.sessions.value.filter((other) => !this.deletions.has(other.id));
-    this.leave(members);
-    const text = members.length > 1 ? t("list.deleted_all", { n: members.length }) : t("list.deleted");
+    this.leave(members, next);
     toast(text, { action: { label: t("undo"), run: undo }, onEnd: () => end(false) });
   }
 
-  private leave(sessions: Session[]): void {
-    if (sessions.some((session) => session.id === conversationId.value)) go("c");
+  private leave(sessions: Session[], next: string | null = null): void {
+    if (sessions.some((session) => session.id === conversationId.value)) go("c", ...(next ? [next] : []));
   }
 }
 

@@ -2,14 +2,12 @@ import { ApiError, Unreachable } from "../api/client";
 import { named, t } from "./language";
 import { toast } from "./toasts";
 
-/** What went wrong, and where there is a remedy, what to do about it. */
-export function explain(code: string | null, message: string): string {
-  return [message, named(`fault.${code}`, "")].filter(Boolean).join(" ");
-}
+/** What to do about a fault, where that is known. */
+export const remedy = (code: string | null): string => named(`fault.${code}`, "");
 
 export function describe(error: unknown): string {
   if (error instanceof Unreachable) return t("fault.unreachable");
-  if (error instanceof ApiError) return explain(error.code, error.message);
+  if (error instanceof ApiError) return [error.message, remedy(error.code)].filter(Boolean).join(" ");
   return error instanceof Error ? error.message : String(error);
 }
 

@@ -51,9 +51,13 @@ export function named(key: string, otherwise: string): string {
 
 const locale = computed(() => chosenLanguage.value || navigator.language || "en");
 
+const DOLLARS = { style: "currency", currency: "USD", currencyDisplay: "narrowSymbol" } as const;
+
 /** Making a formatter takes far longer than using it. */
 const formatters = computed(() => ({
   number: new Intl.NumberFormat(locale.value),
+  dollars: new Intl.NumberFormat(locale.value, DOLLARS),
+  cents: new Intl.NumberFormat(locale.value, { ...DOLLARS, maximumFractionDigits: 4 }),
   tenths: new Intl.NumberFormat(locale.value, { minimumFractionDigits: 1, maximumFractionDigits: 1 }),
   time: new Intl.DateTimeFormat(locale.value, { hour: "2-digit", minute: "2-digit" }),
   moment: new Intl.DateTimeFormat(locale.value, { dateStyle: "medium", timeStyle: "short" }),
@@ -70,10 +74,16 @@ export const formatMonth = (seconds: number): string => formatters.value.month.f
 export function formatDuration(seconds: number): string {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${formatters.value.tenths.format(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  return minutes < 60
-    ? `${minutes} min ${Math.round(seconds % 60)} s`
-    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  const [large, small] = minutes < 60 ? [minutes, whole % 60] : [Math.floor(minutes / 60), minutes % 60];
+  const [unit, part] = minutes < 60 ? ["min", "s"] : ["h", "min"];
+  return `${large} ${unit}${small ? ` ${small} ${part}` : ""}`;
+}
+
+/** Dollars; of less than one, parts of a cent too. */
+export function formatCost(value: number): string {
+  return (value < 1 ? formatters.value.cents : formatters.value.dollars).format(value);
 }
 
 export function formatBytes(bytes: number): string {

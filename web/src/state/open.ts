@@ -28,8 +28,8 @@ export function choicesOf(conversation: Conversation | null): Choices {
   return (conversation ? conversation.session.value : newChoices.value) ?? {};
 }
 
-export function choose(conversation: Conversation | null, fields: Choices): void {
-  if (conversation) void attempt(() => conversation.update(fields));
+export async function choose(conversation: Conversation | null, fields: Choices): Promise<void> {
+  if (conversation) await attempt(() => conversation.update(fields));
   else newChoices.value = { ...newChoices.value, ...fields };
 }
 

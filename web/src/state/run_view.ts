@@ -74,6 +74,8 @@ export type Part = TextPart | ReasoningPart | ToolPart | NoticePart | SteerPart;
 
 /** Live output of a tool that is shown; the whole is in its result. */
 const OUTPUT_MAX = 200_000;
+/** The tools that ask for an approval before their call is known, by what they ask. */
+const ASKING: Record<string, string> = { command: "terminal", code: "execute_code" };
 /** Warnings that tell a person nothing. */
 const QUIET = new Set(["unsupported_parameter", "parameter_ignored"]);
 const FINAL = new Set<RunStatus>(["completed", "failed", "cancelled"]);
@@ -325,7 +327,8 @@ export class RunView {
     };
     const callId = str(event.tool_call_id);
     if (!this.tools.has(callId)) {
-      this.startTool({ ...event, tool: str(event.kind) || "command", preview: approval.command, arguments: {} });
+      const kind = str(event.kind) || "command";
+      this.startTool({ ...event, tool: ASKING[kind] ?? kind, preview: approval.command, arguments: {} });
     }
     this.change(callId, () => ({ approval }));
   }

@@ -56,7 +56,7 @@ export function Plot({ title, days, series, bars, whole, format }: Props) {
           },
           axes: [
             { ...axis, splits: () => labelled(days, element.clientWidth), values: (_self, ticks) => ticks.map(day) },
-            { ...axis, size: 64, incrs: whole ? WHOLE : undefined, values: (_self, ticks) => ticks.map(format) },
+            { ...axis, size: 80, incrs: whole ? WHOLE : undefined, values: (_self, ticks) => ticks.map(format) },
           ],
           series: [
             { label: t("usage.day"), value: (_self, value) => (value === null ? "" : day(value)) },

@@ -1,5 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
-import { may, models } from "../state/access";
+import { mayBegin, maySend, models } from "../state/access";
 import type { Conversation } from "../state/conversation";
 import { draftOf, returnText } from "../state/drafts";
 import { attempt } from "../state/faults";
@@ -51,9 +51,8 @@ export function Composer({ conversation }: { conversation: Conversation | null }
     void addFiles(files);
   };
   const empty = !text.value.trim() && !uploads.value.length;
-  const maySend = may("runs") || (may("chat") && may("sessions:write"));
-  if (!maySend) return <p class="composer-note">{t("composer.read_only")}</p>;
-  if (!conversation && !may("sessions:write")) return <p class="composer-note">{t("composer.no_new")}</p>;
+  if (!maySend()) return <p class="composer-note">{t("composer.read_only")}</p>;
+  if (!conversation && !mayBegin()) return <p class="composer-note">{t("composer.no_new")}</p>;
   return (
     <form
       class="composer"

@@ -4,7 +4,7 @@ import { address, get } from "../api/client";
 import type { List, Session, StoredFile } from "../api/types";
 import { models, toolsets, workspaces } from "../state/access";
 import type { Conversation } from "../state/conversation";
-import { formatBytes, formatMoment, formatNumber, t } from "../state/language";
+import { formatBytes, formatCost, formatMoment, formatNumber, named, t } from "../state/language";
 import { choicesOf, choose } from "../state/open";
 import { link } from "../state/route";
 import { IconButton } from "../ui/button";
@@ -30,6 +30,15 @@ export function Details({ conversation, onClose }: { conversation: Conversation 
 
 function Workdir({ conversation }: { conversation: Conversation | null }) {
   const kept = choicesOf(conversation).workdir ?? "";
+  // What is being written outlives news of the conversation.
+  const written = useSignal<string | null>(null);
+  // Browsers tell no change of a field whose value was set meanwhile.
+  const save = () => {
+    if (written.value === null) return;
+    void choose(conversation, { workdir: written.value.trim() || null }).then(() => {
+      written.value = null;
+    });
+  };
   if (!workspaces.value.length && !kept) return null;
   return (
     <label class="field">
@@ -37,10 +46,12 @@ function Workdir({ conversation }: { conversation: Conversation | null }) {
       <input
         type="text"
         dir="ltr"
-        value={kept}
+        value={written.value ?? kept}
         placeholder={t("workdir.default")}
         list="workspaces"
-        onChange={(event) => choose(conversation, { workdir: event.currentTarget.value.trim() || null })}
+        onInput={(event) => (written.value = event.currentTarget.value)}
+        onBlur={save}
+        onKeyDown={(event) => event.key === "Enter" && save()}
       />
       <datalist id="workspaces">
         {workspaces.value.map((path) => (
@@ -65,7 +76,7 @@ function Toolsets({ conversation }: { conversation: Conversation | null }) {
       {offered.map((set) => (
         <label key={set.name} class="check" title={set.description}>
           <input type="checkbox" checked={on(set.name)} onChange={() => toggle(set.name)} />
-          {set.label}
+          {named(`toolset.${set.name}`, set.label)}
         </label>
       ))}
     </fieldset>
@@ -82,7 +93,7 @@ function Figures({ session }: { session: Session }) {
     [t("figure.output"), formatNumber(session.output_tokens)],
     ...(session.actual_cost_usd === null
       ? []
-      : [[t("figure.cost"), `$${session.actual_cost_usd.toFixed(4)}`] as [string, string]]),
+      : [[t("figure.cost"), formatCost(session.actual_cost_usd)] as [string, string]]),
     [t("figure.started"), formatMoment(session.started_at)],
   ];
   return (

@@ -1,7 +1,9 @@
 import { useSignal } from "@preact/signals";
+import { may, mayBegin, maySend } from "../state/access";
 import type { Variants } from "../state/branches";
 import type { Conversation } from "../state/conversation";
-import { attempt, explain } from "../state/faults";
+import { conversations } from "../state/conversations";
+import { attempt, remedy } from "../state/faults";
 import { type EndItem, type Item, plainText, type UserItem, type WorkingItem } from "../state/items";
 import { formatDuration, formatNumber, formatTime, t } from "../state/language";
 import { resend, send } from "../state/open";
@@ -9,6 +11,7 @@ import { link } from "../state/route";
 import { Button, IconButton } from "../ui/button";
 import { CopyButton } from "../ui/copy_button";
 import { Icon } from "../ui/icons";
+import { Text } from "../ui/text";
 import { PartView } from "./part";
 
 export function ItemView({ item, conversation }: { item: Item; conversation: Conversation }) {
@@ -65,8 +68,8 @@ function UserMessage({ item, conversation }: { item: UserItem; conversation: Con
         ) : (
           <>
             {item.time > 0 && <time class="faint">{formatTime(item.time)}</time>}
-            {variants && <BranchSwitch variants={variants} />}
-            {item.row && (
+            {variants && <BranchSwitch variants={variants} conversation={conversation} />}
+            {item.row && mayBegin() && (
               <IconButton
                 class="edit"
                 icon="pencil"
@@ -83,9 +86,14 @@ function UserMessage({ item, conversation }: { item: UserItem; conversation: Con
   );
 }
 
-function BranchSwitch({ variants }: { variants: Variants }) {
+function BranchSwitch({ variants, conversation }: { variants: Variants; conversation: Conversation }) {
   const before = variants.ids[variants.at - 1];
   const after = variants.ids[variants.at + 1];
+  const forked = conversation.branches.value.some((branch) => branch.parent_session_id === conversation.id);
+  const session = conversation.session.value;
+  // One from which others go off stays as long as they do, and a branch is deleted where it begins.
+  const own =
+    variants.at > 0 && variants.ids[variants.at] === session?.id && !forked && may("sessions:write") && session;
   return (
     <nav class="branches" aria-label={t("branches")}>
       {before ? (
@@ -101,6 +109,14 @@ function BranchSwitch({ variants }: { variants: Variants }) {
           <Icon name="chevron" size={16} />
         </a>
       ) : null}
+      {own && (
+        <IconButton
+          icon="trash"
+          label={t("branch.delete")}
+          size={16}
+          onClick={() => void conversations.deleteBranch(own)}
+        />
+      )}
     </nav>
   );
 }
@@ -145,8 +161,10 @@ function Editor({ item, conversation, onClose }: { item: UserItem; conversation:
 function TurnEnd({ item, conversation }: { item: EndItem; conversation: Conversation }) {
   const view = item.view;
   const error = view?.error.value;
-  const row =
+  const found =
     item.user?.row ?? conversation.rows.value.find((other) => other.role === "user" && other.run_id === item.runId);
+  // It is sent again in a branch.
+  const row = mayBegin() ? found : undefined;
   const again = () => row && void resend(conversation, row.id, plainText(row.content));
   return (
     <div class="turn-end">
@@ -154,7 +172,12 @@ function TurnEnd({ item, conversation }: { item: EndItem; conversation: Conversa
         <div class="fault" role="alert">
           <Icon name="warn" />
           <div>
-            <p>{explain(error.code, error.message)}</p>
+            {remedy(error.code) && (
+              <p>
+                <Text text={remedy(error.code)} />
+              </p>
+            )}
+            <p dir="auto">{error.message}</p>
             <div class="fault-actions">
               {row && (
                 <Button icon="retry" onClick={again}>
@@ -173,7 +196,7 @@ function TurnEnd({ item, conversation }: { item: EndItem; conversation: Conversa
       <div class="actions">
         {item.text && <CopyButton text={item.text} label={t("copy.answer")} />}
         {row && <IconButton icon="retry" label={t("retry")} size={16} onClick={again} />}
-        {item.truncated && (
+        {item.truncated && maySend() && (
           <Button kind="quiet" icon="play" onClick={() => void send(t("continue.prompt"), [])}>
             {t("continue")}
           </Button>

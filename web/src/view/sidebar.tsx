@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { address } from "../api/client";
 import type { Match, Session } from "../api/types";
-import { auth, may, signOut } from "../state/access";
+import { auth, may, mayBegin, signOut } from "../state/access";
 import { conversations, titleOf } from "../state/conversations";
 import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
@@ -40,7 +40,7 @@ export function Sidebar() {
         <a class="brand" href={link("c")}>
           Hermes
         </a>
-        <IconButton icon="plus" label={t("new")} onClick={startNew} />
+        {mayBegin() && <IconButton icon="plus" label={t("new")} onClick={startNew} />}
       </div>
       <Search />
       <nav class="conversations" aria-label={t("conversations")}>

@@ -33,7 +33,7 @@ export function ToolCard({ part }: { part: ToolPart }) {
   const runId = part.key.split(":")[0] ?? "";
   const failed = !["ok", "running", "unknown"].includes(tool.status);
   return (
-    <section
+    <article
       class={`tool ${tool.status === "running" ? "running" : ""} ${failed ? "failed" : ""}`}
       aria-label={tool.name}
     >
@@ -61,7 +61,7 @@ export function ToolCard({ part }: { part: ToolPart }) {
       {tool.question && waits && <QuestionView question={tool.question} runId={runId} />}
       {tool.status === "running" && tool.output && !open.value && <Output text={tool.output.slice(-3000)} live />}
       {open.value && <ToolBody tool={tool} />}
-    </section>
+    </article>
   );
 }
 

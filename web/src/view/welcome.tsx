@@ -1,4 +1,4 @@
-import { capabilities, mainModel, may } from "../state/access";
+import { capabilities, mainModel, may, mayBegin } from "../state/access";
 import { draftOf } from "../state/drafts";
 import { formatNumber, type Key, t } from "../state/language";
 import { link } from "../state/route";
@@ -35,15 +35,17 @@ export function Welcome() {
             </div>
           </div>
         )}
-        <ul class="tries">
-          {TRIES.map((key) => (
-            <li key={key}>
-              <button type="button" onClick={() => fill(t(key))}>
-                {t(key)}
-              </button>
-            </li>
-          ))}
-        </ul>
+        {mayBegin() && (
+          <ul class="tries">
+            {TRIES.map((key) => (
+              <li key={key}>
+                <button type="button" onClick={() => fill(t(key))}>
+                  {t(key)}
+                </button>
+              </li>
+            ))}
+          </ul>
+        )}
         {capabilities.value && !capabilities.value.runtime.sandbox.isolated && (
           <p class="faint">{t("welcome.no_sandbox")}</p>
         )}
