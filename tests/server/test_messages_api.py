@@ -297,6 +297,8 @@ BAD: list[tuple[Json, str, str]] = [
     ({"tool_choice": {"type": "any"}}, "invalid_value", "tool_choice"),
     ({"thread": {"type": "continue"}}, "missing_required_parameter", "thread.previous_message_id"),
     ({"mcp_servers": [{"url": "https://x"}]}, "unsupported_parameter", "mcp_servers"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "invalid_value",
+     "output_config.format.schema"),
 ]  # fmt: skip
 
 
@@ -318,6 +320,12 @@ async def test_fields_without_effect_are_named(api: Api) -> None:
         assert response.status == 200, await response.text()
         ignored = response.headers["X-Hermes-Ignored"].split(", ")
     assert set(ignored) == {"top_k", "speed", "tools[0]", "messages[1].content[0]"}
+
+
+async def test_parameter_that_the_provider_rejects_is_named_as_in_the_request(api: Api) -> None:
+    api.model.handler = lambda _: Reply(text="Fine.", reject_option="stop")
+    async with api.post(MESSAGES, user(stop_sequences=["END"]), headers=VERSION) as response:
+        assert (response.status, response.headers["X-Hermes-Ignored"]) == (200, "stop_sequences")
 
 
 # ---- the client's tools
