@@ -33,15 +33,20 @@ class Hermes:
     model: ModelServer
 
 
+def home_of(home: Path, model: ModelServer) -> dict[str, str]:
+    """Write the settings of a home, and return the environment of its processes."""
+    config = home / "config.yaml"
+    config.write_text(_CONFIG.format(model=model.url, key=_KEY))
+    config.chmod(0o600)
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home)}
+
+
 @contextmanager
 def running(home: Path, **variables: str) -> Iterator[Hermes]:
     """A server whose home is this folder, with these variables in its environment."""
     with serving() as model:
         model.handler = answer
-        config = home / "config.yaml"
-        config.write_text(_CONFIG.format(model=model.url, key=_KEY))
-        config.chmod(0o600)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home), **variables}
+        environment = {**home_of(home, model), **variables}
         with (home / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
                 [HERMES, "gateway", "run", "--port", str(_free_port())],
