@@ -558,7 +558,7 @@ async def test_missing_model_requires_setup(place: Place) -> None:
     async with editing(place) as editor:
         ready = await editor.initialize(auth={"terminal": True})
         [method] = ready.auth_methods
-        assert (method.id, method.type, method.args) == ("setup", "terminal", ["setup"])
+        assert (method.id, method.type, method.args) == ("setup", "terminal", ["--setup"])
         with pytest.raises(RequestError) as refused:
             await editor.agent.new_session(cwd=str(place.folder), mcp_servers=[])
         assert refused.value.code == -32000 and "OPENAI_API_KEY" in str(refused.value)
