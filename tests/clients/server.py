@@ -26,11 +26,12 @@ api_server: {{key: {key}, ollama: true}}
 
 @dataclass(frozen=True)
 class Hermes:
-    """A running server, and the model it asks."""
+    """A running server, the model it asks, and its home."""
 
     url: str
     key: str
     model: ModelServer
+    home: Path
 
 
 def home_of(home: Path, model: ModelServer) -> dict[str, str]:
@@ -56,7 +57,7 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
                 text=True,
             )
         try:
-            yield Hermes(_address(process, home) + "/v1", _KEY, model)
+            yield Hermes(_address(process, home) + "/v1", _KEY, model, home)
         finally:
             process.terminate()
             process.wait(timeout=60)
