@@ -1,7 +1,8 @@
-"""`make bench-guard`: how many instructions a token takes on its way through Hermes, against the figure on record.
+"""`make bench-guard`: how many instructions a token takes on its way through Hermes, against the figures on record.
 
 Instructions are counted, not timed, so a busy machine does not matter: callgrind runs the way of a token with 1,000
-chunks and with none, and the difference is what the chunks cost. `--update` puts a new figure on record.
+chunks and with none, and the difference is what the chunks cost. It is run for each of the streams below. `--update` puts
+new figures on record.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ from hermes.runs.commits import LogOutput
 from hermes.runs.control import Stop
 from hermes.runs.writer import RunWriter
 from hermes.server.render_chat import ChatRenderer
+from hermes.server.render_messages import MessagesRenderer
 from hermes.store.stores import AsyncStore, Store
 
 FILE = Path(__file__).parent / "guard.json"
 CHUNKS, MORE_MAX = 1_000, 0.10
 COUNTED = re.compile(rb"Collected\s*:\s*(\d+)")
+STREAMS: dict[str, Callable[[], Any]] = {
+    "chat": lambda: ChatRenderer("chatcmpl-r", "bench", 0),
+    "messages": lambda: MessagesRenderer("msg_r", "bench", thinking=False),
+}
 
 
 class Replayed:
@@ -61,11 +67,11 @@ class Replayed:
         return b""
 
 
-async def way(chunks: int) -> int:
-    """Every chunk on its own from the model's bytes by way of the log and the bus to the bytes of a chat stream."""
+async def way(stream: str, chunks: int) -> int:
+    """Every chunk on its own from the model's bytes by way of the log and the bus to the bytes of a stream."""
     store, bus = AsyncStore(Store(None)), MemoryBus()
     await store.runs.create(RunSpec("x", session_id="s", run_id="r"))
-    renderer, written = ChatRenderer("chatcmpl-r", "bench", 0), 0
+    renderer, written = STREAMS[stream](), 0
 
     def sink(event: Event) -> bool:
         nonlocal written
@@ -90,12 +96,14 @@ async def way(chunks: int) -> int:
     return written
 
 
-def instructions(chunks: int) -> int:
+def instructions(stream: str, chunks: int) -> int:
     """How many the same takes, from the start of Python to its end."""
     fixed = ["setarch", "-R"] if shutil.which("setarch") else []
     command = [*fixed, "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable]
     env = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
-    done = subprocess.run([*command, "-m", "bench.guard", str(chunks)], env=env, capture_output=True, check=False)
+    done = subprocess.run(
+        [*command, "-m", "bench.guard", stream, str(chunks)], env=env, capture_output=True, check=False
+    )
     found = COUNTED.search(done.stderr)
     if done.returncode or found is None:
         raise SystemExit(f"callgrind failed:\n{done.stderr.decode(errors='replace')[-2_000:]}")
@@ -103,26 +111,35 @@ def instructions(chunks: int) -> int:
     return int(found[1])
 
 
-def main(asked: str) -> int:
-    """0 where the figure holds, 1 where it does not, 2 where it cannot be told."""
-    if asked.isdigit():
-        print(asyncio.run(way(int(asked))))
+def main(*asked: str) -> int:
+    """0 where the figures hold, 1 where one does not, 2 where it cannot be told."""
+    if len(asked) == 2:
+        print(asyncio.run(way(asked[0], int(asked[1]))))
         return 0
+    updates = asked == ("--update",)
     minor, kept = ".".join(platform.python_version_tuple()[:2]), json.loads(FILE.read_text())
     if shutil.which("valgrind") is None:
         print("Nothing was measured: valgrind is not installed.")
         return 2
-    if asked != "--update" and kept["python"] != minor:
-        print(f"Nothing was measured: the figure on record is of Python {kept['python']}, and this is {minor}.")
+    if not updates and kept["python"] != minor:
+        print(f"Nothing was measured: the figures on record are of Python {kept['python']}, and this is {minor}.")
         return 2
-    with ThreadPoolExecutor() as both:
-        many, none = both.map(instructions, (CHUNKS, 0))
-    now, before = round((many - none) / CHUNKS), kept["instructions_per_chunk"]
-    if asked == "--update":
-        FILE.write_text(json.dumps({"instructions_per_chunk": now, "python": minor}, indent=1) + "\n")
-    print(f"{now:,} instructions per chunk; on record {before:,} ({now / before - 1:+.1%}, at most {MORE_MAX:+.0%})")
-    return int(asked != "--update" and now > before * (1 + MORE_MAX))
+    figures, failed = {}, False
+    for stream in STREAMS:
+        with ThreadPoolExecutor() as both:
+            many, none = both.map(instructions, (stream, stream), (CHUNKS, 0))
+        now, before = round((many - none) / CHUNKS), kept["instructions_per_chunk"].get(stream)
+        figures[stream] = now
+        if before is None:
+            print(f"{stream}: {now:,} instructions per chunk; none on record")
+            continue
+        change = f"{now / before - 1:+.1%}, at most {MORE_MAX:+.0%}"
+        print(f"{stream}: {now:,} instructions per chunk; on record {before:,} ({change})")
+        failed |= now > before * (1 + MORE_MAX)
+    if updates:
+        FILE.write_text(json.dumps({"instructions_per_chunk": figures, "python": minor}, indent=1) + "\n")
+    return int(failed and not updates)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if sys.argv[1:] else ""))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,5 @@
-"""The lines that editors write to `hermes acp`, as they are: what Zed sends in a session, and lines that are wrong."""
+"""The lines that editors write to `hermes acp`, as they are: what Zed, JetBrains IDEs and plugins of Neovim send in a
+session, and lines that are wrong."""
 
 from __future__ import annotations
 
@@ -87,6 +88,7 @@ async def test_session_as_zed_sends_it(place: Place) -> None:
         new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
         session_id = new["result"]["sessionId"]
         assert new["result"]["modes"]["availableModes"] and new["result"]["configOptions"]
+        assert lines.updates == []  # an IDE does not know the session before it has the answer
         blocks = [
             {"type": "text", "text": "What does "},
             {"type": "resource_link", "uri": f"file://{place.folder}/main.rs", "name": "main.rs"},
@@ -106,6 +108,92 @@ async def test_session_as_zed_sends_it(place: Place) -> None:
         assert await asyncio.to_thread(process.wait, WAIT_S) == 0
     assert "todo!()" in place.asked(1)[-1][1] and "made it" in place.asked(2)[-1][1]
     assert stderr_of(place) == ""
+
+
+async def test_session_as_jetbrains_ides_send_it(place: Place) -> None:
+    """Each message names its class, and `jsonrpc` is its last field; there are files and no terminals."""
+    place.script(Reply(tool_calls=[Call("read_file", {"path": "a.txt"})]), Reply(text="Done."))
+    (place.folder / "a.txt").write_text("saved\n")
+    package = "com.agentclientprotocol.rpc"
+
+    def request(id_: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        return {"type": f"{package}.JsonRpcRequest", "id": id_, "method": method, "params": params, "jsonrpc": "2.0"}
+
+    capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": False}
+    info = {"name": "JetBrains.IntelliJ IDEA", "version": "2026.1 EAP", "title": "IntelliJ IDEA 2026.1 EAP"}
+    initialize = {"protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": info}
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        answered = {"type": f"{package}.JsonRpcResponse", "result": {"content": "unsaved\n", "_meta": None}}
+        lines.answers = {"fs/read_text_file": answered}
+        lines.write(request(1, "initialize", initialize))
+        assert (await lines.answer(1))["result"]["agentCapabilities"]["sessionCapabilities"]["list"] == {}
+        lines.write(request(2, "session/new", {"cwd": str(place.folder), "mcpServers": [], "_meta": None}))
+        session_id = (await lines.answer(2))["result"]["sessionId"]
+        assert lines.updates == []
+        text = {"type": "text", "text": "go", "annotations": None, "_meta": None}
+        lines.write(request(3, "session/prompt", {"sessionId": session_id, "prompt": [text], "_meta": None}))
+        assert (await lines.answer(3))["result"]["stopReason"] == "end_turn"
+    assert "1|unsaved" in place.asked()[-1][1]
+
+
+async def test_session_as_avante_sends_it(place: Place) -> None:
+    """Behind each message is an empty line, `HOME` is not set, and a write that fails has its reason as its result."""
+    place.configure("approvals: {mode: off}\n")
+    del place.env["HOME"]
+    (place.folder / "a.txt").write_text("one\ntwo\n")
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "a.txt"})]),
+        Reply(tool_calls=[Call("write_file", {"path": "a.txt", "content": "new\n"})]),
+        Reply(text="Done."),
+    )
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.answers = {
+            "fs/read_text_file": {"result": {"content": "one\ntwo"}},
+            "fs/write_text_file": {"result": "Failed to write file: a.txt"},
+        }
+        capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}}
+        params = {"protocolVersion": 1, "clientCapabilities": capabilities}
+        lines.write({"id": 1, "jsonrpc": "2.0", "method": "initialize", "params": params}, b"")
+        await lines.answer(1)
+        params = {"cwd": str(place.folder), "mcpServers": []}
+        lines.write({"id": 2, "jsonrpc": "2.0", "method": "session/new", "params": params}, b"")
+        session_id = (await lines.answer(2))["result"]["sessionId"]
+        params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "go"}]}
+        lines.write({"id": 3, "jsonrpc": "2.0", "method": "session/prompt", "params": params}, b"")
+        assert (await lines.answer(3))["result"]["stopReason"] == "end_turn"
+    assert (place.folder / "a.txt").read_text() == "new\n"
+
+
+async def test_session_as_codecompanion_sends_it(place: Place) -> None:
+    """It authenticates with the first method that is offered, reads missing files as empty ones, and answers a write with
+    null."""
+    place.configure("approvals: {mode: off}\n")
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "gone.txt"})]),
+        Reply(tool_calls=[Call("write_file", {"path": "new.txt", "content": "new\n"})]),
+        Reply(text="Done."),
+    )
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.answers = {"fs/read_text_file": {"result": {"content": ""}}, "fs/write_text_file": {"result": None}}
+        info = {"name": "CodeCompanion.nvim", "version": "1.0.0"}
+        capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}}
+        params = {"clientInfo": info, "clientCapabilities": capabilities, "protocolVersion": 1}
+        [method] = (await lines.ask(1, "initialize", params))["result"]["authMethods"]
+        assert (await lines.ask(2, "authenticate", {"methodId": method["id"]}))["result"] == {}
+        new = await lines.ask(3, "session/new", {"mcpServers": [], "cwd": str(place.folder)})
+        session_id = new["result"]["sessionId"]
+        effort = {"sessionId": session_id, "configId": "effort", "value": "high"}
+        options = (await lines.ask(4, "session/set_config_option", effort))["result"]["configOptions"]
+        assert [one["currentValue"] for one in options if one["id"] == "effort"] == ["high"]
+        params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "go"}]}
+        assert (await lines.ask(5, "session/prompt", params))["result"]["stopReason"] == "end_turn"
+        writes = [one["params"] for one in lines.requests if one["method"] == "fs/write_text_file"]
+    assert [(one["sessionId"], one["content"]) for one in writes] == [(session_id, "new\n")]
+    assert "not_found" in place.asked(1)[-1][1]
+    assert not (place.folder / "new.txt").exists()  # what the editor has taken is up to the editor
 
 
 async def test_editor_that_refuses_files_leaves_those_on_disk(place: Place) -> None:

@@ -179,7 +179,7 @@ def test_setup_interactive_questions(home: Home, hermes: Hermes, server: ModelSe
     assert settings.terminal.backend == "local"
     key = settings.api_server.key
     assert len(key) > 40 and key not in done.out + done.err and key in home.env_file.read_text()
-    again = hermes("setup", typed="\n\n\n\n")
+    again = hermes("acp", "--setup", typed="\n\n\n\n")  # as editors start it
     assert again.code == 0 and config.load(home).api_server.key == key
 
 

@@ -26,11 +26,20 @@ api_server: {{key: {key}, ollama: true}}
 
 @dataclass(frozen=True)
 class Hermes:
-    """A running server, and the model it asks."""
+    """A running server, the model it asks, and its home."""
 
     url: str
     key: str
     model: ModelServer
+    home: Path
+
+
+def home_of(home: Path, model: ModelServer) -> dict[str, str]:
+    """Write the settings of a home, and return the environment of its processes."""
+    config = home / "config.yaml"
+    config.write_text(_CONFIG.format(model=model.url, key=_KEY))
+    config.chmod(0o600)
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home)}
 
 
 @contextmanager
@@ -38,10 +47,7 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
     """A server whose home is this folder, with these variables in its environment."""
     with serving() as model:
         model.handler = answer
-        config = home / "config.yaml"
-        config.write_text(_CONFIG.format(model=model.url, key=_KEY))
-        config.chmod(0o600)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home), **variables}
+        environment = {**home_of(home, model), **variables}
         with (home / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
                 [HERMES, "gateway", "run", "--port", str(_free_port())],
@@ -51,7 +57,7 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
                 text=True,
             )
         try:
-            yield Hermes(_address(process, home) + "/v1", _KEY, model)
+            yield Hermes(_address(process, home) + "/v1", _KEY, model, home)
         finally:
             process.terminate()
             process.wait(timeout=60)

@@ -1,4 +1,5 @@
-"""What holds for a turn whatever protocol asks for it: rates, owners, idempotency, disconnects, approvals, resuming."""
+"""What holds for a turn whatever protocol asks for it: rates, owners, idempotency, disconnects, approvals, resuming, metrics
+and traces."""
 
 from __future__ import annotations
 
@@ -10,12 +11,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from hermes.runs.traces import Traces
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, eventually, frames, told
 from .conftest import Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
+from .test_metrics import seen
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -206,3 +211,17 @@ async def test_turn_can_be_followed_again(start: Start, surface: Surface) -> Non
     async with api.get(f"/v1/runs/{run_id}/events", headers={"Last-Event-ID": middle}) as response:
         rest = await response.text()
     assert rest and whole.endswith(rest) and rest != whole
+
+
+async def test_turn_is_counted_and_traced(start: Start, surface: Surface) -> None:
+    api = await start(Reply(text="Hello."), ollama=True)
+    spans = InMemorySpanExporter()
+    api.app.engine.listeners.append(Traces(SimpleSpanProcessor(spans)).hear)
+    async with surface.ask(api, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") as response:
+        assert (await read(response))[0] == 200
+    run = await the_run(api)
+    counted = await seen(api)
+    assert counted["http_requests_total", "POST", surface.path, "200"] == 1
+    assert counted["turns_total", run["kind"], "completed"] == 1
+    [agent] = [span for span in spans.get_finished_spans() if "agent" in span.name]
+    assert agent.parent is not None and agent.parent.span_id == 0xB7AD6B7169203331

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from support.model_server import Call, ModelServer, Reply
 
 from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent
 from .conftest import KEY, PROVIDER_KEY, Api, Start
+from .test_keys import ANNA, BEN, KEYS, bearer
 
 MESSAGES = "/v1/messages"
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -297,6 +299,8 @@ BAD: list[tuple[Json, str, str]] = [
     ({"tool_choice": {"type": "any"}}, "invalid_value", "tool_choice"),
     ({"thread": {"type": "continue"}}, "missing_required_parameter", "thread.previous_message_id"),
     ({"mcp_servers": [{"url": "https://x"}]}, "unsupported_parameter", "mcp_servers"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "invalid_value",
+     "output_config.format.schema"),
 ]  # fmt: skip
 
 
@@ -318,6 +322,12 @@ async def test_fields_without_effect_are_named(api: Api) -> None:
         assert response.status == 200, await response.text()
         ignored = response.headers["X-Hermes-Ignored"].split(", ")
     assert set(ignored) == {"top_k", "speed", "tools[0]", "messages[1].content[0]"}
+
+
+async def test_parameter_that_the_provider_rejects_is_named_as_in_the_request(api: Api) -> None:
+    api.model.handler = lambda _: Reply(text="Fine.", reject_option="stop")
+    async with api.post(MESSAGES, user(stop_sequences=["END"]), headers=VERSION) as response:
+        assert (response.status, response.headers["X-Hermes-Ignored"]) == (200, "stop_sequences")
 
 
 # ---- the client's tools
@@ -553,6 +563,25 @@ async def test_stream_is_resumed_from_any_event(start: Start) -> None:
         await refused(response, 400, "invalid_request_error", "invalid_value", "starting_after")
     async with api.get(f"{MESSAGES}/msg_unknown") as response:
         await refused(response, 404, "not_found_error", "message_not_found")
+
+
+async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -> None:
+    narrow = {"name": "narrow", "key": "sk-narrow-0123456789abcdef0123456789", "scopes": ["sessions:read"]}
+    api = await start(Reply(text="Hello."), keys=[*KEYS, narrow])
+    answer = await ask(api, user(), **bearer(ANNA))
+    path = f"{MESSAGES}/{answer['id']}"
+    async with api.get(path, headers=bearer(ANNA)) as response:
+        assert accumulated(frames(await response.text()))["content"] == answer["content"]
+    async with api.get(path, headers=bearer(BEN)) as response:
+        await refused(response, 404, "not_found_error", "message_not_found")
+    thread = {"type": "continue", "previous_message_id": answer["id"]}
+    async with api.post(MESSAGES, user(thread=thread), headers=bearer(BEN)) as response:
+        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
+    async with api.get(path, headers=bearer(narrow["key"])) as response:
+        await refused(response, 403, "permission_error", "insufficient_scope")
+    api.app.store.blocking.runs.sweep({"": 1000.0}, {"chat": 0.0}, 1000, now=time.time() + 10)
+    async with api.get(path, headers=bearer(ANNA)) as response:
+        await refused(response, 410, "invalid_request_error", "events_expired")
 
 
 async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> None:

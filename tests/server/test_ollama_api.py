@@ -108,6 +108,12 @@ async def test_chat_as_one_object(api: Api) -> None:
     assert (answer["done"], answer["done_reason"]) == (True, "length")
 
 
+async def test_parameter_that_the_provider_rejects_is_named_as_in_the_request(api: Api) -> None:
+    api.model.handler = lambda _: Reply(text="Fine.", reject_option="seed")
+    async with api.post(CHAT, user(stream=False, options={"seed": 7})) as response:
+        assert (response.status, response.headers["X-Hermes-Ignored"]) == (200, "options.seed")
+
+
 async def test_request_without_messages_loads_the_model(api: Api) -> None:
     for path in (CHAT, GENERATE):
         answer = await whole(api, path, {"model": "hermes-agent"})

@@ -136,6 +136,8 @@ WRONG_RESPONSES: list[tuple[Json, str, str | None]] = [
     ({"input": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "missing_user_message", None),
     ({"input": [{"role": "system", "content": "x"}]}, "missing_user_message", None),
     ({"input": [{"type": "function_call_output", "call_id": "call_0", "output": "x"}]}, "tool_call_not_found", None),
+    ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"type": "nothing"}}}},
+     "invalid_value", "text.format.schema"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "", "input[0].call_id"),
     ({"input": [{"type": "function_call", "call_id": 5, "name": "x", "arguments": "{}"}, "x"]}, "", "input[0].call_id"),
     ({"input": [{"type": "compaction", "encrypted_content": "forged"}, "x"]}, "invalid_compaction_item", None),

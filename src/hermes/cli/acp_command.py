@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes.cli.command import Args, command
+from hermes.cli.command import Args, command, flag
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
 
 
-@command("acp")
+# Editors put the arguments of an authentication method behind the whole command that starts the agent.
+SETUP = "--setup"
+
+
+@command("acp", flag(SETUP, help="do what `hermes setup` does, at a terminal, and leave"))
 def acp(args: Args, home: Home) -> int:
     import asyncio
 
     from hermes.app import new_loop
     from hermes.core.errors import ConfigError
 
+    if args.setup:
+        from hermes.cli.main import parser_with
+
+        asked = parser_with(("setup",)).parse_args(["setup"])
+        return asked.work(asked, home)  # type: ignore[no-any-return]
     try:
         from hermes.cli.acp.agent import serve
     except ModuleNotFoundError as error:

@@ -207,13 +207,14 @@ def _derive_chat_session_id(system_prompt: str | None, first_user_message: str, 
     return f"api-{hashlib.sha256(data).hexdigest()[:32]}"
 
 
-def structure(kind: str, schema: Any) -> Message:
+def structure(kind: str, schema: Any, where: str = "response_format.json_schema") -> Message:
+    """A format of answers; `where` is the field of the request that has its schema."""
     if kind != "json_schema":
         return {"type": kind}
     if schema is None or schema.schema is None:
-        raise invalid("response_format.json_schema", "A json_schema needs its schema.", "missing_required_parameter")
+        raise invalid(where, "A json_schema needs its schema.", "missing_required_parameter")
     if schema.strict and (fault := schema_problem(schema.schema)):
-        raise invalid("response_format.json_schema.schema", f"The schema {fault}.")
+        raise invalid(f"{where}.schema", f"The schema {fault}.")
     fields = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
     if schema.description:
         fields["description"] = schema.description

@@ -16,6 +16,7 @@ from hermes.server.errors import ApiError, MessagesError, answer, invalid, missi
 from hermes.server.headers import VERSION_HEADER
 from hermes.server.keys import RUN_SCOPES, caller_of
 from hermes.server.messages_request import (
+    NAMES,
     CountTokensRequest,
     MessagesRequest,
     Thread,
@@ -185,7 +186,7 @@ async def _turn(context: ServerContext, request: web.Request, body: Body[Any]) -
     if asked.thread is not None and asked.thread.type == "continue":
         given = tools if asked.tools is not None else None
         tools = await _continue_thread(context, request, asked.thread, parsed, given)
-    plain = Body(parameters(asked), body.raw, [*body.ignored, *hosted, *ignored])
+    plain = Body(parameters(asked), body.raw, [*body.ignored, *hosted, *ignored], NAMES)
     user = asked.metadata.user_id if asked.metadata else None
     if user is not None and len(user) > USER_ID_CHARS_MAX:  # an object that names device and session, not a user
         user = None

@@ -25,6 +25,13 @@ _HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_to
 # The budget of tokens up to which thinking has this effort; above them it is high.
 _EFFORTS: tuple[tuple[int, Effort], ...] = ((4_096, "low"), (16_384, "medium"))
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Where the protocol has parameters that every turn has, by the names of the latter.
+NAMES = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
 
 
 class MessageParam(Struct, kw_only=True):
@@ -138,7 +145,7 @@ def shows_thinking(asked: CountTokensRequest, by_default: bool) -> bool:
 
 def response_format(asked: CountTokensRequest) -> Message | None:
     form = asked.output_config.format if asked.output_config else None
-    return structure(form.type, JsonSchema(schema=form.schema, strict=True)) if form else None
+    return structure(form.type, JsonSchema(schema=form.schema, strict=True), "output_config.format") if form else None
 
 
 def tools_of(asked: CountTokensRequest) -> tuple[Tools, list[str]]:

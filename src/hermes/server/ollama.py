@@ -37,6 +37,12 @@ _VERSION = "0.12.0"
 _FAMILY = "hermes"
 _FOREVER = "2318-01-01T00:00:00Z"
 _NDJSON = "application/x-ndjson"
+# Where the protocol has parameters that every turn has, by the names of the latter.
+_NAMES = {"max_tokens": "options.num_predict", "reasoning_effort": "think", "response_format": "format"}
+_NAMES |= {
+    name: f"options.{name}"
+    for name in ("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+}
 # How the base64 of an image begins, by its kind.
 _IMAGES = {"/9j/": "jpeg", "R0lG": "gif", "UklGR": "webp"}
 _DETAILS: JsonObject = {
@@ -317,6 +323,7 @@ async def _turn(
     known = OllamaOptions.__struct_fields__
     body.ignored += [f"options.{name}" for name in raw_options or () if name not in known]
     effort: Effort | None = asked.think if isinstance(asked.think, str) else "none" if asked.think is False else None
+    body.names = _NAMES
     body.model = Parameters(
         model=_plain_name(asked.model),
         temperature=options.temperature,

@@ -228,7 +228,7 @@ async def prepare(
         kind="response",
         owner=owner,
         instructions=system,
-        response_format=structure(form.type, _schema(form)) if form else None,
+        response_format=structure(form.type, _schema(form), "text.format") if form else None,
         client_tools=tools.schemas,
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,

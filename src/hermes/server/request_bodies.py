@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -41,11 +41,13 @@ _MISSING = re.compile(r"missing required field `(.+?)`")
 
 @dataclass(slots=True)
 class Body(Generic[M]):
-    """A parsed body: its model, the decoded object, and the fields without effect."""
+    """A parsed body: its model, the decoded object, and the fields without effect. `names` are the fields of parameters that
+    the protocol calls otherwise than chat completions."""
 
     model: M
     raw: JsonObject
     ignored: list[str] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
         """The ignored fields, as far as a header can hold them."""

@@ -450,7 +450,7 @@ class Turn:
     ) -> dict[str, str]:
         """The headers of a plain answer. Raises the error of an end with nothing to show, and a failure after some text
         in a format without a place for it (`shows_failures`)."""
-        body.ignored += ended.ignored
+        body.ignored += (body.names.get(name, name) for name in ended.ignored)
         headers = {**self.headers(ended), **body.headers()}
         if not ended.is_success or (ended.is_failure and not shows_failures):
             failure = ended.failure()

@@ -35,6 +35,7 @@ from hermes.cli.acp.client_servers import servers_of
 from hermes.cli.acp.content import invalid
 from hermes.cli.acp.session import AUTH_REQUIRED, INTERNAL_ERROR, EditorSession
 from hermes.cli.acp.wire import Wire, protocol_pipes
+from hermes.cli.acp_command import SETUP
 from hermes.cli.conversation import Backend, note, opened
 from hermes.cli.output import NoModel, NotFound, UsageError
 from hermes.core.errors import ConfigError, HermesError
@@ -52,7 +53,7 @@ _CODES: tuple[tuple[type[HermesError], int], ...] = (
     (NotFound, NOT_FOUND),
     (UsageError, INVALID_PARAMS),
 )
-_SETUP = "setup"
+_METHOD = "setup"
 
 
 async def serve(args: argparse.Namespace, home: Home) -> int:
@@ -132,13 +133,13 @@ class Agent:
 
     def _setup_method(self) -> JsonObject:
         """There is nobody to sign in: what may be missing is a model. An editor with terminals runs the setup itself."""
-        method = {"id": _SETUP, "name": "Choose a model", "description": "Run `hermes setup` in a terminal."}
+        method = {"id": _METHOD, "name": "Choose a model", "description": "Run `hermes setup` in a terminal."}
         has_terminal = (self._client.get("auth") or {}).get("terminal")
-        return {**method, "type": "terminal", "args": ["setup"]} if has_terminal else method
+        return {**method, "type": "terminal", "args": [SETUP]} if has_terminal else method
 
     async def _authenticate(self, request: AuthenticateRequest) -> JsonObject:
-        if request.method_id != _SETUP:
-            raise invalid("methodId", f"is {request.method_id!r}, and not {_SETUP!r}")
+        if request.method_id != _METHOD:
+            raise invalid("methodId", f"is {request.method_id!r}, and not {_METHOD!r}")
         self._backend.require_model()
         return {}
 

@@ -66,4 +66,6 @@ class ClientFiles:
                 answer = await self._connection.send_request(method, params)
             except RequestError:
                 return None
+        if isinstance(answer, str):  # the reason of a failure, of editors that answer without errors
+            return None
         return answer if isinstance(answer, dict) else {}
