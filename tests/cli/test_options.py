@@ -368,7 +368,9 @@ def test_question_without_a_command(place: Place) -> None:
 
 def test_single_unknown_word_is_no_question(place: Place) -> None:
     done = place.run("sesions")
-    assert done.returncode == 2 and "sessions" in done.stderr
+    assert done.returncode == 2 and "There is no command 'sesions'. Did you mean sessions" in done.stderr
+    assert 'hermes -z "hello you"' in place.run("hello", "you").stderr
+    assert "--nonsense" in place.run("--nonsense", "hello").stderr
     assert place.model.requests == []
 
 

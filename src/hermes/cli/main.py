@@ -194,13 +194,22 @@ def _spelled_out(argv: list[str]) -> list[str]:
     """`hermes help …` and `hermes "a question"` as what they stand for."""
     options = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
     _add(options, (*_ONESHOT, *_TALK))
-    words = [word for word in options.parse_known_args(argv)[1] if not word.startswith("-")]
+    unknown = options.parse_known_args(argv)[1]
+    words = [word for word in unknown if not word.startswith("-")]
     first = words[0] if words else ""
     if first == "help":
         return [*words[1:], "--help"]
-    # A single word is more likely a command that was mistyped.
-    if not first or first in COMMANDS or not (" " in first.strip() or first.endswith("?")):
+    if not first or first in COMMANDS:
         return argv
+    if not (" " in first.strip() or first.endswith("?")):  # more likely a command that was mistyped
+        from hermes.cli.output import UsageError, near
+
+        if unknown[0] in ("-h", "--help", "-V", "--version"):
+            return argv
+        if unknown[0] != first:
+            raise UsageError(f"There is no option '{unknown[0]}'.", hint="hermes --help")
+        message = f"There is no command '{first}'.{near(first, COMMANDS)}"
+        raise UsageError(message, hint=f'hermes --help, or to ask a question: hermes -z "{" ".join(words)}"')
     at = argv.index(first)
     return [*argv[:at], "chat", "--query", *argv[at:]]
 
