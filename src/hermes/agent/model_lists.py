@@ -50,7 +50,11 @@ async def list_models(http: HttpClient, route: Route) -> JsonObject:
                 message = f"{route.base_url} refuses the key: it answers {answer.status}."
                 raise ServiceError(message, "provider_unavailable", field="api_key")
             if answer.status == 404:
-                mean = "" if urlsplit(route.base_url).path.strip("/") else f" Did you mean {route.base_url.rstrip('/')}/v1?"
+                mean = (
+                    ""
+                    if urlsplit(route.base_url).path.strip("/")
+                    else f" Did you mean {route.base_url.rstrip('/')}/v1?"
+                )
                 message = f"{route.base_url} lists no models: it answers 404.{mean}"
                 raise ServiceError(message, "provider_unavailable")
             if answer.status != 200:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hermes.core.home import Home
 
 
-@command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave"))
+@command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, stream the answer, and exit"))
 def chat(args: argparse.Namespace, home: Home) -> int:
     import asyncio
 

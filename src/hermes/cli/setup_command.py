@@ -42,7 +42,7 @@ _SANDBOXES = ("auto", "local", "bubblewrap", "docker")
 @command(
     "setup",
     Argument("part", metavar="PART", nargs="?", choices=_PARTS, help=f"{', '.join(_PARTS)}; all, if left out"),
-    flag("--non-interactive", help="ask nothing: what is not given is left as it is"),
+    flag("--non-interactive", help="ask nothing; options that are not given stay as they are"),
     Argument("--model", metavar="NAME", default=SUPPRESS, help="the model to use"),
     Argument("--provider", metavar="ID", default=SUPPRESS, help="the provider that has it"),
     Argument("--base-url", metavar="URL", help="the address of a compatible server"),
