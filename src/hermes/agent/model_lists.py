@@ -58,7 +58,7 @@ async def list_models(http: HttpClient, route: Route) -> JsonObject:
                 message = f"{route.base_url} lists no models: it answers 404.{mean}"
                 raise ServiceError(message, "provider_unavailable")
             if answer.status != 200:
-                message = f"{route.provider} does not tell its models: it answers {answer.status}."
+                message = f"{route.provider} does not list its models: it answers {answer.status}."
                 raise ServiceError(message, "provider_unavailable")
             body = json.loads(await answer.body(MODEL_LIST_BYTES_MAX))
             models = [str(model["id"]) for model in body["data"]]

@@ -77,7 +77,7 @@ def _note_undelivered(jobs: list[JsonObject]) -> None:
 
 def _note_unserved(home: Home) -> None:
     if not is_served(home):
-        note("No server is up to run jobs. Try: hermes gateway run")
+        note("No server is running: jobs wait for one. Try: hermes gateway run")
 
 
 # ---- looking

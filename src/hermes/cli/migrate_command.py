@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, home: Home) -> int:
         lines += _switch(home, target_url)
     tell(args, document, *lines)
     if report.unfinished_runs:
-        note(f"{counted(report.unfinished_runs, 'unfinished run')} moved too: the next server goes on with them.")
+        note(f"{counted(report.unfinished_runs, 'unfinished run')} moved too: the next server continues them.")
     if not args.switch:
         note(f"To use it, set storage.url to {target.place}: the same command with --switch, or hermes config set.")
     return 0

@@ -131,7 +131,7 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
     if not sys.stdin.isatty():
         note(*about)
         raise UsageError(f"{deed} must be confirmed.", hint="the same with -y")
-    if asked("\n".join([*about, "Go on? [y/N] "])).lower() in ("y", "yes"):
+    if asked("\n".join([*about, "Continue? [y/N] "])).lower() in ("y", "yes"):
         return True
     note("Nothing was done.")
     return False

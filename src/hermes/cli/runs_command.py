@@ -164,7 +164,7 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
     if args.json or within:
         print(("" if last else between) + "]}" if args.json else "", flush=True)
     if last == "run.interrupted":
-        note("It was cut off, and goes on when a server takes it up.")
+        note("It was interrupted and continues when a server resumes it.")
     return 1 if last in ("run.failed", "run.cancelled") else 0
 
 
@@ -203,7 +203,7 @@ def _approve(args: Args, home: Home) -> None:
 @command(
     "runs deny",
     _ID,
-    Argument("comment", metavar="COMMENT", nargs="?", help="what the model is told to do instead"),
+    Argument("comment", metavar="COMMENT", nargs="?", help="what the model should do instead"),
     help="deny the pending call",
 )
 def _deny(args: Args, home: Home) -> None:
@@ -252,4 +252,4 @@ def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunR
     tell(args, document | {"status": record.state.status}, f"{run_id}: {kind} {result}, {record.state.status}.")
     if not is_applied:
         reason = "Whoever carries the run on has not taken it yet." if held else "Nobody carries the run on now."
-        note(f"{reason} It is done when the run goes on.")
+        note(f"{reason} It takes effect when the run continues.")

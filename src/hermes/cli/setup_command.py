@@ -144,7 +144,7 @@ class _Setup:
         )
         if self.args.non_interactive:
             raise failure
-        answer = self.ask("Use it all the same (y), leave the model as it was (n), or choose again (c)?", "c").lower()
+        answer = self.ask("Use it anyway (y), leave the model as it was (n), or choose again (c)?", "c").lower()
         if answer not in _YES:
             self.changes.clear()
             self.failure = failure if answer in _NO else None

@@ -76,7 +76,7 @@ async def _branch(chat: Chat, rest: str) -> None:
     work = chat.talk.sessions.fork_session(chat.talk.session_id, title=rest or None)
     chat.talk.session_id = await _titled(work)
     session = await chat.talk.session()
-    chat.screen.note(f"This goes on in a branch: {session['title'] or chat.talk.session_id}.")
+    chat.screen.note(f"This continues in a branch: {session['title'] or chat.talk.session_id}.")
 
 
 @slash("history", "[turns]", "show the last messages")

@@ -41,9 +41,7 @@ async def _model(chat: Chat, rest: str) -> None:
         await use(name)
     elif isinstance(chat.screen, Screen):
         way = f"/model {name} {_FORCE}" if matching(names, name) else "Enter"
-        chat.screen.note(
-            f"The provider lists no model '{name}'.{near(name, names)} {way} takes it all the same.", "yellow"
-        )
+        chat.screen.note(f"The provider lists no model '{name}'.{near(name, names)} {way} uses it anyway.", "yellow")
         chat.pick(Picking("model:", names, use, unlisted=name), name)
         return
     else:

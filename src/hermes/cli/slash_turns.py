@@ -92,7 +92,7 @@ async def _deny(chat: Chat, rest: str) -> None:
 @slash("yolo", "", "switch approvals off for this session, or on again", "shared")
 async def _yolo(chat: Chat, rest: str) -> None:
     chat.talk.yolo = not chat.talk.yolo
-    how = "Nothing is asked about" if chat.talk.yolo else "What could do harm is asked about"
+    how = "No approvals are asked for" if chat.talk.yolo else "What could do harm needs approval"
     chat.screen.note(f"{how}, from the next turn on.", "yellow")
 
 

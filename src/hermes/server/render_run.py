@@ -260,7 +260,7 @@ def _subagent(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
     return payload
 
 
-_RESUMED = "The server was restarted; the turn goes on where its log ends."
+_RESUMED = "The server was restarted; the turn continues where its log ends."
 _LOST = "The machine was restarted; of each open message the text up to the offset in `cut` is on record."
 
 
