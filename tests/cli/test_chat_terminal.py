@@ -52,7 +52,7 @@ def test_chat_streams_and_renders_markdown(each_way: Place) -> None:
     terminal.until(" m · 1,234 tokens")
     screen = leave(terminal)
     [session] = each_way.sessions()
-    assert screen.splitlines()[-1] == f"Go on with: hermes --resume {session['id']}"
+    assert screen.splitlines()[-1] == f"Continue with: hermes --resume {session['id']}"
     assert session["end_reason"] == "cli_close"
 
 
@@ -298,10 +298,10 @@ def test_busy_input_mode_steer(each_way: Place) -> None:
     terminal.send("one")
     running(terminal, "Enter steers")
     terminal.send("use the other file")
-    terminal.until("It will be told")
+    terminal.until("It is sent with the next")
     (each_way.folder / "go").touch()
     screen = terminal.until("As you wish.")
-    assert "Taken in with the next result of a tool." in screen
+    assert "Sent to the model with the next tool result." in screen
     assert "use the other file" in each_way.asked()[-1][1]
 
 
@@ -518,7 +518,7 @@ def test_chat_query_at_terminal(place: Place) -> None:
         assert terminal.wait() == 0
     finally:
         terminal.close()
-    assert "It is so." in str(terminal) and "Go on with" not in str(terminal)
+    assert "It is so." in str(terminal) and "Continue with" not in str(terminal)
 
 
 def test_hangup_interrupts_turn(each_way: Place) -> None:
@@ -601,7 +601,7 @@ def test_chat_follows_restarted_server(place: Place) -> None:
     terminal.until("The server has gone")
     place.serve()
     screen = terminal.until("and after it.", 60)
-    assert "goes on where its log ends" in screen
+    assert "continues where its log ends" in screen
     leave(terminal)
 
 

@@ -39,7 +39,7 @@ def create(hermes: Hermes, *words: str) -> Any:
 def test_cron_create_prints_next_times_and_warns_without_server(home: Home, hermes: Hermes) -> None:
     done = hermes("cron", "create", "0 9 * * *", "Say what is new.", "--timezone", "UTC", "--name", "news")
     assert done.code == 0 and len([line for line in done.lines if "T09:00:00+00:00" in line]) == 3
-    assert "No server is up" in done.err
+    assert "No server is running" in done.err
     job = hermes("cron", "list", "--json").json["jobs"][0]
     assert (job["name"], job["schedule_display"], job["enabled"]) == ("news", "0 9 * * *", True)
     assert job["origin"] == {"source": "cli", "session_id": None} and "owner" not in job
@@ -128,7 +128,7 @@ def test_cron_status(home: Home, hermes: Hermes) -> None:
     create(hermes)
     done = hermes("cron", "status", "--json")
     assert (done.json["jobs"], done.json["due"], done.json["server_running"]) == (1, 0, False)
-    assert "No server is up" in done.err
+    assert "No server is running" in done.err
     write_private(home.config_file, "cron: {enabled: false}\n")
     assert "cron.enabled" in hermes("cron", "status").err
 

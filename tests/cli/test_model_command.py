@@ -301,7 +301,9 @@ def test_setup_asks_again_after_unusable_answers(
     terminal = at_terminal()
     for answer, complaint in (
         ("opnai", "Did you mean openai?"),
-        ("htp://127.0.0.1", "no address"),
+        ("htp://127.0.0.1", "is no address"),
+        ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
+        (server.url, f"Did you mean {server.url}/v1?"),
         ("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1 cannot be reached"),
         ("/no/such.gguf", "cannot be read"),
         ("one two three", "more than a route and a model"),
@@ -373,3 +375,16 @@ def test_setup_names_models_near_an_unknown_one(home: Home, hermes: Hermes) -> N
     assert (
         done.code == 3 and "larg-chat is not among the 2 models" in done.err and "Did you mean large-chat?" in done.err
     )
+
+
+def test_download_of_the_model_is_one_line(tmp_path: Path) -> None:
+    script = (
+        "from hermes.cli.install_model import progress_bar\nfrom hermes.cli.streams import plain_streams\n"
+        "with plain_streams():\n    show = progress_bar()\n    for part in range(4): show(part, 3)\n"
+    )
+    terminal = Terminal([sys.executable, "-c", script], {"PATH": os.environ["PATH"]}, tmp_path)
+    try:
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert len(str(terminal).splitlines()) == 1 and str(terminal).startswith("Model  [##############################]")

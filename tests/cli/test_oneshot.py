@@ -107,6 +107,16 @@ def test_oneshot_interrupt_is_exit_130(each_way: Place) -> None:
     assert [role for role, _ in each_way.said()] == ["user", "assistant"]
 
 
+def test_nohup_keeps_oneshot_after_hangup(place: Place) -> None:
+    place.script(Reply(text=["Begun", " and ended."], gap_s=1.0))
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *HERMES, "-z", "hi"]
+    process = subprocess.Popen(command, env=place.env, cwd=place.folder, stdout=subprocess.PIPE, text=True)
+    while not place.model.open_streams and process.poll() is None:
+        os.sched_yield()
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60)[0] == "Begun and ended.\n" and process.returncode == 0
+
+
 def test_oneshot_json_result(each_way: Place) -> None:
     each_way.script(Reply(text="ok", usage={"input": 12, "output": 3}))
     result = json.loads(each_way.run("-z", "hi", "--json").stdout)

@@ -227,7 +227,8 @@ def test_refused_connection_is_named_by_its_address(place: Place) -> None:
     assert failed.returncode == 69 and "http://127.0.0.1:9" in failed.stderr and "refused" in failed.stderr
     assert place.run("config", "set", "model.base_url", "http://127.0.0.1:9/v1").returncode == 0
     failed = place.run("-z", "hi")
-    assert failed.returncode == 1 and "127.0.0.1:9: Connection refused" in failed.stderr
+    assert failed.returncode == 1 and "127.0.0.1:9: Connection refused; trying again\n" in failed.stderr
+    assert "could not be reached. 127.0.0.1:9: Connection refused" in failed.stderr
 
 
 def test_missing_sandbox_is_said_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +369,9 @@ def test_question_without_a_command(place: Place) -> None:
 
 def test_single_unknown_word_is_no_question(place: Place) -> None:
     done = place.run("sesions")
-    assert done.returncode == 2 and "sessions" in done.stderr
+    assert done.returncode == 2 and "There is no command 'sesions'. Did you mean sessions" in done.stderr
+    assert 'hermes -z "hello you"' in place.run("hello", "you").stderr
+    assert "--nonsense" in place.run("--nonsense", "hello").stderr
     assert place.model.requests == []
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from hermes.core.errors import ServiceError
 from hermes.core.home import write_private
@@ -49,9 +50,15 @@ async def list_models(http: HttpClient, route: Route) -> JsonObject:
                 message = f"{route.base_url} refuses the key: it answers {answer.status}."
                 raise ServiceError(message, "provider_unavailable", field="api_key")
             if answer.status == 404:
-                raise ServiceError(f"{route.base_url} lists no models: it answers 404.", "provider_unavailable")
+                mean = (
+                    ""
+                    if urlsplit(route.base_url).path.strip("/")
+                    else f" Did you mean {route.base_url.rstrip('/')}/v1?"
+                )
+                message = f"{route.base_url} lists no models: it answers 404.{mean}"
+                raise ServiceError(message, "provider_unavailable")
             if answer.status != 200:
-                message = f"{route.provider} does not tell its models: it answers {answer.status}."
+                message = f"{route.provider} does not list its models: it answers {answer.status}."
                 raise ServiceError(message, "provider_unavailable")
             body = json.loads(await answer.body(MODEL_LIST_BYTES_MAX))
             models = [str(model["id"]) for model in body["data"]]

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
-_COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "go")
+# A client of Docker is of no use here: its daemon is outside of the sandbox.
+_COMMANDS = ("git", "python3", "node", "rg", "make", "gcc", "cargo", "go")
 
 
 def gather(

@@ -189,7 +189,7 @@ class ServerAgent:
         until = time.monotonic() + SERVER_BACK_S_MAX
         while not await self.answers():
             if time.monotonic() > until:
-                message = f"The server has not come back within {SERVER_BACK_S_MAX:g} s; it goes on with the turn then."
+                message = f"The server has not come back within {SERVER_BACK_S_MAX:g} s; it continues the turn then."
                 raise ServerLost(message, hint=f"hermes gateway run, then hermes runs show {run_id}")
             await asyncio.sleep(SERVER_POLL_S)
 

@@ -20,7 +20,7 @@ def _grants(home: Home) -> dict[str, Sequence[str]]:
     }
 
 
-@command("approvals list", help="commands and hosts that are allowed for good")
+@command("approvals list", help="list commands and hosts that are always allowed")
 def _list(args: Args, home: Home) -> None:
     grants = [grant for listed in _grants(home).values() for grant in listed]
     # Not a table: whoever decides must see all of a grant, however narrow the terminal is.
@@ -33,7 +33,7 @@ def _list(args: Args, home: Home) -> None:
 @command(
     "approvals remove",
     Argument("grants", metavar="GRANT", nargs="+", help="a grant as it is listed, or its number"),
-    help="ask about them again",
+    help="remove grants: approval is needed again",
 )
 def _remove(args: Args, home: Home) -> None:
     by_key = _grants(home)

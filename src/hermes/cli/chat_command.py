@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hermes.core.home import Home
 
 
-@command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave"))
+@command("chat", Argument("-q", "--query", metavar="TEXT", help="ask this, stream the answer, and exit"))
 def chat(args: argparse.Namespace, home: Home) -> int:
     import asyncio
 
@@ -55,7 +55,7 @@ async def _talk(args: argparse.Namespace, home: Home, at_terminal: bool) -> int:
         if args.query is None and not (args.quiet or chat.deletes or chat.hung_up) and await talk.session():
             profile = "" if home.profile == "default" else f" -p {home.profile}"
             gap = "\n" if at_terminal else ""
-            print(f"{gap}Go on with: hermes{profile} --resume {talk.session_id}", file=sys.stderr)
+            print(f"{gap}Continue with: hermes{profile} --resume {talk.session_id}", file=sys.stderr)
     if chat.hung_up:
         from hermes.cli.output import EXIT_INTERRUPTED
 

@@ -37,7 +37,7 @@ _MEANT = {
     "once": "this one time",
     "session": "this, whenever it comes again in this session",
     "always": "this, for ever: it is written to the configuration",
-    "deny": "not at all; the agent is told so",
+    "deny": "not at all; the agent sees the denial",
 }
 
 
@@ -107,7 +107,7 @@ class Chat:
         if name or text == picking.unlisted:
             await picking.take(name or text)
         else:
-            note = f"None of {len(picking.names)} names holds: {one_line(text)}. Enter takes it all the same."
+            note = f"None of {len(picking.names)} names holds: {one_line(text)}. Enter uses it anyway."
             self.screen.note(note, "yellow")
             self.pick(picking._replace(unlisted=text), text)
 
@@ -140,7 +140,7 @@ class Chat:
         """Words for the turn under way; where there is none, for the next."""
         if self.busy and await self.talk.control("steer", text=text):
             self.screen.said(text)
-            self.screen.note("It will be told with the next result of a tool, or after its answer.")
+            self.screen.note("It is sent with the next tool result, or after the answer.")
         else:
             self.queue(text, text)
 
@@ -217,7 +217,7 @@ class Chat:
             self.screen.gone()
             if not self._lost:
                 raise
-            self.screen.note("No longer waiting; the turn goes on when the server is back.", "yellow")
+            self.screen.note("No longer waiting; the turn continues when the server is back.", "yellow")
             return None
         finally:
             self._lost = False

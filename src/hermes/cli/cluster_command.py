@@ -46,7 +46,7 @@ def _replicas(text: str) -> int:
     Argument("--replicas", metavar="N", type=_replicas, default=3, help="how many servers (3)"),
     Argument("--host", metavar="H", default=HOST, help=f"listen on this address ({HOST})"),
     Argument("--port", metavar="N", type=port, default=8642, help="listen on this port (8642); 0 takes a free one"),
-    flag("--detach", help="return when it is ready, and leave it running"),
+    flag("--detach", help="run in the background; return when it is ready"),
     help="start PostgreSQL, NATS and servers behind one address",
 )
 def _up(args: argparse.Namespace, home: Home) -> int:
@@ -173,7 +173,7 @@ def _health(replica: states.ReplicaState) -> str:
     "cluster kill",
     Argument("number", metavar="N", type=number, help="the replica's number, from 1"),
     flag("--stay-dead", help="do not start it again"),
-    help="kill a replica (SIGKILL), to see what becomes of its runs",
+    help="kill a replica (SIGKILL), to see its runs continue elsewhere",
 )
 def _kill(args: argparse.Namespace, home: Home) -> int:
     replica = states.replica(home, args.number)

@@ -24,7 +24,7 @@ Places = Mapping[str, Place]
 
 @command(
     "completion",
-    Argument("shell", choices=("bash", "fish", "zsh"), help="which; what is printed goes into its start file"),
+    Argument("shell", choices=("bash", "fish", "zsh"), help="the shell; add the output to its startup file"),
 )
 def completion(args: Args, home: Home) -> None:
     from hermes.cli.main import COMMANDS, COMMON_OPTIONS, parser_with

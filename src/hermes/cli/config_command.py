@@ -39,7 +39,7 @@ def _line(row: JsonObject) -> str:
     return f"{row['key']} = {_as_text(row['value'])}  ({origins.get(row['source'], row['source'])})"
 
 
-@command("config show", help="all settings, with the source of each; secrets are masked")
+@command("config show", help="show all settings with their sources; secrets are masked")
 def _show(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     rows = list(_rows(settings))
@@ -50,7 +50,7 @@ def _show(args: Args, home: Home) -> int:
     return 0
 
 
-@command("config get", Argument("key", metavar="KEY"), help="one setting, or one section")
+@command("config get", Argument("key", metavar="KEY"), help="print one setting or section")
 def _get(args: Args, home: Home) -> int:
     settings = settings_of(args, home)
     try:
@@ -70,7 +70,7 @@ def _get(args: Args, home: Home) -> int:
 @command(
     "config describe",
     Argument("key", metavar="KEY", nargs="?", default="", help="a setting or a section; without one all"),
-    help="what settings are for, what fits, and their defaults",
+    help="describe settings: purpose, values, default",
 )
 def _describe(args: Args, home: Home) -> int:
     section = at(tuple(args.key.split("."))) if args.key else {}
@@ -133,7 +133,7 @@ def _set(args: Args, home: Home) -> int:
     return 0
 
 
-@command("config unset", Argument("key", metavar="KEY"), help="take one setting out")
+@command("config unset", Argument("key", metavar="KEY"), help="remove one setting")
 def _unset(args: Args, home: Home) -> int:
     files = [str(removed.file) for removed in config.unset_value(home, args.key)]
     tell(args, {"key": args.key, "files": files}, *(f"{args.key} is gone from {file}." for file in files))
@@ -145,17 +145,17 @@ def _unset(args: Args, home: Home) -> int:
 # ---- the files
 
 
-@command("config path", help="where config.yaml is")
+@command("config path", help="print the path of config.yaml")
 def _path(args: Args, home: Home) -> None:
     tell(args, {"path": str(home.config_file)}, str(home.config_file))
 
 
-@command("config env-path", help="where .env is")
+@command("config env-path", help="print the path of .env")
 def _env_path(args: Args, home: Home) -> None:
     tell(args, {"path": str(home.env_file)}, str(home.env_file))
 
 
-@command("config check", help="unknown names, wrong types, addresses and names that lead nowhere")
+@command("config check", help="check for unknown names, wrong types, and addresses and names that do not exist")
 def _check(args: Args, home: Home) -> int:
     from hermes.services.settings import doubtful_values
 

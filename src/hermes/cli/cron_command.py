@@ -37,17 +37,17 @@ _ID = Argument("id", metavar="ID", help="a job's id, the beginning of it, or its
 _OPTIONS = (
     Argument("--name", metavar="TEXT"),
     Argument("--skills", metavar="LIST", type=words, help="skills to use, separated by commas"),
-    Argument("--model", metavar="NAME", help="the model to ask"),
-    Argument("--provider", metavar="ID", help="the provider to ask"),
+    Argument("--model", metavar="NAME", help="the model to use"),
+    Argument("--provider", metavar="ID", help="the provider to use"),
     Argument("--toolsets", metavar="LIST", type=words, dest="enabled_toolsets", help="only these toolsets"),
-    Argument("--workdir", metavar="DIR", help="where it works, inside terminal.workspaces"),
-    Argument("--repeat", metavar="N", type=number, help="how often at most"),
-    Argument("--session", metavar="ID", dest="session_id", help="go on with this session each time"),
-    Argument("--timezone", metavar="NAME", help="of the schedule, such as Europe/Berlin"),
+    Argument("--workdir", metavar="DIR", help="its working folder, inside terminal.workspaces"),
+    Argument("--repeat", metavar="N", type=number, help="run at most N times"),
+    Argument("--session", metavar="ID", dest="session_id", help="continue this session each time"),
+    Argument("--timezone", metavar="NAME", help="time zone of the schedule, such as Europe/Berlin"),
     Argument("--script", metavar="COMMAND", help="run before each turn; its output is given to the model"),
     Argument("--effort", metavar="LEVEL", help=f"how long the model thinks: {', '.join(EFFORTS)}"),
     Argument("--deliver", metavar="TARGET", help=f"where results go besides the session: {TARGETS}"),
-    Argument("--continuity", action=BooleanOptionalAction, help="go on with the same session each time"),
+    Argument("--continuity", action=BooleanOptionalAction, help="continue the same session each time"),
 )
 
 
@@ -77,13 +77,13 @@ def _note_undelivered(jobs: list[JsonObject]) -> None:
 
 def _note_unserved(home: Home) -> None:
     if not is_served(home):
-        note("No server is up to run jobs. Try: hermes gateway run")
+        note("No server is running: jobs wait for one. Try: hermes gateway run")
 
 
 # ---- looking
 
 
-@command("cron list", flag("--all", help="paused and finished jobs, too"), help="jobs, and when each runs next")
+@command("cron list", flag("--all", help="paused and finished jobs too"), help="list jobs with their next time")
 def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
         jobs = Jobs(db.engine).list()
@@ -104,7 +104,7 @@ def _list(args: Args, home: Home) -> None:
     "cron runs",
     _ID,
     Argument("--limit", metavar="N", type=number, default=20, help="how many at most (20)"),
-    help="the runs of a job, the latest first",
+    help="list the runs of a job, newest first",
 )
 def _runs(args: Args, home: Home) -> None:
     with opened(home) as db:
@@ -125,7 +125,7 @@ def _delivery(entry: JsonObject | None) -> str:
     return f"{entry['status']}{tried}" + (f": {entry['error']}" if entry["error"] else "")
 
 
-@command("cron status", help="whether jobs are run, and when the next is")
+@command("cron status", help="show whether jobs are run, and when the next one is due")
 def _status(args: Args, home: Home) -> None:
     now, enabled = time.time(), config.load(home).cron.enabled
     with opened(home) as db:
@@ -182,9 +182,9 @@ def _fields(args: Args, home: Home) -> JsonObject:
 @command(
     "cron create",
     Argument("schedule", metavar="SCHEDULE", help="30m, 2h, 1d; every 30m; five fields of cron; or an ISO time"),
-    Argument("prompt", metavar="PROMPT", nargs="?", help="what is to be done; '-' reads it from standard input"),
+    Argument("prompt", metavar="PROMPT", nargs="?", help="the prompt; '-' reads it from standard input"),
     *_OPTIONS,
-    help="a new job; prints its next three times",
+    help="create a job; prints its next three times",
 )
 def _create(args: Args, home: Home) -> None:
     from hermes.runs.schedule import next_times, zone_named
@@ -218,9 +218,9 @@ def _change(args: Args, home: Home, changes: Callable[[JsonObject, float], JsonO
     "cron edit",
     _ID,
     Argument("--schedule", metavar="SCHEDULE"),
-    Argument("--prompt", metavar="TEXT", help="what is to be done; '-' reads it from standard input"),
+    Argument("--prompt", metavar="TEXT", help="the prompt; '-' reads it from standard input"),
     *_OPTIONS,
-    help="change what is given",
+    help="change a job",
 )
 def _edit(args: Args, home: Home) -> None:
     fields = _fields(args, home)
@@ -229,12 +229,12 @@ def _edit(args: Args, home: Home) -> None:
     _change(args, home, lambda job, now: service.job_changes(job, fields, now, output.secrets(home)))
 
 
-@command("cron pause", _ID, help="let a job rest")
+@command("cron pause", _ID, help="pause a job")
 def _pause(args: Args, home: Home) -> None:
     _change(args, home, service.pause_changes)
 
 
-@command("cron resume", _ID, help="let it go on")
+@command("cron resume", _ID, help="resume a job")
 def _resume(args: Args, home: Home) -> None:
     _change(args, home, service.resume_changes)
 

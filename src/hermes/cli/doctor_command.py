@@ -21,8 +21,8 @@ _MODEL_S_MAX, _SERVERS_S_MAX = 7.0, 6.0
 
 @command(
     "doctor",
-    flag("--fix", help="put right what is safe to put right: modes, stale files, search index"),
-    flag("--deep", help="check all of the database, however long it takes"),
+    flag("--fix", help="fix what is safe to fix: modes, stale files, search index"),
+    flag("--deep", help="check the whole database, however long it takes"),
 )
 def _doctor(args: Args, home: Home) -> int:
     silence_logs(args)

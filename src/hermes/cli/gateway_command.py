@@ -59,10 +59,10 @@ def _workers(text: str) -> int:
     Argument("--host", metavar="H", help="listen on this address instead of api_server.host"),
     Argument("--port", metavar="N", type=port, help="listen on this port; 0 takes a free one"),
     flag("--replace", help="stop the server of this home first, if there is one"),
-    flag("--allow-local-exec", help="run commands without a sandbox although others can get in"),
+    flag("--allow-local-exec", help="run commands without a sandbox although other machines can connect"),
     Argument("--workers", metavar="N", type=_workers, help="serve with N processes instead of api_server.workers"),
     flag("-v", "--verbose", help="show the log on standard error"),
-    help="serve in the foreground",
+    help="run the server in the foreground",
 )
 def _run(args: argparse.Namespace, home: Home) -> int:
     import asyncio
@@ -105,8 +105,8 @@ def _workers_set(home: Home) -> int:
 
 @command(
     "gateway status",
-    flag("--deep", help="every check with what it found"),
-    help="exit 0 when it runs, 1 when something is wrong, 5 when it does not run",
+    flag("--deep", help="show every check with its result"),
+    help="show the state of the server; exit 0 running, 1 degraded, 5 not running",
 )
 def _status(args: argparse.Namespace, home: Home) -> int:
     state = status.read_runtime_status(home)
@@ -182,7 +182,7 @@ def _health(state: JsonObject, key: str) -> tuple[JsonObject, str]:
 @command(
     "gateway stop",
     flag("--now", help=f"running turns have {NOW_S:g} s"),
-    help="let running turns end, then stop",
+    help="stop the server after running turns have ended",
 )
 def _stop(args: argparse.Namespace, home: Home) -> int:
     if not is_served(home):
@@ -241,7 +241,7 @@ def _is_free(home: Home, seconds: float) -> bool:
     return True
 
 
-@command("gateway restart", help="stop, and serve again here with the same arguments")
+@command("gateway restart", help="stop the server and run it here with the same arguments")
 def _restart(args: argparse.Namespace, home: Home) -> int:
     state = status.read_state(home)
     if is_served(home):
@@ -268,7 +268,7 @@ def _key(home: Home) -> str:
         return ""
 
 
-@command("gateway key", flag("--new", help="make another one"), help="print the API key; there is one afterwards")
+@command("gateway key", flag("--new", help="make a new key"), help="print the API key; one is made if there is none")
 def _show_key(args: argparse.Namespace, home: Home) -> int:
     settings = config.load(home)
     key = settings.api_server.key

@@ -24,9 +24,7 @@ class NotDone(HermesError):
     pass
 
 
-@command(
-    "install", Argument("parts", metavar="PART", nargs="*", help="what to add; without any, the list of what there is")
-)
+@command("install", Argument("parts", metavar="PART", nargs="*", help="what to install; without any, list the parts"))
 def install(args: Args, home: Home) -> None:
     known = extras()
     if unknown := [name for name in args.parts if name not in known]:

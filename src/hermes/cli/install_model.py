@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hermes import local
 from hermes.cli.output import note
+from hermes.cli.streams import draw
 from hermes.local.install import BYTES, TITLE, NotInstalled, install
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def progress_bar() -> Callable[[int, int], None]:
         line = f"Model  [{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done * BYTES / of / 1e9:.2f} of {BYTES / 1e9:.2f} GB"
         line += f" in {time.monotonic() - began:.0f} s" if done == of else ""
         if sys.stderr.isatty():
-            print(f"\r{line}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+            draw(f"\r{line}" + "\n" * (done == of))
         elif done in (0, of):
             note(line)
 

@@ -36,10 +36,10 @@ class Entry(NamedTuple):
     "logs",
     Argument("log", metavar="LOG", nargs="?", choices=LOGS, default="agent", help="agent, errors or gateway"),
     Argument("-n", "--lines", metavar="N", type=number, default=100, help="the last N lines (100)"),
-    flag("-f", "--follow", help="go on with what is written meanwhile"),
+    flag("-f", "--follow", help="follow the log"),
     Argument("--level", choices=LEVELS, type=str.upper, default="DEBUG", help="this level and above"),
-    Argument("--run", metavar="ID", help="only what names this run"),
-    Argument("--since", metavar="AGE", type=age, help="only what is younger: 30m, 1h, 2d"),
+    Argument("--run", metavar="ID", help="only lines about this run"),
+    Argument("--since", metavar="AGE", type=age, help="only newer lines: 30m, 1h, 2d"),
 )
 def logs(args: Args, home: Home) -> None:
     file, hidden = home.logs / f"{args.log}.log", mask(home)

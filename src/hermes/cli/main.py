@@ -15,32 +15,32 @@ from hermes.core.errors import HermesError
 
 # command: what it does. Its module, `hermes.cli.<command>_command`, is loaded when the command is given.
 COMMANDS = {
-    "chat": "talk to the agent in this terminal (the default)",
-    "acp": "be the agent of an editor (Agent Client Protocol)",
-    "approvals": "what may be done without asking",
+    "chat": "chat in this terminal (the default)",
+    "acp": "run as the agent of an editor (Agent Client Protocol)",
+    "approvals": "list and remove commands and hosts that need no approval",
     "cluster": "try several servers on this machine, with PostgreSQL and NATS",
-    "completion": "what a shell needs to complete commands",
-    "config": "look at and change settings",
-    "cron": "have work done later or regularly",
-    "doctor": "look for what is wrong, and say what helps",
-    "gateway": "run the server, look at it, stop it, start it with the system",
-    "install": "add an optional part of Hermes",
-    "logs": "what Hermes has written about its work",
-    "mcp": "servers whose tools are used, and Hermes as one",
-    "memory": "what is remembered in every session",
-    "migrate": "move everything that is stored to another database",
-    "model": "look at the model that is used, and choose another",
-    "profile": "make, choose and remove profiles",
-    "runs": "look at turns, follow, stop and steer them",
-    "sessions": "look at conversations, find, move and remove them",
+    "completion": "print a completion script for a shell",
+    "config": "show and change settings",
+    "cron": "schedule jobs",
+    "doctor": "check for problems and suggest fixes",
+    "gateway": "run and control the server",
+    "install": "list and install optional parts",
+    "logs": "show the logs",
+    "mcp": "manage MCP servers, or run Hermes as one",
+    "memory": "show, edit and reset the memory",
+    "migrate": "move all data to another database",
+    "model": "show, choose and install models",
+    "profile": "create, choose and remove profiles",
+    "runs": "list, follow, stop and steer runs",
+    "sessions": "list, search, export and delete conversations",
     "setup": "choose model, tools, sandbox and the server's key",
-    "skills": "ways of working kept for later",
-    "status": "how things stand, in a few lines",
-    "tools": "which tools are offered, and what a command may do",
-    "uninstall": "remove Hermes; what it has stored stays unless you say otherwise",
+    "skills": "manage skills: instructions that the agent can follow",
+    "status": "show a summary: model, server, runs, jobs, storage",
+    "tools": "list tools, enable and disable them, check a command",
+    "uninstall": "remove Hermes; your data stays unless you give --data",
     "update": "install the newest version of Hermes",
-    "usage": "tokens and costs by day, model or session",
-    "version": "what is installed here, and what it works with",
+    "usage": "show tokens and costs by day, model or session",
+    "version": "show the version, home, store, sandbox and runtime",
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
@@ -65,17 +65,17 @@ def _count(text: str) -> int:
 COMMON_OPTIONS = (
     Argument("-p", "--profile", metavar="NAME", help="use this profile"),
     flag("--json", help="print one JSON document and nothing else"),
-    flag("--quiet", help="leave out what is not the result"),
+    flag("--quiet", help="print nothing but the result"),
     flag("--no-color", help="print without colours"),
-    flag("--debug", help="show the log, and where an error came from"),
+    flag("--debug", help="show the log, and a traceback of errors"),
 )
 # Options of a conversation, also behind `chat`.
 _TALK = (
     Argument("-m", "--model", metavar="NAME", help="use this model"),
-    Argument("--provider", metavar="ID", help="ask this provider"),
+    Argument("--provider", metavar="ID", help="use this provider"),
     Argument("-t", "--toolsets", metavar="LIST", help="offer only these toolsets, separated by commas"),
-    Argument("-s", "--skills", metavar="LIST", help="follow these skills, separated by commas"),
-    Argument("-r", "--resume", metavar="ID_OR_TITLE", help="go on with this session"),
+    Argument("-s", "--skills", metavar="LIST", help="load these skills, separated by commas"),
+    Argument("-r", "--resume", metavar="ID_OR_TITLE", help="continue this session"),
     Argument(
         "-c",
         "--continue",
@@ -83,23 +83,25 @@ _TALK = (
         nargs="?",
         const="",
         dest="go_on",
-        help="go on with the newest session of this folder, or the newest of this name",
+        help="continue the newest session of this folder, or the newest of this name",
     ),
-    Argument("--sandbox", choices=("auto", "local", "bubblewrap", "docker"), help="run commands there"),
-    flag("--yolo", help="do what would be asked about without asking"),
+    Argument("--sandbox", choices=("auto", "local", "bubblewrap", "docker"), help="run commands in this sandbox"),
+    flag("--yolo", help="ask for no approvals"),
     flag("--safe-mode", help="without config.yaml, project file, memory, skills and MCP servers"),
-    Argument("--max-turns", metavar="N", type=_count, help="let the model be asked so often in a turn at most"),
-    Argument("--image", metavar="PATH", action="append", help="send this picture along; may be repeated"),
-    flag("--no-save", help="keep nothing of this conversation: no session, memory, skill, job or file"),
-    Argument("--server", metavar="URL", help="ask the agent of this server, with the key in HERMES_API_KEY"),
+    Argument("--max-turns", metavar="N", type=_count, help="at most N model calls per turn"),
+    Argument("--image", metavar="PATH", action="append", help="attach this image; may be repeated"),
+    flag("--no-save", help="store nothing of this conversation: no session, memory, skill, job or file"),
+    Argument("--server", metavar="URL", help="use the agent of this server, with the key in HERMES_API_KEY"),
 )
 # Of these, what an editor does not decide, behind `acp`.
 _EDITOR = [option for option in _TALK if not {"--resume", "--continue", "--image"} & set(option.names)]
 _ONESHOT = (
-    Argument("-z", "--oneshot", metavar="PROMPT", help="answer one question and leave; - reads it from stdin"),
+    Argument("-z", "--oneshot", metavar="PROMPT", help="answer one question and exit; - reads it from stdin"),
     flag("--events", help="with -z: print the run's log as JSON lines"),
     Argument("--deadline", metavar="SECONDS", type=_seconds, help="with -z: give up after this time"),
-    Argument("--usage-file", metavar="PATH", help="with -z: write there what it took, however it ended"),
+    Argument(
+        "--usage-file", metavar="PATH", help="with -z: write tokens, time and exit code to this file, however it ends"
+    ),
 )
 
 
@@ -194,13 +196,22 @@ def _spelled_out(argv: list[str]) -> list[str]:
     """`hermes help …` and `hermes "a question"` as what they stand for."""
     options = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
     _add(options, (*_ONESHOT, *_TALK))
-    words = [word for word in options.parse_known_args(argv)[1] if not word.startswith("-")]
+    unknown = options.parse_known_args(argv)[1]
+    words = [word for word in unknown if not word.startswith("-")]
     first = words[0] if words else ""
     if first == "help":
         return [*words[1:], "--help"]
-    # A single word is more likely a command that was mistyped.
-    if not first or first in COMMANDS or not (" " in first.strip() or first.endswith("?")):
+    if not first or first in COMMANDS:
         return argv
+    if not (" " in first.strip() or first.endswith("?")):  # more likely a command that was mistyped
+        from hermes.cli.output import UsageError, near
+
+        if unknown[0] in ("-h", "--help", "-V", "--version"):
+            return argv
+        if unknown[0] != first:
+            raise UsageError(f"There is no option '{unknown[0]}'.", hint="hermes --help")
+        message = f"There is no command '{first}'.{near(first, COMMANDS)}"
+        raise UsageError(message, hint=f'hermes --help, or to ask a question: hermes -z "{" ".join(words)}"')
     at = argv.index(first)
     return [*argv[:at], "chat", "--query", *argv[at:]]
 
@@ -211,8 +222,8 @@ def parser_with(wanted: Collection[str]) -> argparse.ArgumentParser:
         prog="hermes",
         usage="hermes [OPTION…] [COMMAND …]",
         description="A self-hosted AI agent that speaks OpenAI's protocols.",
-        epilog="`hermes COMMAND --help` tells of a command; without one, `hermes` is `hermes chat`. "
-        '`hermes "a question"` answers it and leaves.',
+        epilog="`hermes COMMAND --help` shows help for a command; `hermes` alone is `hermes chat`. "
+        '`hermes "a question"` answers it and exits.',
     )
     parser.add_argument(
         "-V", "--version", action="store_true", help="print version, home, profile, Python, store, sandbox, llama.cpp"

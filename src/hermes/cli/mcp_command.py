@@ -34,7 +34,7 @@ def _name(args: Args, home: Home) -> str:
     return resolve_name(args.name, _servers(home), "MCP server", "hermes mcp list")
 
 
-@command("mcp list", help="the servers that are configured")
+@command("mcp list", help="list the configured servers")
 def _list(args: Args, home: Home) -> None:
     redact, rows = secrets(home).redact, list[JsonObject]()
     for name, server in _servers(home).items():
@@ -87,7 +87,7 @@ def _test(args: Args, home: Home) -> int:
     return 0 if state["state"] == "up" else 1
 
 
-@command("mcp tools", _NAME, help="what the tools of a server are for")
+@command("mcp tools", _NAME, help="list the tools of a server with their descriptions")
 def _tools(args: Args, home: Home) -> None:
     state = _probe(args, home, _name(args, home), {})
     if state["state"] != "up":
@@ -107,7 +107,7 @@ def _tools(args: Args, home: Home) -> None:
         default=argparse.SUPPRESS,
         help="use the agent of this server, with the key in HERMES_API_KEY",
     ),
-    help="be an MCP server, over stdin and stdout, for the host that starts this",
+    help="run as an MCP server over stdin and stdout",
 )
 def _serve(args: Args, home: Home) -> None:
     try:
@@ -125,11 +125,11 @@ def _serve(args: Args, home: Home) -> None:
     _NAME,
     Argument("--url", metavar="U", help="the address of a server that is reached over HTTP"),
     Argument("--command", metavar="C", dest="command_line", help="the program of a server that is started here"),
-    _pairs("--header", help="sent along; kept in .env"),
-    _pairs("--env", help="a variable of its environment; kept in .env"),
+    _pairs("--header", help="a header of each request; stored in .env"),
+    _pairs("--env", help="a variable of its environment; stored in .env"),
     flag("--force", help="write it although the test fails"),
     Argument("--args", metavar="ARG", nargs=argparse.REMAINDER, help="its arguments; all that follows is one"),
-    help="try a server, and write it into the settings",
+    help="test a server and add it to the settings",
 )
 def _add(args: Args, home: Home) -> None:
     if not _VALID_NAME.fullmatch(args.name):
@@ -160,7 +160,7 @@ def _add(args: Args, home: Home) -> None:
     )
 
 
-@command("mcp remove", _NAME, YES, help="take a server out of the settings")
+@command("mcp remove", _NAME, YES, help="remove a server from the settings")
 def _remove(args: Args, home: Home) -> int:
     name = _name(args, home)
     if not confirmed(args, f"Removing '{name}'", f"{name} will be gone from the settings."):

@@ -13,7 +13,7 @@ from hermes.core.home import Home
 if TYPE_CHECKING:
     from hermes.services.memory import MemoryFile, Target
 
-_KEY = Argument("--key", metavar="KEY", help="that of this session key")
+_KEY = Argument("--key", metavar="KEY", help="the memory of this session key")
 _TARGET = Argument(
     "target", metavar="FILE", nargs="?", choices=("memory", "user"), help="memory or user; both, if left out"
 )
@@ -28,7 +28,7 @@ def _files(args: Args, home: Home) -> dict[Target, MemoryFile]:
     return {target: memory_file(home, config.load(home), target, "default", args.key) for target in wanted}
 
 
-@command("memory show", _KEY, help="what is remembered", default=True)
+@command("memory show", _KEY, help="show the memory", default=True)
 def _show(args: Args, home: Home) -> None:
     document, lines = {}, []
     for target, file in _files(args, home).items():
@@ -43,7 +43,7 @@ def _show(args: Args, home: Home) -> None:
     "memory edit",
     _TARGET.but(default="memory", help="memory or user (memory)"),
     _KEY,
-    help="change it in $VISUAL or $EDITOR",
+    help="edit it in $VISUAL or $EDITOR",
 )
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
@@ -60,7 +60,7 @@ def _edit(args: Args, home: Home) -> None:
     tell(args, {"path": str(file.path), "saved": saved}, "Saved." if saved else "Nothing was changed.")
 
 
-@command("memory reset", _TARGET, _KEY, YES, help="forget it all")
+@command("memory reset", _TARGET, _KEY, YES, help="delete all of it")
 def _reset(args: Args, home: Home) -> int:
     files = [file for file in _files(args, home).values() if file.path.exists()]
     paths = [str(file.path) for file in files]

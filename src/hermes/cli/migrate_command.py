@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hermes.cli import output
 from hermes.cli.command import Argument, command, flag
 from hermes.cli.output import note, tell
+from hermes.cli.streams import draw
 from hermes.core.formatting import counted
 from hermes.core.home import Home
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace, home: Home) -> int:
         lines += _switch(home, target_url)
     tell(args, document, *lines)
     if report.unfinished_runs:
-        note(f"{counted(report.unfinished_runs, 'unfinished run')} moved too: the next server goes on with them.")
+        note(f"{counted(report.unfinished_runs, 'unfinished run')} moved too: the next server continues them.")
     if not args.switch:
         note(f"To use it, set storage.url to {target.place}: the same command with --switch, or hermes config set.")
     return 0
@@ -93,17 +94,12 @@ class _ProgressLine:
             return
         self._shown_at = now
         line = f"{_WORDS[progress.work]} {progress.table}: {progress.rows:,} of {progress.total:,}"
-        self._draw(f"\r{line.ljust(self._chars)}")
+        draw(f"\r{line.ljust(self._chars)}")
         self._chars = len(line)
-
-    def _draw(self, text: str) -> None:
-        sys.stderr.flush()
-        sys.stderr.buffer.write(text.encode())
-        sys.stderr.buffer.flush()
 
     def __enter__(self) -> _ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._chars:
-            self._draw(f"\r{' ' * self._chars}\r")
+            draw(f"\r{' ' * self._chars}\r")

@@ -42,7 +42,7 @@ ONCE = {"agent.api_max_retries": 0}
     Argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, `install`, or `use PATH`"),
     Argument("path", metavar="PATH", nargs="?", help="with `use`: a GGUF file of your own"),
     Argument("--provider", metavar="ID", default=argparse.SUPPRESS, help="the provider that has the model"),
-    Argument("--base-url", metavar="URL", help="the address where it is asked"),
+    Argument("--base-url", metavar="URL", help="the address of its server"),
     Argument("--session", metavar="ID", help="for this session only"),
     flag("--refresh", help="with `list`: ask the provider again"),
     YES,

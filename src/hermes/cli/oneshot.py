@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from hermes.cli.streams import as_json
 from hermes.core.errors import HermesError
 from hermes.core.home import Home
 from hermes.core.json_types import JsonMapping, JsonObject
+from hermes.core.processes import ending_signals
 from hermes.core.result import Result
 
 _ANSWER = ("message.delta", "run.failed")
@@ -121,7 +121,7 @@ def stopping(talk: Conversation) -> Iterator[None]:
     """While a turn runs, Ctrl-C stops the turn, not the program; what there is of the answer is kept. A second one ends
     the program."""
     loop, asked = asyncio.get_running_loop(), set[Any]()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = ending_signals()
 
     def stop() -> None:
         for number in numbers:

@@ -131,7 +131,7 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
     if not sys.stdin.isatty():
         note(*about)
         raise UsageError(f"{deed} must be confirmed.", hint="the same with -y")
-    if asked("\n".join([*about, "Go on? [y/N] "])).lower() in ("y", "yes"):
+    if asked("\n".join([*about, "Continue? [y/N] "])).lower() in ("y", "yes"):
         return True
     note("Nothing was done.")
     return False
@@ -142,7 +142,7 @@ def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
     known = list(dict.fromkeys(names))
     matches = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
     if not matches:
-        raise NotFound(f"There is no {thing} '{text}'.", hint=hint)
+        raise NotFound(f"There is no {thing} '{text}'.{near(text, known)}", hint=hint)
     if len(matches) > 1:
         note(*(f"  {one_line(name)}" for name in matches[:_NEAR_MAX]))
         raise UsageError(f"'{text}' may mean any of {len(matches)} {thing}s.", hint="more of its letters")

@@ -12,7 +12,7 @@ from hermes.core.home import Home
 from hermes.settings import config, profiles
 
 
-@command("profile list", help="all profiles; the current one is marked")
+@command("profile list", help="list profiles; the current one is marked")
 def _list(args: Args, current: Home) -> int:
     sticky = home.sticky_profile(current.root)
     profiles = [home.open_profile(current.root, name) for name in home.list_profiles(current)]
@@ -30,7 +30,7 @@ def _list(args: Args, current: Home) -> int:
     Argument("name", metavar="NAME"),
     flag("--clone", help="with the settings, memory and skills of this profile"),
     flag("--with-secrets", help="with --clone: its secrets too"),
-    help="make a new profile",
+    help="create a profile",
 )
 def _create(args: Args, current: Home) -> int:
     if args.with_secrets and not args.clone:
@@ -43,7 +43,7 @@ def _create(args: Args, current: Home) -> int:
     return 0
 
 
-@command("profile use", Argument("name", metavar="NAME"), help="work in this profile from now on")
+@command("profile use", Argument("name", metavar="NAME"), help="make this the current profile")
 def _use(args: Args, current: Home) -> int:
     home.use_profile(current, args.name)
     tell(args, {"name": args.name}, f"The profile is now '{args.name}'.")
@@ -53,7 +53,7 @@ def _use(args: Args, current: Home) -> int:
 @command(
     "profile show",
     Argument("name", metavar="NAME", nargs="?", help="the current one, if left out"),
-    help="what is in a profile",
+    help="show what a profile contains",
 )
 def _show(args: Args, current: Home) -> int:
     profile = current if args.name is None else home.open_profile(current.root, args.name)
@@ -90,7 +90,7 @@ def _as_text(value: object) -> str:
     "profile rename",
     Argument("name", metavar="NAME"),
     Argument("new_name", metavar="NEW_NAME"),
-    help="give a profile another name",
+    help="rename a profile",
 )
 def _rename(args: Args, current: Home) -> int:
     renamed = profiles.rename_profile(current, args.name, args.new_name)

@@ -66,7 +66,7 @@ _TEXT = Argument("text", metavar="TEXT")
     Argument("--status", choices=get_args(Status), metavar="STATUS", help=", ".join(get_args(Status))),
     Argument("--session", metavar="ID", help="only those of this session"),
     Argument("--limit", metavar="N", type=number, default=20, help="how many at most (20)"),
-    help="runs, the latest first",
+    help="list runs, newest first",
 )
 def _list(args: Args, home: Home) -> None:
     from hermes.store.runs import Runs
@@ -109,7 +109,7 @@ def _record(db: SessionDB, text: str) -> RunRecord:
     return record
 
 
-@command("runs show", _ID, help="one run as it stands")
+@command("runs show", _ID, help="show a run")
 def _show(args: Args, home: Home) -> None:
     from hermes.core.text import text_of
     from hermes.store.runs import Runs
@@ -130,8 +130,8 @@ def _show(args: Args, home: Home) -> None:
 @command(
     "runs tail",
     _ID,
-    Argument("--after", metavar="SEQ", type=number, default=0, help="only what comes after this number"),
-    help="its events, as they come, until its end",
+    Argument("--after", metavar="SEQ", type=number, default=0, help="only events after this number"),
+    help="follow the events of a run until its end",
 )
 def _tail(args: Args, home: Home) -> int:
     from hermes.bus.memory import MemoryBus
@@ -164,7 +164,7 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
     if args.json or within:
         print(("" if last else between) + "]}" if args.json else "", flush=True)
     if last == "run.interrupted":
-        note("It was cut off, and goes on when a server takes it up.")
+        note("It was interrupted and continues when a server resumes it.")
     return 1 if last in ("run.failed", "run.cancelled") else 0
 
 
@@ -180,12 +180,12 @@ def _line(event: Event, hidden: Callable[[str], str]) -> str:
 # ---- steering
 
 
-@command("runs stop", _ID, help="end it, and keep what there is")
+@command("runs stop", _ID, help="stop a run and keep what it has")
 def _stop(args: Args, home: Home) -> None:
     _control(args, home, "interrupt", lambda _: {})
 
 
-@command("runs steer", _ID, _TEXT, help="say something to it while it works")
+@command("runs steer", _ID, _TEXT, help="add a message to a running turn")
 def _steer(args: Args, home: Home) -> None:
     _control(args, home, "steer", lambda _: {"text": _checked_text(args)})
 
@@ -194,7 +194,7 @@ def _steer(args: Args, home: Home) -> None:
     "runs approve",
     _ID,
     Argument("--choice", choices=("once", "session", "always"), default="once", help="for how long (once)"),
-    help="allow what it asks leave for",
+    help="approve the pending call",
 )
 def _approve(args: Args, home: Home) -> None:
     _control(args, home, "approve", lambda record: service.approval_data(record, args.choice)[0])
@@ -203,8 +203,8 @@ def _approve(args: Args, home: Home) -> None:
 @command(
     "runs deny",
     _ID,
-    Argument("comment", metavar="COMMENT", nargs="?", help="what the model is told to do instead"),
-    help="do not allow it",
+    Argument("comment", metavar="COMMENT", nargs="?", help="what the model should do instead"),
+    help="deny the pending call",
 )
 def _deny(args: Args, home: Home) -> None:
     def data(record: RunRecord) -> JsonObject:
@@ -214,7 +214,7 @@ def _deny(args: Args, home: Home) -> None:
     _control(args, home, "approve", data)
 
 
-@command("runs answer", _ID, _TEXT, help="answer its question")
+@command("runs answer", _ID, _TEXT, help="answer the pending question")
 def _answer(args: Args, home: Home) -> None:
     _control(args, home, "answer", lambda record: service.answer_data(record, _checked_text(args)))
 
@@ -252,4 +252,4 @@ def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunR
     tell(args, document | {"status": record.state.status}, f"{run_id}: {kind} {result}, {record.state.status}.")
     if not is_applied:
         reason = "Whoever carries the run on has not taken it yet." if held else "Nobody carries the run on now."
-        note(f"{reason} It is done when the run goes on.")
+        note(f"{reason} It takes effect when the run continues.")

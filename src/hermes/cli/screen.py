@@ -39,7 +39,7 @@ _LEAVE |= {"deny": "Denied"}
 NOTES: dict[str, Callable[[JsonObject], str]] = {
     "subagent.started": lambda event: f"→ {one_line(event['goal'] or '')}",
     "subagent.completed": lambda event: f"← {event['status']}",
-    "steer.applied": lambda event: "Taken in with the next result of a tool.",
+    "steer.applied": lambda event: "Sent to the model with the next tool result.",
     "context.compressed": lambda event: (
         f"Compacted by {event['method']}: {event['tokens_before']:,} tokens before, {event['tokens_after']:,} after."
     ),

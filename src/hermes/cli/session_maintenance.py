@@ -79,7 +79,7 @@ def stats(args: argparse.Namespace, home: Home) -> None:
     if not document["bytes"]:
         note("There are no sessions yet.")
     elif not document["parts"]:
-        note("This database cannot tell the size of each part.")
+        note("This database does not report the size of each part.")
 
 
 def optimize(args: argparse.Namespace, home: Home) -> None:
@@ -114,7 +114,7 @@ def repair(args: argparse.Namespace, home: Home) -> int:
     path = database_file(home)
     if path is None:
         raise UsageError(
-            "A database server is repaired with its own tools.", hint="hermes doctor tells whether it answers"
+            "A database server is repaired with its own tools.", hint="hermes doctor, which checks whether it answers"
         )
     if path.exists() and is_served(home):
         raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")

@@ -23,16 +23,16 @@ _SHOWN_MESSAGES = 20
 _ID = Argument("id", metavar="ID", help="an id, the beginning of one, or a title")
 _IDS = Argument("ids", metavar="ID", nargs="+", help="an id, the beginning of one, or a title")
 _LIMIT = Argument("--limit", metavar="N", type=number, default=20, help="how many at most (20)")
-_SOURCE = Argument("--source", metavar="NAME", help="only those that began there: cli, api_server, …")
-_WORKSPACE = Argument("--workspace", metavar="DIR", type=folder, help="only those of this folder and below it")
-_OLDER = Argument("--older-than", metavar="AGE", type=age, help="left alone for so long: 12h, 90d, 8w")
+_SOURCE = Argument("--source", metavar="NAME", help="only sessions of this source: cli, api_server, …")
+_WORKSPACE = Argument("--workspace", metavar="DIR", type=folder, help="only sessions of this folder and below it")
+_OLDER = Argument("--older-than", metavar="AGE", type=age, help="without activity for this long: 12h, 90d, 8w")
 _FILTERS = (
     _SOURCE,
     _WORKSPACE,
-    Argument("--title", metavar="TEXT", help="only those with this in their title"),
-    Argument("--model", metavar="TEXT", dest="of_model", help="only those with this in their model's name"),
-    Argument("--max-messages", metavar="N", type=number, help="only those with so many messages at most"),
-    Argument("--archived", action=argparse.BooleanOptionalAction, help="only those that are archived, or are not"),
+    Argument("--title", metavar="TEXT", help="only sessions with this in their title"),
+    Argument("--model", metavar="TEXT", dest="of_model", help="only sessions with this in their model's name"),
+    Argument("--max-messages", metavar="N", type=number, help="only sessions with at most N messages"),
+    Argument("--archived", action=argparse.BooleanOptionalAction, help="only archived sessions, or only others"),
 )
 
 
@@ -45,8 +45,8 @@ _FILTERS = (
     _LIMIT,
     _WORKSPACE,
     flag("--all", help="archived ones and those made for subtasks too"),
-    Argument("--search", metavar="TEXT", help="only those with this in their title or id"),
-    help="sessions, the latest first",
+    Argument("--search", metavar="TEXT", help="only sessions with this in their title or id"),
+    help="list sessions, newest first",
 )
 def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
@@ -64,7 +64,7 @@ def _list(args: Args, home: Home) -> None:
     _ID,
     Argument("--messages", metavar="N", type=number, help=f"the last N messages ({_SHOWN_MESSAGES})"),
     flag("--full", help="whole texts, reasoning, and messages that are hidden now"),
-    help="one session and what was said in it",
+    help="show a session with its messages",
 )
 def _show(args: Args, home: Home) -> None:
     with opened(home) as db:
@@ -87,7 +87,7 @@ def _show(args: Args, home: Home) -> None:
     "sessions search",
     Argument("query", metavar="QUERY", help='words, "phrases", AND, OR, NOT, beginnings*'),
     _LIMIT,
-    help="find messages by their words",
+    help="search all messages",
 )
 def _search(args: Args, home: Home) -> None:
     from hermes.store.base import StoreDamaged, StoreError
@@ -123,7 +123,7 @@ def _hits(args: Args, home: Home, to: str) -> tuple[list[JsonObject], bool]:
     "sessions rename",
     _ID,
     Argument("title", metavar="TITLE"),
-    help="give a session a title; an empty one takes it away",
+    help="set the title of a session; an empty one removes it",
 )
 def _rename(args: Args, home: Home) -> None:
     from hermes.services import sessions
@@ -140,7 +140,7 @@ def _rename(args: Args, home: Home) -> None:
     _ID,
     Argument("--at", metavar="MESSAGE", type=number, help="up to and with this message"),
     Argument("--title", metavar="TITLE"),
-    help="a new session that begins like this one",
+    help="copy a session to a new one",
 )
 def _fork(args: Args, home: Home) -> None:
     from hermes.services import sessions
@@ -158,7 +158,7 @@ def _change(args: Args, home: Home, change: Callable[[SessionDB, str], str]) -> 
     print_sessions(args, home, session_format.shown(session, full=False), [session])
 
 
-@command("sessions archive", _IDS, flag("--undo", help="put them back into lists"), help="keep sessions out of lists")
+@command("sessions archive", _IDS, flag("--undo", help="show them in lists again"), help="hide sessions from lists")
 def _archive(args: Args, home: Home) -> None:
     from hermes.services import sessions
 
@@ -178,8 +178,8 @@ def _archive(args: Args, home: Home) -> None:
     "sessions delete",
     _IDS,
     YES,
-    flag("--force", help="also while a turn is running, which is cut off"),
-    help="remove sessions with everything that belongs to them",
+    flag("--force", help="also while a turn is running, which is stopped"),
+    help="delete sessions with all their data",
 )
 def _delete(args: Args, home: Home) -> int:
     from hermes.store.base import SessionBusy
@@ -199,11 +199,11 @@ def _delete(args: Args, home: Home) -> int:
 
 @command(
     "sessions prune",
-    _OLDER.but(default="90d", help="left alone for so long: 12h, 90d, 8w (90d)"),
+    _OLDER.but(default="90d", help="without activity for this long: 12h, 90d, 8w (90d)"),
     *_FILTERS,
-    flag("--dry-run", help="only say which"),
+    flag("--dry-run", help="only list them"),
     YES,
-    help="remove sessions that ended and have long been left alone",
+    help="delete ended sessions without recent activity",
 )
 def _prune(args: Args, home: Home) -> int:
     from hermes.store.base import SessionBusy
@@ -248,13 +248,13 @@ def _confirmed(args: Args, home: Home, rows: Sequence[JsonObject]) -> bool:
 command(
     "sessions export",
     _IDS.but(nargs="*"),
-    Argument("--format", choices=("jsonl", "md"), default="jsonl", help="JSON lines, or text to read"),
+    Argument("--format", choices=("jsonl", "md"), default="jsonl", help="JSON lines or Markdown"),
     Argument("-o", "--output", metavar="FILE", default="-", help="a file, instead of standard output"),
     flag("--force", help="replace the file if there is one"),
     flag("--with-secrets", help="do not redact secrets"),
     _OLDER,
     *_FILTERS,
-    help="write sessions out, all or those that are named",
+    help="export all sessions or the named ones",
 )(sessions_transfer.export)
 command(
     "sessions import",
@@ -263,18 +263,16 @@ command(
         metavar="FILE",
         help="JSON lines of Hermes, or an export of ChatGPT, Claude or Open WebUI (zip or JSON); '-' reads standard input",
     ),
-    help="take exported sessions in; those that are there already stay",
+    help="import sessions; existing ones are skipped",
 )(sessions_transfer.import_)
-command("sessions stats", help="how many there are, and the size of each part of the database")(
-    session_maintenance.stats
-)
-command("sessions optimize", help="merge the search index and give free space back")(session_maintenance.optimize)
-command("sessions backup", Argument("file", metavar="FILE"), help="copy the database while it is in use")(
+command("sessions stats", help="show counts and the size of each part of the database")(session_maintenance.stats)
+command("sessions optimize", help="merge the search index and release free space")(session_maintenance.optimize)
+command("sessions backup", Argument("file", metavar="FILE"), help="back up the database, also while it is in use")(
     session_maintenance.backup
 )
 command(
     "sessions repair",
     flag("--deep", help="check everything, however long it takes"),
-    help="check the database, and save what can be saved of a damaged one",
+    help="check the database, and recover what can be read of a damaged one",
 )(session_maintenance.repair)
 command("sessions migrate", *migrate_command.ARGUMENTS, help="the same as hermes migrate")(migrate_command.run)

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import getpass
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -32,6 +33,8 @@ _PARTS = ("model", "tools", "sandbox", "server")
 _KEY_BYTES = 32
 _YES, _NO = ("y", "yes"), ("n", "no", "skip")
 EMBEDDED = "local"
+# An address without its scheme.
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 _SANDBOXES = ("auto", "local", "bubblewrap", "docker")
 
 
@@ -39,7 +42,7 @@ _SANDBOXES = ("auto", "local", "bubblewrap", "docker")
 @command(
     "setup",
     Argument("part", metavar="PART", nargs="?", choices=_PARTS, help=f"{', '.join(_PARTS)}; all, if left out"),
-    flag("--non-interactive", help="ask nothing: what is not given is left as it is"),
+    flag("--non-interactive", help="ask nothing; options that are not given stay as they are"),
     Argument("--model", metavar="NAME", default=SUPPRESS, help="the model to use"),
     Argument("--provider", metavar="ID", default=SUPPRESS, help="the provider that has it"),
     Argument("--base-url", metavar="URL", help="the address of a compatible server"),
@@ -141,7 +144,7 @@ class _Setup:
         )
         if self.args.non_interactive:
             raise failure
-        answer = self.ask("Use it all the same (y), leave the model as it was (n), or choose again (c)?", "c").lower()
+        answer = self.ask("Use it anyway (y), leave the model as it was (n), or choose again (c)?", "c").lower()
         if answer not in _YES:
             self.changes.clear()
             self.failure = failure if answer in _NO else None
@@ -235,7 +238,8 @@ def _route(setup: _Setup, route: str, model: str = "") -> JsonObject:
     if is_url and not route.startswith(("http://", "https://")):
         raise UsageError(f"'{route}' is no address: it begins with http:// or https://.", hint="hermes setup model")
     if not is_url and route not in providers:
-        near = difflib.get_close_matches(route, [EMBEDDED, *providers], n=1)
+        near = [f"http://{route}"] if _HOST_AND_PORT.match(route) else []
+        near = near or difflib.get_close_matches(route, [EMBEDDED, *providers], n=1)
         mean = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"'{route}' is no provider, no address and no file.{mean}", hint="hermes setup model")
     changes["model.provider"] = setup.flag("provider") if is_url else route

@@ -59,7 +59,7 @@ def _named(args: Args, skills: Skills) -> Skill:
 # ---- looking
 
 
-@command("skills list", help="the skills there are")
+@command("skills list", help="list skills")
 def _list(args: Args, home: Home) -> None:
     skills = _skills(home).all()
     rows = [(skill.name, skill.category or "-", skill.description) for skill in skills]
@@ -68,7 +68,7 @@ def _list(args: Args, home: Home) -> None:
     print_table(args, home, document, rows, flexible=2, empty=empty)
 
 
-@command("skills show", _NAME, help="a skill's text and files")
+@command("skills show", _NAME, help="show a skill's text and files")
 def _show(args: Args, home: Home) -> None:
     from hermes.services.skills import files_of, skill_text
 
@@ -78,7 +78,7 @@ def _show(args: Args, home: Home) -> None:
     print_redacted(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 
 
-@command("skills check", _NAME, help="whether a skill is in order, and nothing in it suspicious")
+@command("skills check", _NAME, help="check a skill for mistakes and suspicious content")
 def _check(args: Args, home: Home) -> int:
     skills = _skills(home)
     skill = _named(args, skills)
@@ -96,8 +96,8 @@ def _check(args: Args, home: Home) -> int:
     _NAME,
     _CATEGORY,
     Argument("--description", metavar="TEXT", help="one line that says when to use it"),
-    Argument("--file", metavar="PATH", help="a SKILL.md to begin with"),
-    help="begin a skill",
+    Argument("--file", metavar="PATH", help="a SKILL.md to start from"),
+    help="create a skill",
 )
 def _new(args: Args, home: Home) -> None:
     about = json.dumps(args.description or "One line that says when to use it.", ensure_ascii=False)
@@ -113,7 +113,7 @@ def _new(args: Args, home: Home) -> None:
     note(f"Try: hermes skills edit {args.name}")
 
 
-@command("skills edit", _NAME, help="change its SKILL.md in $VISUAL or $EDITOR")
+@command("skills edit", _NAME, help="edit its SKILL.md in $VISUAL or $EDITOR")
 def _edit(args: Args, home: Home) -> None:
     from hermes.cli.editor import edit
     from hermes.services.skills import Change
@@ -150,7 +150,7 @@ def _remove(args: Args, home: Home) -> int:
     "skills add",
     Argument("source", metavar="PATH_OR_GIT_URL", help="a folder, or the address of a repository"),
     _CATEGORY,
-    flag("--force", help="although something in it is suspicious"),
+    flag("--force", help="even if something in it is suspicious"),
     YES,
     help="copy skills from a folder or repository; nothing is run",
 )

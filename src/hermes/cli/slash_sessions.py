@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
 
 
-@slash("new", "[title]", "begin another session", "idle")
+@slash("new", "[title]", "start a new session", "idle")
 async def _new(chat: Chat, rest: str) -> None:
     talk = chat.talk
     await talk.end()
@@ -35,7 +35,7 @@ async def _titled(work: Awaitable[Any]) -> Any:
         raise UsageError(str(error), hint="another title") from None
 
 
-@slash("resume", "[id or title]", "go on with another session", "stored")
+@slash("resume", "[id or title]", "continue another session", "stored")
 async def _resume(chat: Chat, rest: str) -> None:
     if not rest and chat.talk.remote:
         await _sessions(chat, "")
@@ -51,7 +51,7 @@ async def _resume(chat: Chat, rest: str) -> None:
         await history(chat, "1")
 
 
-@slash("sessions", "[query]", "the sessions there are")
+@slash("sessions", "[query]", "list sessions")
 async def _sessions(chat: Chat, rest: str) -> None:
     if chat.talk.remote:
         listed = session_lines(await chat.talk.sessions.list_sessions(rest), width())
@@ -60,7 +60,7 @@ async def _sessions(chat: Chat, rest: str) -> None:
         await run_command(chat, "sessions", "list", *(["--search", rest] if rest else []))
 
 
-@slash("title", "[text]", "look at the title, or change it", "stored")
+@slash("title", "[text]", "show or change the title", "stored")
 async def _title(chat: Chat, rest: str) -> None:
     if rest:
         await chat.talk.sessions.create_session(chat.talk.session_id, "cli", cwd=chat.talk.folder)
@@ -69,17 +69,17 @@ async def _title(chat: Chat, rest: str) -> None:
     chat.screen.note(f"Title: {title}" if title else "It has no title yet.")
 
 
-@slash("branch", "[title]", "go on in a copy from here", "stored", "idle")
+@slash("branch", "[title]", "continue in a copy of this session", "stored", "idle")
 async def _branch(chat: Chat, rest: str) -> None:
     if not await chat.talk.session():
         raise UsageError("Nothing has been said yet.")
     work = chat.talk.sessions.fork_session(chat.talk.session_id, title=rest or None)
     chat.talk.session_id = await _titled(work)
     session = await chat.talk.session()
-    chat.screen.note(f"This goes on in a branch: {session['title'] or chat.talk.session_id}.")
+    chat.screen.note(f"This continues in a branch: {session['title'] or chat.talk.session_id}.")
 
 
-@slash("history", "[turns]", "what was said")
+@slash("history", "[turns]", "show the last messages")
 async def history(chat: Chat, rest: str) -> None:
     """Show the whole conversation, or its last exchanges."""
     messages = await messages_of(chat)
@@ -112,7 +112,7 @@ async def _save(chat: Chat, rest: str) -> None:
     await run_command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(path), *force)
 
 
-@slash("undo", "[turns]", "take turns back", "idle")
+@slash("undo", "[turns]", "undo turns", "idle")
 async def _undo(chat: Chat, rest: str) -> None:
     if rest and not rest.isdecimal():
         raise UsageError(f"'{rest}' is no number of turns.", hint="/undo 2")
@@ -139,7 +139,7 @@ async def _rewind(chat: Chat, turns: int) -> Any:
     return messages[index]["content"]
 
 
-@slash("retry", "", "the same question again", "idle")
+@slash("retry", "", "ask the last question again", "idle")
 async def _retry(chat: Chat, rest: str) -> None:
     content = await _rewind(chat, 1)
     chat.queue(content, text_of(content))

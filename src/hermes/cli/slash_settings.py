@@ -41,9 +41,7 @@ async def _model(chat: Chat, rest: str) -> None:
         await use(name)
     elif isinstance(chat.screen, Screen):
         way = f"/model {name} {_FORCE}" if matching(names, name) else "Enter"
-        chat.screen.note(
-            f"The provider lists no model '{name}'.{near(name, names)} {way} takes it all the same.", "yellow"
-        )
+        chat.screen.note(f"The provider lists no model '{name}'.{near(name, names)} {way} uses it anyway.", "yellow")
         chat.pick(Picking("model:", names, use, unlisted=name), name)
         return
     else:
@@ -90,7 +88,7 @@ def window_of(route: Route) -> int:
     return int(route.window_tokens or models.capabilities_of(route).window)
 
 
-@slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "how hard to think, and whether that is shown")
+@slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "reasoning effort, and whether reasoning is shown")
 async def _reasoning(chat: Chat, rest: str) -> None:
     args, for_good = split_args(rest)
     if args and args[0] in ("show", "hide"):
@@ -105,7 +103,7 @@ async def _reasoning(chat: Chat, rest: str) -> None:
     chat.screen.note(f"Reasoning: {effort}; it is {'shown' if chat.screen.reasoning else 'hidden'}.")
 
 
-@slash("tools", f"[enable|disable names] [{GLOBAL}]", "which tools are offered")
+@slash("tools", f"[enable|disable names] [{GLOBAL}]", "list, enable or disable tools")
 async def _tools(chat: Chat, rest: str) -> None:
     args, for_good = split_args(rest)
     if args and args[0] in ("enable", "disable") and not for_good:
@@ -116,7 +114,7 @@ async def _tools(chat: Chat, rest: str) -> None:
         chat.screen.note(f"In this conversation: {', '.join(sorted(chat.talk.toolsets)) or 'none'}.")
 
 
-@slash("skills", "[names|off]", "the skills there are, or follow some")
+@slash("skills", "[names|off]", "list skills, or use some")
 async def _use_skills(chat: Chat, rest: str) -> None:
     args, _ = split_args(rest)
     if not args:
@@ -129,7 +127,7 @@ async def _use_skills(chat: Chat, rest: str) -> None:
         chat.screen.note(f"Followed here: {', '.join(skill.name for skill in chat.talk.skills) or 'none'}.")
 
 
-@slash("memory", f"[on|off] [{GLOBAL}]", "what is remembered in every session", "shared")
+@slash("memory", f"[on|off] [{GLOBAL}]", "show the memory, or switch it on or off", "shared")
 async def _memory(chat: Chat, rest: str) -> None:
     args, for_good = split_args(rest)
     if args and args[0] in ("on", "off"):
@@ -140,7 +138,7 @@ async def _memory(chat: Chat, rest: str) -> None:
         await run_command(chat, "memory", *(args or ["show"]))
 
 
-@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "servers whose tools are used", "shared")
+@slash("mcp", f"[enable|disable name] [{GLOBAL}]", "list, enable or disable MCP servers", "shared")
 async def _mcp(chat: Chat, rest: str) -> None:
     args, for_good = split_args(rest)
     if len(args) == 2 and args[0] in ("enable", "disable"):

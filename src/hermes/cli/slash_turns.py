@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
 
 
-@slash("compress", "[topic]", "make the conversation shorter now", "idle", "shared")
+@slash("compress", "[topic]", "compact the conversation now", "idle", "shared")
 async def _compress(chat: Chat, rest: str) -> None:
     events: list[str] = []
 
@@ -69,7 +69,7 @@ async def _status(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n".join(columns([[name, str(value)] for name, value in facts.items()], 1, None)))
 
 
-@slash("prompt", "", "the system prompt as it is sent", "shared")
+@slash("prompt", "", "show the system prompt", "shared")
 async def _prompt(chat: Chat, rest: str) -> None:
     prompt = (await chat.talk.session()).get("system_prompt")
     if not prompt:
@@ -77,22 +77,22 @@ async def _prompt(chat: Chat, rest: str) -> None:
     chat.screen.plain("\n\n".join([prompt, *([chat.talk.spec("").instructions or ""] if chat.talk.skills else [])]))
 
 
-@slash("approve", "[choice]", "allow what is asked about")
+@slash("approve", "[choice]", "approve the pending call")
 async def _approve(chat: Chat, rest: str) -> None:
     if not await chat.approve(rest or "once"):
         raise UsageError("Nothing waits for approval.")
 
 
-@slash("deny", "[what to do instead]", "do not allow it")
+@slash("deny", "[what to do instead]", "deny the pending call")
 async def _deny(chat: Chat, rest: str) -> None:
     if not await chat.approve("deny", rest):
         raise UsageError("Nothing waits for approval.")
 
 
-@slash("yolo", "", "ask about nothing in this session, or ask again", "shared")
+@slash("yolo", "", "switch approvals off for this session, or on again", "shared")
 async def _yolo(chat: Chat, rest: str) -> None:
     chat.talk.yolo = not chat.talk.yolo
-    how = "Nothing is asked about" if chat.talk.yolo else "What could do harm is asked about"
+    how = "No approvals are asked for" if chat.talk.yolo else "What could do harm needs approval"
     chat.screen.note(f"{how}, from the next turn on.", "yellow")
 
 
@@ -103,12 +103,12 @@ async def _stop(chat: Chat, rest: str) -> None:
     await chat.stop()
 
 
-@slash("steer", "TEXT", "tell the turn something without stopping it")
+@slash("steer", "TEXT", "add a message to the running turn")
 async def _steer(chat: Chat, rest: str) -> None:
     await chat.steer(_text(rest, "/steer use the other file"))
 
 
-@slash("queue", "TEXT", "ask this after the turn")
+@slash("queue", "TEXT", "send this after the turn")
 async def _queue(chat: Chat, rest: str) -> None:
     chat.queue(_text(rest, "/queue then run the tests"), rest)
 
@@ -119,7 +119,7 @@ def _text(rest: str, example: str) -> str:
     return rest
 
 
-@slash("processes", "", "commands in the background", "shared")
+@slash("processes", "", "list background commands", "shared")
 async def _processes(chat: Chat, rest: str) -> None:
     """Commands in the background, as the conversation tells of them: they live where the agent does."""
     calls: dict[str, str] = {}
@@ -143,19 +143,19 @@ def _object(text: str) -> JsonObject:
     return document if isinstance(document, dict) else {}
 
 
-@slash("cron", "", "scheduled jobs")
+@slash("cron", "", "list scheduled jobs")
 async def _cron(chat: Chat, rest: str) -> None:
     await run_command(chat, "cron", *(shlex.split(rest) or ["list"]))
 
 
-@slash("expand", "", "all that the last tool said")
+@slash("expand", "", "show the whole output of the last tool")
 async def _expand(chat: Chat, rest: str) -> None:
     if not chat.screen.last_output:
         raise UsageError("No tool has said anything yet.")
     chat.screen.expand()
 
 
-@slash("debug", "", "the last request, without secrets", "shared")
+@slash("debug", "", "show the last request, secrets redacted", "shared")
 async def _debug(chat: Chat, rest: str) -> None:
     talk, result = chat.talk, chat.talk.result
     if result is None:

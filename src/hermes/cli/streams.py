@@ -45,6 +45,13 @@ def plain_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def draw(text: str) -> None:
+    """Write to the terminal of standard error what steers it, such as a return to the beginning of the line."""
+    sys.stderr.flush()
+    sys.stderr.buffer.write(text.encode())
+    sys.stderr.buffer.flush()
+
+
 def as_json(document: Any, **more: Any) -> str:
     """A document for a program. Every control character in it is written as an escape of JSON, so none is lost."""
     text = json.dumps(document, ensure_ascii=False, **more)

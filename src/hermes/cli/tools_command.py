@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("cli", "api_server", "cron")
 EXIT_FLAGGED = 6
-_PLATFORM = Argument("--platform", choices=PLATFORMS, default="cli", help="for whom (cli)")
+_PLATFORM = Argument("--platform", choices=PLATFORMS, default="cli", help="of this platform (cli)")
 _NAMES = Argument("names", metavar="NAME", nargs="+", help="a toolset")
 
 
@@ -39,7 +39,7 @@ def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
     return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
 
 
-@command("tools list", _PLATFORM, help="toolsets, and whether they are offered")
+@command("tools list", _PLATFORM, help="list toolsets, and whether they are enabled")
 def _list(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
     on, rows = _chosen(settings, args.platform), list[JsonObject]()
@@ -58,12 +58,12 @@ def _list(args: Args, home: Home) -> None:
     print_table(args, home, {"platform": args.platform, "toolsets": rows}, cells, flexible=2)
 
 
-@command("tools enable", _NAMES, _PLATFORM, help="offer toolsets")
+@command("tools enable", _NAMES, _PLATFORM, help="enable toolsets")
 def _enable(args: Args, home: Home) -> int:
     return _switch(args, home, add=True)
 
 
-@command("tools disable", _NAMES, _PLATFORM, help="no longer offer toolsets")
+@command("tools disable", _NAMES, _PLATFORM, help="disable toolsets")
 def _disable(args: Args, home: Home) -> int:
     return _switch(args, home, add=False)
 
@@ -88,7 +88,7 @@ def _switch(args: Args, home: Home, *, add: bool) -> int:
 @command(
     "tools show",
     Argument("name", metavar="NAME", help="a tool or a toolset"),
-    help="a tool's parameters, effect and limits",
+    help="show a tool's parameters, effect and limits",
 )
 def _show(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
@@ -135,7 +135,7 @@ def _lines(tool: JsonObject) -> list[str]:
 @command(
     "tools check",
     Argument("command_line", metavar="COMMAND", nargs=argparse.REMAINDER, help="a command line, best in quotes"),
-    help="the verdict on a command that is not run; exit 6: asked about or blocked",
+    help="check a command without running it; exit 6: needs approval or is blocked",
 )
 def _check(args: Args, home: Home) -> int:
     line = args.command_line[0] if len(args.command_line) == 1 else shlex.join(args.command_line)

@@ -25,7 +25,7 @@ def _days(text: str) -> int:
 
 @command(
     "usage",
-    Argument("--by", choices=("day", "model", "session"), default="day", help="what has lines of its own (day)"),
+    Argument("--by", choices=("day", "model", "session"), default="day", help="group by (day)"),
     Argument("--days", metavar="N", type=_days, default=30, help="how many days back, today included (30)"),
     Argument("--limit", metavar="N", type=number, default=_LIMIT, help=f"by session: how many at most ({_LIMIT})"),
 )

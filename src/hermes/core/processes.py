@@ -1,10 +1,11 @@
-"""Process identity: host, pid and start time, so that a reused pid is not taken for its first owner."""
+"""Process identity (host, pid and start time, so that a reused pid is not taken for its first owner), and what ends a process."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import signal
 import time
 from functools import lru_cache
 
@@ -13,6 +14,12 @@ _ENDED = (b"Z", b"X", b"x")
 # The pids of the machine itself: the kernel gives this number to no container.
 _FIRST_PIDS = "pid:[4026531836]"
 _HOLDER = re.compile(r"(.+):([1-9][0-9]{0,9}):([0-9]+(?:\.[0-9]+)?)?")
+
+
+def ending_signals() -> list[signal.Signals]:
+    """The signals that ask this process to end. A hangup is none where it is ignored, as nohup does."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]
 
 
 def process_start(pid: int) -> float | None:

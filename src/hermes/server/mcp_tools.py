@@ -104,8 +104,7 @@ def _schema(kind: type[Struct]) -> JsonObject:
 class AskArguments(Struct, kw_only=True):
     message: Annotated[str, Meta(min_length=1, description="what to ask or to have done")]
     session_id: (
-        Annotated[str, Meta(min_length=1, max_length=SESSION_ID_CHARS_MAX, description="go on with this session")]
-        | None
+        Annotated[str, Meta(min_length=1, max_length=SESSION_ID_CHARS_MAX, description="continue this session")] | None
     ) = None
     model: Annotated[str, Meta(description="use this model")] | None = None
     instructions: Annotated[str, Meta(description="added to the system prompt of this turn")] | None = None
@@ -243,7 +242,7 @@ TOOLS = {
         McpTool(
             "ask",
             "Ask the Hermes agent, or have it do something: one turn of a session, with the agent's own tools, on the "
-            "agent's machine. Without session_id a new session begins; its id is in the answer, to go on with.",
+            "agent's machine. Without session_id a new session begins; its id is in the answer, to continue it.",
             "chat sessions:write",
             AskArguments,
             _ask,

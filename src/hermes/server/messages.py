@@ -121,7 +121,7 @@ class MessageQuery(Struct, kw_only=True):
     scope="chat",
     headers=(
         header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0),
-        header("X-Hermes-Tool-Progress", "how a stream tells of tools", enum=["event", "chunk", "off"]),
+        header("X-Hermes-Tool-Progress", "how a stream reports tool calls", enum=["event", "chunk", "off"]),
     ),
     stream="the events of the message under their numbers, from any place, then live",
     keepalive=PING,

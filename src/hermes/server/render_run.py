@@ -244,7 +244,10 @@ def _same(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
 
 
 def _retrying(_: RunRenderer, event: Event) -> JsonObject:
-    return {"level": "warn", "code": "model_retrying", "message": str(event.data.get("message") or "")}
+    message, seconds = str(event.data.get("message") or ""), round(event.data.get("wait_seconds") or 0)
+    if event.data.get("action") in ("retry", "reconnect"):
+        message = f"{message.rstrip('.')}; trying again{f' in {seconds} s' if seconds else ''}"
+    return {"level": "warn", "code": "model_retrying", "message": message}
 
 
 def _subagent(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
@@ -257,7 +260,7 @@ def _subagent(*names: str) -> Callable[[RunRenderer, Event], JsonObject]:
     return payload
 
 
-_RESUMED = "The server was restarted; the turn goes on where its log ends."
+_RESUMED = "The server was restarted; the turn continues where its log ends."
 _LOST = "The machine was restarted; of each open message the text up to the offset in `cut` is on record."
 
 

@@ -214,9 +214,9 @@ SESSION_KEY_HEADER = header(
 TURN_HEADERS = (
     SESSION_KEY_HEADER,
     header("X-OpenWebUI-User-Id", "the user whose memory is used, with `api_server.memory_scope: user`"),
-    header("X-Hermes-Detach", "the turn goes on when the client leaves", type="boolean"),
+    header("X-Hermes-Detach", "the turn continues when the client disconnects", type="boolean"),
     header("X-Hermes-Approvals", "wait for answers to the agent's questions, or deny", enum=["wait", "deny"]),
-    header("X-Hermes-Tool-Progress", "how a chat stream tells of tools", enum=["event", "chunk", "off"]),
+    header("X-Hermes-Tool-Progress", "how a chat stream reports tool calls", enum=["event", "chunk", "off"]),
     header("X-Hermes-Tool-Items", "how a response shows server tools", enum=["function", "mcp", "none"]),
     REASONING_HEADER,
     header(

@@ -21,6 +21,7 @@ from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import CLOSE_S_MAX
+from hermes.core.processes import ending_signals
 from hermes.logs import logging_to
 from hermes.server.settings import Platform, load_gateway_config
 from hermes.server.startup_checks import (
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 EXIT_AT_ONCE = 130
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
 # Settings that other profiles do not inherit from the environment.
@@ -442,9 +442,7 @@ def signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.
         received.append(number)
         loop.call_soon_threadsafe(stop.set)
 
-    # nohup ignores SIGHUP: keep that.
-    wanted = [one for one in _SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, end) for one in wanted}
+    before = {one: signal.signal(one, end) for one in ending_signals()}
     try:
         yield stop
     finally:

@@ -356,7 +356,7 @@ class Display(Section, frozen=True):
     ] = "queue"
     notify: Annotated[
         Literal["off", "bell", "osc9", "osc777"],
-        Mark("How a chat's terminal is told of the end of a long turn, and of an approval."),
+        Mark("How a chat notifies the terminal at the end of a long turn and at an approval."),
     ] = "bell"
     notify_after_seconds: Annotated[Amount, Mark("Turns that took this long end with a notification.")] = 20
 

@@ -48,9 +48,9 @@ _COMMANDS = {
 }
 _COMMANDS |= {"title", "tools", "usage", "yolo"}
 _MODES = {
-    "manual": ("Ask", "What could do harm is asked about"),
-    "smart": ("Review", "A reviewing model decides what is asked about"),
-    "off": ("No approvals", "Nothing is asked about"),
+    "manual": ("Ask", "What could do harm needs approval"),
+    "smart": ("Review", "A reviewing model decides what needs approval"),
+    "off": ("No approvals", "Nothing needs approval"),
 }
 _STOP_REASONS = {
     "max_iterations": "max_turn_requests",

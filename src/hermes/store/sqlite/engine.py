@@ -200,7 +200,7 @@ class SqliteEngine(Engine):
         for path, opened in self._files.items():
             if (current := file_id(path)) != opened:
                 fate = "deleted" if current is None else "replaced"
-                hint = "put it back, or restart the server to go on with what is there"
+                hint = "put it back, or restart the server to use the present file"
                 raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
 
     def copy_to(self, copy: sqlite3.Connection) -> None:
