@@ -26,7 +26,6 @@ CELLS_MAX = 16
 DESIGNS = {
     "as it is": Design(),
     "counts and looks by index": Design(indexed_looks=True),
-    "and partial texts elsewhere": Design(indexed_looks=True, in_database=False),
 }
 
 

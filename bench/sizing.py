@@ -28,7 +28,7 @@ class Costs:
     nats_token_us: float = 28.0
     turn_ms: float = 3.1  # at the replica
     postgres_turn_ms: float = 1.1
-    postgres_stream_ms: float = 0.1  # for a second of a stream: its text, as far as it has grown, is saved 4 times
+    postgres_stream_ms: float = 0.1  # for a second of a stream: its lease is renewed; its text is in the journal
     look_row_us: float = 7.0  # of a replica's look for left runs, for each run without an end
     count_row_us: float = 0.79  # of the counts of a submitted run, for each run without an end
 
@@ -72,12 +72,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Where the load is carried. `in_database`: partial texts are saved in PostgreSQL, as Hermes does; else elsewhere.
-    `indexed_looks`: looks for left runs read those that were left, and counts of an owner are kept; Hermes reads all."""
+    """Where the load is carried. `indexed_looks`: looks for left runs read those that were left, and counts of an owner are
+    kept; Hermes reads all."""
 
     postgres_cores: int = 16
     nats_cores: int = 8
-    in_database: bool = True
     indexed_looks: bool = False
 
 
@@ -103,10 +102,7 @@ def replica_core_s(load: Load, costs: Costs) -> float:
 
 def postgres_core_s(load: Load, costs: Costs, design: Design, runs: float, replicas: int) -> float:
     """Of a second of a cell with so many runs."""
-    of_run = load.turns * costs.postgres_turn_ms / 1e3 / load.run_s
-    if design.in_database:
-        of_run += costs.postgres_stream_ms / 1e3
-    total = runs * of_run
+    total = runs * (load.turns * costs.postgres_turn_ms / load.run_s + costs.postgres_stream_ms) / 1e3
     if not design.indexed_looks:
         total += replicas / REPLICA_SCAN_S * runs * costs.look_row_us / 1e6
         total += runs / load.run_s * runs * costs.count_row_us / 1e6

@@ -54,6 +54,14 @@ def test_migrate_moves_the_store_of_the_settings(filled: Home, target: str, herm
     assert config.load(filled).storage.url.endswith("/state.db")
 
 
+def test_migrate_names_the_address_that_a_file_has_in_the_settings(
+    filled: Home, hermes: Hermes, tmp_path: Path
+) -> None:
+    (tmp_path / "copy").mkdir()
+    url = f"sqlite://{tmp_path}/copy/state.db"
+    assert f"set storage.url to {url}:" in hermes("migrate", "--to", url).err
+
+
 def test_migrate_json_has_rows_and_digests_by_table(filled: Home, target: str, hermes: Hermes) -> None:
     document = hermes("--json", "migrate", "--to", target).json
     assert set(document["tables"]) == {table.name for table in TABLES}

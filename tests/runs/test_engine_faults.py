@@ -315,10 +315,10 @@ async def test_failed_lease_renewal_is_retried(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
-    calls, original = 0, AsyncLeases.renew
+    calls, original = 0, AsyncLeases.renew_all
     renewed = asyncio.Event()
 
-    async def renew(leases: AsyncLeases, *args: Any) -> bool:
+    async def renew(leases: AsyncLeases, *args: Any) -> set[str]:
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -326,12 +326,34 @@ async def test_failed_lease_renewal_is_retried(
         renewed.set()
         return await original(leases, *args)
 
-    monkeypatch.setattr(AsyncLeases, "renew", renew)
+    monkeypatch.setattr(AsyncLeases, "renew_all", renew)
     running = await house.begin(house.spec(server, persist=True))
     async with asyncio.timeout(SURELY_S):
         await renewed.wait()
     gate.open.set()
     assert (await running.end()).result["completed"] is True
+
+
+async def test_leases_of_all_turns_are_renewed_in_one_transaction(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
+    calls, original = list[set[str]](), AsyncLeases.renew_all
+    enough = asyncio.Event()
+
+    async def renew(leases: AsyncLeases, tokens: dict[str, int], ttl: float) -> set[str]:
+        calls.append({*tokens})
+        if len(tokens) == 3:
+            enough.set()
+        return await original(leases, tokens, ttl)
+
+    monkeypatch.setattr(AsyncLeases, "renew_all", renew)
+    running = [await house.begin(house.spec(server, persist=True, session_id=f"s{at}")) for at in range(3)]
+    async with asyncio.timeout(SURELY_S):
+        await enough.wait()
+    assert {f"session:s{at}" for at in range(3)} in calls
+    gate.open.set()
+    assert [(await one.end()).result["completed"] for one in running] == [True] * 3
 
 
 async def test_session_lease_is_released_after_final_event(house: House, server: ModelServer) -> None:

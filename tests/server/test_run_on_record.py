@@ -9,6 +9,7 @@ import pytest
 
 from hermes.store.base import StoreError
 from hermes.store.stores import AsyncStore
+from support.gateway import SURELY_S
 from support.model_server import Reply
 
 from .clients import Json, eventually, told, user
@@ -48,6 +49,52 @@ async def test_stream_head_is_sent_after_run_is_recorded(
     async with await asked as response:
         assert await store.runs.get(response.headers["X-Hermes-Run-Id"]) is not None
         assert "Hello." in await response.text()
+
+
+async def test_model_is_asked_while_start_of_stream_is_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, append = asyncio.Event(), api.app.store.runs.append
+    appended: list[str] = []
+
+    async def answer(_: Any) -> Reply:
+        asked.set()
+        return Reply(text="Hello.", continues=False)
+
+    async def after_question(run_id: str, token: int | None, events: Any, *args: Any, **options: Any) -> Any:
+        async with asyncio.timeout(SURELY_S):
+            await asked.wait()
+        appended.extend(event.type for event in events)
+        return await append(run_id, token, events, *args, **options)
+
+    api.model.handler = answer
+    monkeypatch.setattr(api.app.store.runs, "append", after_question, raising=False)
+    async with api.post("/v1/chat/completions", user("hi", stream=True)) as response:
+        assert "Hello." in await response.text()
+    assert appended == WHOLE
+    events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]
+    assert [event.type for event in events] == [*WHOLE[:2], "text.delta", *WHOLE[2:]]
+
+
+@pytest.mark.parametrize("when", ["before the question", "after it"])
+async def test_answer_to_run_that_could_not_be_stored_is_not_read(
+    api: Api, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The run goes on without a record, and asks again."""
+    asked: list[Any] = []
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        if when == "after it":
+            await eventually(lambda: asyncio.sleep(0, asked))
+        raise StoreError("The disk is full.")
+
+    def answer(request: Any) -> Reply:
+        asked.append(request)
+        return Reply(text=f"Answer {len(asked)}.", continues=False)
+
+    api.model.handler = answer
+    monkeypatch.setattr(api.app.store.runs, "append", fails, raising=False)
+    async with api.post("/v1/chat/completions", user("hi", stream=True)) as response:
+        text = await response.text()
+    assert text.count("Answer") == 1 and f"Answer {len(asked)}." in text
 
 
 class Appends:

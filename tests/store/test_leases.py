@@ -101,6 +101,17 @@ def test_only_current_token_can_renew(store: Any) -> None:
     assert store.leases.holder(NAME) == "b"
 
 
+def test_leases_are_renewed_together_where_their_tokens_are_current(store: Any) -> None:
+    tokens = {name: store.leases.acquire(name, "a", 0) for name in ("session:one", "session:two", "session:taken")}
+    assert store.leases.acquire("session:taken", "b", 0)
+    released = store.leases.acquire("session:released", "a", 60)
+    store.leases.release("session:released", released)
+    assert store.leases.renew_all({**tokens, "session:released": released}, 60) == {"session:one", "session:two"}
+    holders = {name: store.leases.holder(name) for name in (*tokens, "session:released")}
+    assert holders == {"session:one": "a", "session:two": "a", "session:taken": None, "session:released": None}
+    assert store.leases.renew_all({}, 60) == set()
+
+
 def test_released_lease_cannot_be_renewed(store: Any) -> None:
     token = store.leases.acquire(NAME, "a", 60)
     store.leases.release(NAME, token)

@@ -46,7 +46,7 @@ def test_simulated_burst_of_one_owner_delays_others_less() -> None:
 
 @pytest.mark.parametrize("runs", [1, 1_000, 10_000, 1_000_000])
 def test_plan_keeps_engines_below_their_planned_load(runs: int) -> None:
-    for design in (DESIGN, Design(indexed_looks=True), Design(indexed_looks=True, in_database=False)):
+    for design in (DESIGN, Design(indexed_looks=True)):
         sizes = plan(Load(runs), COSTS, design)
         assert sizes.cells * sizes.runs == pytest.approx(runs)
         assert max(sizes.postgres_load, sizes.nats_load) <= PLANNED

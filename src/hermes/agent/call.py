@@ -65,7 +65,9 @@ class Caller:
         assembler: Assembler,
         *,
         streaming: bool,
+        before_reading: asyncio.Future[None] | None = None,
     ) -> Attempt:
+        """Nothing of an answer is read until `before_reading` is done; its error is raised."""
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
         try:
@@ -74,6 +76,8 @@ class Caller:
                 via.send(wire.method, wire.url, wire.headers, _encode(wire.body), timeouts) as answer,
             ):
                 wire.body.clear()  # an answer may take long, and its request is most of the memory
+                if before_reading is not None:
+                    await asyncio.shield(before_reading)
                 silence.since = asyncio.get_running_loop().time()
                 if answer.status >= 300:
                     return Attempt(

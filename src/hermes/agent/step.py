@@ -26,6 +26,7 @@ from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_E
 from hermes.core.stream_parts import Assembled
 from hermes.providers.base import Credential, Prompt
 from hermes.providers.registry import available, is_private, prefill_of, window_of
+from hermes.runs.commits import Commit
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
 from hermes.tools import images
@@ -136,7 +137,10 @@ class ModelStep:
             prompt_tokens=turn.prompt_tokens(),
             tools_count=len(request.tools),
         )
-        await self._log.append(started, hold=self._log.holds_start)
+        # The model may be asked while this is stored; nothing of its answer is read before it is.
+        stored = self._log.begin(Commit((started,), hold=self._log.holds_start))
+        if stored is not None and not self._log.start_lags:
+            await stored
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         repeated = self._repeated_prefix(before) if request.prefill else ""
         # What looks like a call may be part of an answer in JSON.
@@ -159,7 +163,12 @@ class ModelStep:
         transport = turn.services.transport_for(turn.route, self._notify)
         if turn.live.on_model_asked is not None:
             turn.live.on_model_asked()
-        return await self._caller.ask(transport, provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
+        attempt = await self._caller.ask(
+            transport, provider, wire, turn.timeouts(), assembler, streaming=turn.stream, before_reading=stored
+        )
+        if stored is not None:
+            await stored
+        return attempt
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""

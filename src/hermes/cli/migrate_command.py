@@ -65,7 +65,8 @@ def run(args: argparse.Namespace, home: Home) -> int:
     if report.unfinished_runs:
         note(f"{counted(report.unfinished_runs, 'unfinished run')} moved too: the next server continues them.")
     if not args.switch:
-        note(f"To use it, set storage.url to {target.place}: the same command with --switch, or hermes config set.")
+        address = f"{target.place}, with user and password" if is_server(target_url) else target_url
+        note(f"To use it, set storage.url to {address}: the same command with --switch, or hermes config set.")
     return 0
 
 

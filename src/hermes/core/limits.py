@@ -43,6 +43,7 @@ PAGE_EVENTS_MAX = 512
 # Leases, and how long an end may take
 LEASE_TTL_S = 30.0
 LEASE_RENEW_S = 10.0
+LEASES_RENEWED_MAX = 200
 LEASE_POLL_S = 0.25
 # How long a request waits for the store to count it among those of its owner at all replicas, and for how long a replica
 # counts for itself after it has waited in vain.

@@ -64,7 +64,8 @@ class Admission:
     lease: Lease
     engine: RunEngine = field(repr=False)
     started: bool = False
-    # Somebody waits for the whole answer, and would ask again without one.
+    # Somebody waits for the answer, and would ask again without one; `start_may_wait`: for all of it at once.
+    start_may_lag: bool = False
     start_may_wait: bool = False
     # The request that asked for the run will read it, though it may not have started to.
     read_by_client: bool = False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from hermes.core.limits import LEASE_CHECK_S, LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.core.limits import LEASE_CHECK_S, LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S, LEASES_RENEWED_MAX
 from hermes.core.processes import this_process
 from hermes.core.spec import RunSpec
 from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, StoreError
@@ -230,23 +230,29 @@ class SessionLeases:
             self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
-        loop = asyncio.get_running_loop()
-        for lease in tuple(self._held):
-            asked_at = loop.time()
-            try:
-                renewed = lease.token is not None and await lease.store.leases.renew(
-                    f"session:{lease.session_id}", lease.token, LEASE_TTL_S
-                )
-            except Exception as error:  # noqa: BLE001  (the store may be back before the lease has expired)
-                log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
-                continue
-            if not renewed and lease in self._held:
-                self._held.discard(lease)
-                self._lost(lease.run_id)
-            elif renewed:
+        held = tuple(self._held)
+        for store in {lease.store for lease in held}:
+            leases = [lease for lease in held if lease.store is store]
+            for first in range(0, len(leases), LEASES_RENEWED_MAX):
+                await self._renew_some(store, leases[first : first + LEASES_RENEWED_MAX])
+        self._renewing = None
+        self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
+
+    async def _renew_some(self, store: AsyncStore, leases: Sequence[Lease]) -> None:
+        """Renew leases of one store in one transaction."""
+        asked_at = asyncio.get_running_loop().time()
+        tokens = {f"session:{lease.session_id}": lease.token for lease in leases if lease.token is not None}
+        try:
+            renewed = await store.leases.renew_all(tokens, LEASE_TTL_S)
+        except Exception as error:  # noqa: BLE001  (the store may be back before the leases have expired)
+            log.warning("the leases of %d sessions could not be renewed: %s", len(leases), error)
+            return
+        for lease in leases:
+            if f"session:{lease.session_id}" in renewed:
                 lease.confirmed_at = asked_at
                 if lease.expired and self.on_expired is not None:
                     lease.expired = False
                     self.on_expired(lease.run_id, False)
-        self._renewing = None
-        self._timer = loop.call_later(LEASE_RENEW_S, self._begin_to_renew)
+            elif lease in self._held:
+                self._held.discard(lease)
+                self._lost(lease.run_id)

@@ -300,7 +300,7 @@ class Lifecycle:
                 self.on_new_session([live.spec.session_id])
         live.waited_s, live.opened = admission.waited_s, admission.lease.opened
         live.on_model_asked = admission.on_model_asked
-        live.log.start_may_wait = admission.start_may_wait
+        live.log.start_may_lag, live.log.start_may_wait = admission.start_may_lag, admission.start_may_wait
         if live.log.creates is None:
             self._engine.mark_created(admission.spec.run_id)
         else:

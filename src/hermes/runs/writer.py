@@ -56,8 +56,9 @@ class RunWriter:
         self.on_created: Callable[[ClaimedSession | None], None] | None = None
         # Awaited with the tokens of a run that has ended, before its end is published.
         self.count_end: Callable[[int], Awaitable[None]] | None = None
-        # Whether the start of the run may be stored together with its end.
-        self.start_may_wait = False
+        # Whether the model may be asked before the start of the run is stored; and whether that may be stored together with
+        # the end of the run.
+        self.start_may_lag = self.start_may_wait = False
         self.store, self.last_seq = store, last_seq
         # The last number before those of the transaction that is being committed.
         self._committed_seq: int | None = None
@@ -105,6 +106,11 @@ class RunWriter:
     def holds_start(self) -> bool:
         """Whether nothing of the run is stored yet, and need not be before more has happened."""
         return self.start_may_wait and self.creates is not None
+
+    @property
+    def start_lags(self) -> bool:
+        """Whether nothing of the run is stored yet, and need not be before the model is asked."""
+        return self.start_may_lag and self.creates is not None
 
     # --- volatile -----------------------------------------------------------------------------------------------
 
@@ -259,7 +265,7 @@ class RunWriter:
 
     async def settle(self) -> None:
         if not self.ending:
-            await self._enqueue_and_wait(Commit())
+            await self._enqueue(Commit())
         elif self._draining is not None:
             await asyncio.wait([self._draining])
 
@@ -298,6 +304,11 @@ class RunWriter:
 
     async def commit(self, commit: Commit) -> None:
         """The same of a commit that has more to it."""
+        if (done := self.begin(commit)) is not None:
+            await done
+
+    def begin(self, commit: Commit) -> asyncio.Future[None] | None:
+        """Commit without waiting; what is written meanwhile is published after it. None: it is held."""
         if self.ending:
             raise LogEnded(self.run_id)
         if self._lost is not None:
@@ -314,16 +325,16 @@ class RunWriter:
             if self._held_timer is None:
                 wait_s = START_HELD_S_MAX if self.holds_start else HELD_S_MAX
                 self._held_timer = self._loop.call_later(wait_s, self._begin_to_drain)
-        else:
-            await self._enqueue_and_wait(commit)
+            return None
+        return self._enqueue(commit)
 
-    async def _enqueue_and_wait(self, commit: Commit) -> None:
-        commit.done = self._loop.create_future()
+    def _enqueue(self, commit: Commit) -> asyncio.Future[None]:
+        done = commit.done = self._loop.create_future()
         # An error that nobody waits for any more is not reported as unretrieved.
-        commit.done.add_done_callback(_mark_retrieved)
+        done.add_done_callback(_mark_retrieved)
         self._commits.append(commit)
         self._begin_to_drain()
-        await commit.done
+        return done
 
     def _begin_to_drain(self) -> None:
         if self._held_timer is not None:

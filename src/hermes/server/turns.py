@@ -300,7 +300,8 @@ class Turn:
             self.run = self.context.replaced_run(self, streamed=streamed)
         if self.run is None:
             assert self.admission is not None
-            self.admission.start_may_wait = self.bind and not streamed and self.options.recording is None
+            self.admission.start_may_lag = self.bind and self.options.recording is None
+            self.admission.start_may_wait = self.admission.start_may_lag and not streamed
             self.run = EngineRun(self.spec, self.admission)
         await self.run.start()
         return self.run

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hermes.core.processes import is_gone, this_process
+from hermes.store.codec import pack
 from hermes.store.dialect import CLOCK, FOR_SHARE, either
 from hermes.store.engine import Record, Tx
 from hermes.store.repository import Repository, reads, reads_slowly, writes
@@ -28,6 +31,10 @@ _TO_ACQUIRE = (
     f"SELECT {LEASE_COLUMNS}, {_ORDERED_TOKEN} AS next_token "
     f"FROM (SELECT {either('?', '?::text')} AS name) AS asked LEFT JOIN leases l ON l.name = asked.name"
 )
+_RENEW_ALL = (
+    f"UPDATE leases SET until = {CLOCK} + ? FROM {either('json_each(?)', 'json_each_text(?::json)')} AS held "
+    f"WHERE leases.name = held.key AND leases.token = {either('held.value', 'held.value::bigint')} RETURNING name"
+)
 
 
 class Leases(Repository):
@@ -41,6 +48,11 @@ class Leases(Repository):
     @writes
     def renew(self, tx: Tx, name: str, token: int, ttl: float) -> bool:
         return tx.change(f"UPDATE leases SET until = {CLOCK} + ? WHERE name = ? AND token = ?", (ttl, name, token)) > 0
+
+    @writes
+    def renew_all(self, tx: Tx, tokens: Mapping[str, int], ttl: float) -> set[str]:
+        """Renew leases by their names and tokens; the names of those that were renewed."""
+        return {row[0] for row in tx.rows(_RENEW_ALL, (ttl, pack(tokens)))} if tokens else set()
 
     @writes
     def release(self, tx: Tx, name: str, token: int) -> None:
