@@ -44,7 +44,7 @@ Check = Callable[[Done], bool]
 Requests = list[tuple[str, Check]]
 _MISSING = re.compile(
     r"no access|cannot|can't|could not|couldn't|unable|not (find|found|available|exist|there|mention\w*|contain\w*|a git)"
-    r"|no (file|such|record|earlier|info|mention|entry|memory|git)|do(es)? not|don't|doesn't|nothing|isn't|kein|nicht",
+    r"|there (is|are|was|were) no|no (file|such|record|earlier|info|mention|entry|memory|git)|do(es)? not|don't|doesn't|nothing|isn't|kein|nicht",
     re.I,
 )
 _FILE_NAME = re.compile(r"\b[\w-]+\.(?:py|md|txt|csv|json|ya?ml|log|sh|tmp|html?|docx?|pdf|xlsx?|jpe?g|png)\b")

@@ -47,7 +47,7 @@ def test_answer_without_result_does_not_pass(tmp_path: Path) -> None:
 
 def test_refusal_says_what_is_missing(tmp_path: Path) -> None:
     check = truthful(r"\d+ ?°")
-    assert check(done(tmp_path, "I cannot know the weather."))
+    assert check(done(tmp_path, "I cannot know the weather.")) and check(done(tmp_path, "There is no a.pdf."))
     assert not check(done(tmp_path, "It is mild.")) and not check(done(tmp_path, "I cannot say, but 20 °C."))
 
 

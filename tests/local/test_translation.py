@@ -312,7 +312,12 @@ RESULTS = [
     (
         "read_file",
         {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 2, "truncated": False},
-        "n\n5\n1 rows of data",
+        "n\n5\n1 rows of data\nn: most 5 (5), least 5 (5), sum 5",
+    ),
+    (
+        "read_file",
+        {"path": "a.tsv", "content": '1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?', "total_lines": 3, "truncated": False},
+        "a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\nb: most z (10), least x, y (7), sum 17",
     ),
     ("read_file", {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 9, "truncated": True}, "1|n\n2|5"),
 ]

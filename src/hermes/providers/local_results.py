@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 
 # Fields of results that tell a small model nothing.
 _NOISE = frozenset(
@@ -72,13 +75,24 @@ def _content(name: str, text: str) -> str:
 
 
 def _table(answer: object) -> str:
-    """A table that was read as a whole. Small models take the number of its last line for that of its rows, so it is told
-    without numbers, and how many rows it has; empty if it is none."""
+    """A table that was read as a whole. Small models take the number of its last line for that of its rows, and compare and
+    add badly, so it is told without numbers of lines, how many rows it has, and what its columns of numbers come to; empty
+    if it is none."""
     match answer:
         case {"path": str(path), "content": str(content), "truncated": False} if path.endswith((".csv", ".tsv")):
             lines = [line.partition("|")[2] for line in content.split("\n")]
-            return "\n".join([*lines, f"{len(lines) - 1} rows of data"])
+            rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
+            return "\n".join([*lines, f"{len(rows) - 1} rows of data", *_columns(rows)])
     return ""
+
+
+def _columns(rows: list[list[str]]) -> Iterator[str]:
+    """What is most, least and the sum of each column of numbers, with the first field of the row that has it."""
+    for at, name in enumerate(rows[0]):
+        with suppress(ValueError, IndexError):
+            numbers = [(float(row[at]), row) for row in rows[1:]]
+            least, most = (f"{row[0]} ({row[at]})" for _, row in (min(numbers), max(numbers)))
+            yield f"{name}: most {most}, least {least}, sum {sum(number for number, _ in numbers):.12g}"
 
 
 def _render(value: object, fields: frozenset[str]) -> str:
