@@ -117,8 +117,8 @@ def either(*checks: Check) -> Check:
 
 def tells_date(done: Done) -> bool:
     today = date.today()
-    return any(day in done.answer for day in (f"{today}", today.strftime("%A"), today.strftime("%B %-d"))) or _in(
-        rf"\b{today.day}\.? {today:%b}", done.answer
+    return any(day in done.answer for day in (f"{today}", today.strftime("%A"))) or _in(
+        rf"\b({today.day}\.? {today:%b}|{today:%b}\w* {today.day}\b)", done.answer
     )
 
 

@@ -219,7 +219,7 @@ def test_what_was_looked_at_last_is_told() -> None:
     read = called("read_file", {"path": "a.py"}, {"content": "1|def add"})
     assert names(after(question, found)) == ["read_file", "terminal"] and not may_answer(after(question, found))
     assert names(after(question, found, read)) == [] and may_answer(after(question, found, read))
-    assert reminder(after(question, found, read)) == "(Answer now: show me that file)"
+    assert reminder(after(question, found, read)) == "(Answer now with the text above: show me that file)"
 
 
 def test_pasted_text_is_not_repeated() -> None:
@@ -316,7 +316,7 @@ RESULTS = [
     ),
     (
         "read_file",
-        {"path": "a.tsv", "content": '1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?', "total_lines": 3, "truncated": False},
+        {"path": "a.tsv", "content": "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?", "total_lines": 3, "truncated": False},
         "a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\nb: most z (10), least x, y (7), sum 17",
     ),
     ("read_file", {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 9, "truncated": True}, "1|n\n2|5"),

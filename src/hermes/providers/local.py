@@ -245,7 +245,8 @@ def _reminder(result: str, asked: str, done: list[Call]) -> str:
         note = "left" if len(done) < _CALLS_MAX else "failed"
         return str(forms()[note]).format(", then ".join(step.text for step in rest))
     useless = not done or not done[-1].worked or result.endswith(NOTHING)
-    return str(forms()["useless" if useless else "asked"]).format(_shown(asked, done) or asked)
+    shown = _shown(asked, done)
+    return str(forms()["useless" if useless else "shown" if shown else "asked"]).format(shown or asked)
 
 
 def _with(text: str, note: str) -> str:

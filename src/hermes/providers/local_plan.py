@@ -10,7 +10,7 @@ _DEEDS = {
     "run": ("run|execute|start|führe?|starte", ("terminal",), r"\w"),
     "delete": ("delete|remove|lösche?|entferne?", ("terminal", "patch"), r"\b(rm|rmdir|unlink|mv|sed|git)\b|-delete"),
     "move": ("rename|move|benenne?|verschiebe?", ("terminal",), r"\b(mv|rename)\b"),
-    "copy": ("copy|kopiere?", ("terminal", "write_file"), r">|\b(cp|tee|rsync|install|git|python3?)\b"),
+    "copy": ("copy|kopiere?", ("terminal",), r">|\b(cp|tee|rsync|install|git|python3?)\b"),
     "append": ("append|add|insert|füge?|hänge?", ("terminal",), r">>|\b(tee|sed|perl|git|python3?)\b"),
     "write": (
         "write|save|put|store|create|make|change|replace|set|fix|correct|update|"

@@ -71,18 +71,20 @@ def _content(name: str, text: str) -> str:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    return _table(answer) or _render(answer, frozenset(_FIELDS.get(name, ())))
+    return _file(answer) or _render(answer, frozenset(_FIELDS.get(name, ())))
 
 
-def _table(answer: object) -> str:
-    """A table that was read as a whole. Small models take the number of its last line for that of its rows, and compare and
-    add badly, so it is told without numbers of lines, how many rows it has, and what its columns of numbers come to; empty
-    if it is none."""
+def _file(answer: object) -> str:
+    """A file that was read as a whole, without the numbers of its lines, which small models copy, and take for what is
+    counted. They compare and add badly: a table comes with the number of its rows and what its columns of numbers come
+    to. Empty if it is neither."""
     match answer:
-        case {"path": str(path), "content": str(content), "truncated": False} if path.endswith((".csv", ".tsv")):
+        case {"path": str(path), "content": str(content), "truncated": False}:
             lines = [line.partition("|")[2] for line in content.split("\n")]
-            rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
-            return "\n".join([*lines, f"{len(rows) - 1} rows of data", *_columns(rows)])
+            if path.endswith((".csv", ".tsv")):
+                rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
+                lines += [f"{len(rows) - 1} rows of data", *_columns(rows)]
+            return "\n".join(lines)
     return ""
 
 
