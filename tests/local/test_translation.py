@@ -94,8 +94,7 @@ def test_web_address_is_opened_only_when_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("question", "rule"),
     [
-        ("remind me in two hours to eat", "span"),
-        ("erinnere mich in 10 Minuten an den Tee", "span"),
+        ("remind me in a few minutes to eat", "span"),
         ("every morning at 9 tell me the news", "daily"),
         ("wake me tomorrow at 7", "schedule"),
         ("every Monday remind me of the bins", "schedule"),
@@ -105,6 +104,23 @@ def test_words_for_a_time_narrow_the_schedule(question: str, rule: str) -> None:
     wire = request(question)
     root = wire.body["grammar"].partition("\n")[0]
     assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " (\w+)', root) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("question", "schedule"),
+    [
+        ("remind me in two hours to eat", "2h"),
+        ("tell me in half an hour that it is time", "30m"),
+        ("wake me in 45 minutes", "45m"),
+        ("Erinnere mich in zehn Minuten an den Tee", "10m"),
+        ("weck mich in einer halben Stunde", "30m"),
+        ("erinnere mich in 3 Tagen an die Rechnung", "3d"),
+    ],
+)
+def test_span_of_time_is_taken_from_the_request(question: str, schedule: str) -> None:
+    wire = request(question)
+    root = wire.body["grammar"].partition("\n")[0]
+    assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " "\\"(\w+)', root) == [schedule]
 
 
 FILE_TOOLS = {"read_file", "search_files", "write_file", "patch", "terminal"}

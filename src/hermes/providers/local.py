@@ -17,7 +17,7 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
-from hermes.providers.local_plan import Call, Step, last_look, misleading, remaining
+from hermes.providers.local_plan import Call, Step, last_look, misleading, remaining, span
 from hermes.providers.local_results import NOTHING, is_silent, render_result
 from hermes.providers.table import Capabilities
 
@@ -154,7 +154,8 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
         names = [name for name in names if name not in misleading(asked)]
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
-    calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
+    formats = {name: _format(form, asked) for name, form in needed.get("formats", {}).items()}
+    calls = [(name, _narrowed(tools[name][1], formats)) for name in wanted or names]
     text = {**_TEXT, "format": needed.get("answer", "")}
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
@@ -186,13 +187,17 @@ def _shown(asked: str, done: list[Call]) -> str:
     return last_look(asked, done) if forms()["left"] and done else ""
 
 
+def _format(form: str, asked: str) -> JsonObject:
+    """What an argument may be: the span of time that the request names, or a text of some form."""
+    return {"const": said} if form == "span" and (said := span(asked)) else {**_TEXT, "format": form}
+
+
 def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
     """The schema of a call with narrower formats for some arguments."""
     if not formats:
         return schema
-    texts = {name: {**_TEXT, "format": form} for name, form in formats.items()}
     calls = [call["properties"] for call in schema["anyOf"]]
-    return {"anyOf": [_object({name: texts.get(name, form) for name, form in call.items()}) for call in calls]}
+    return {"anyOf": [_object({name: formats.get(name, form) for name, form in call.items()}) for call in calls]}
 
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:

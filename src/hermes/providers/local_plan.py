@@ -38,6 +38,19 @@ _TARGET = re.compile(
 _THING = re.compile(
     rf"{_FILE}|\b(files?|folders?|director(y|ies)|scripts?|programs?|dateien?|ordner|verzeichnis)\b", re.I
 )
+_COUNTED = (
+    "one two three four five six seven eight nine ten eleven twelve",
+    "einer zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
+)
+_NUMBERS = {word: number for words in _COUNTED for number, word in enumerate(words.split(), 1)} | {
+    **{"a": 1, "an": 1, "einem": 1, "fifteen": 15, "fünfzehn": 15, "twenty": 20, "zwanzig": 20},
+    **{"thirty": 30, "dreißig": 30, "forty": 40, "vierzig": 40},
+}
+_UNITS = {"min": "m", "hou": "h", "stu": "h", "day": "d", "tag": "d"}
+_SPAN = re.compile(
+    rf"\bin (?:(?P<half>half an hour|einer halben stunde)|(?P<number>\d{{1,4}}|{'|'.join(_NUMBERS)}) (?P<unit>{'|'.join(_UNITS)}))",
+    re.I,
+)
 # What comes later is something that was pasted.
 _CHARS_MAX = 1_000
 
@@ -118,3 +131,11 @@ def misleading(text: str) -> set[str]:
     """The tools that change files, but cannot do what is asked for first: a file that is written is not added to."""
     first = next((piece for piece in steps(text) if piece.deed), None)
     return {"write_file", "patch"} - set(first.tools) if first is not None and first.deed != "show" else set()
+
+
+def span(text: str) -> str:
+    """How long from now something is to happen, as a schedule says it; empty if the request does not say."""
+    if (found := _SPAN.search(text[:_CHARS_MAX])) is None:
+        return ""
+    number = (found["number"] or "").lower()
+    return "30m" if found["half"] else f"{_NUMBERS.get(number, number)}{_UNITS[found['unit'].lower()]}"
