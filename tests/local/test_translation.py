@@ -180,6 +180,16 @@ def test_text_is_asked_for_in_full() -> None:
     assert 'answer\\": " string' in request("hello").body["grammar"]
 
 
+def test_language_of_the_answer_is_that_of_the_request() -> None:
+    german = "Antworte auf Deutsch.)"
+    for question in ("Was ist ein Schiff?", "Welche Dateien gibt es hier?", "Erzähl mir von dem Meer"):
+        assert request(question).body["messages"][-1]["content"].endswith(german)
+    for question in ("who was in the war?", "will it rain in Köln?", "translate 'ich bin da' to English"):
+        assert not request(question).body["messages"][-1]["content"].endswith(german)
+    read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
+    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Antworte auf Deutsch.)"
+
+
 def test_missing_tool_is_named() -> None:
     wire = request("how is the weather in Oslo?", [tool for tool in TOOLS if not tool.name.startswith("web")])
     assert wire.body["messages"][-1]["content"].endswith("(You have no access to the web. Say so.)") and may_answer(

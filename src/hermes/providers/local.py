@@ -228,9 +228,14 @@ def _is_error(text: str) -> bool:
 
 def _needed(text: str) -> JsonObject:
     """The first rule that says which tools a request needs."""
-    for rule in forms()["rules"]:
+    return _first(forms()["rules"], text)
+
+
+def _first(rules: Iterable[JsonObject], text: str) -> JsonObject:
+    """The first rule that a text falls under."""
+    for rule in rules:
         if re.search(rule["when"], text, re.I) and not re.search(rule.get("unless", r"(?!)"), text, re.I):
-            return rule  # type: ignore[no-any-return]
+            return rule
     return {}
 
 
@@ -239,7 +244,12 @@ def _note(text: str, tools: Tools) -> str:
     needed = _needed(text)
     if needed.get("tools") and not any(name in tools for name in needed["tools"]):
         return f"You have no access to {needed['missing']}. Say so."
-    return str(needed.get("note", ""))
+    return _in_its_language(str(needed.get("note", "")), text)
+
+
+def _in_its_language(note: str, asked: str) -> str:
+    """A note, and in which language to answer: the examples are English, and small models stay with that."""
+    return " ".join(filter(None, [note, _first(forms()["languages"], asked).get("note", "")]))
 
 
 def _reminder(result: str, asked: str, done: list[Call]) -> str:
@@ -251,7 +261,8 @@ def _reminder(result: str, asked: str, done: list[Call]) -> str:
         return str(forms()[note]).format(", then ".join(step.text for step in rest))
     useless = not done or not done[-1].worked or result.endswith(NOTHING)
     shown = _shown(asked, done)
-    return str(forms()["useless" if useless else "shown" if shown else "asked"]).format(shown or asked)
+    note = str(forms()["useless" if useless else "shown" if shown else "asked"]).format(shown or asked)
+    return _in_its_language(note, asked)
 
 
 def _with(text: str, note: str) -> str:
