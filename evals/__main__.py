@@ -64,7 +64,8 @@ def bare_forms() -> JsonObject:
         "languages": [],
         "left": "",
         "asked": "",
-        "shown": "",
+        "done": "",
+        "nothing": "",
         "useless": "",
     }
     return {**forms, "identity": "You are a helpful assistant.", "form": bound, **none}

@@ -132,7 +132,7 @@ REQUESTS = [
     ("was steht in notizen.txt?", FILE_TOOLS),
     ("what does a.py print?", {"terminal"}),
     ("what is the output of tools/a.sh?", {"terminal"}),
-    ("write b.py which prints 2", FILE_TOOLS),
+    ("write b.py which prints 2", FILE_TOOLS - {"patch"}),
     ("how many lines does a.csv have?", {"terminal"}),
     ("how many cities are in a.csv?", FILE_TOOLS),
     ("what did we talk about yesterday?", {"session_search"}),
@@ -197,6 +197,9 @@ def test_missing_tool_is_named() -> None:
     )
 
 
+DONE = "(That worked. Say in one sentence what you did.)"
+
+
 def after(question: str, *done: list[dict[str, Any]]) -> WireRequest:
     return request(messages=[{"role": "user", "content": question}, *(message for call in done for message in call)])
 
@@ -211,9 +214,9 @@ def test_what_was_to_be_written_is_written_before_the_answer() -> None:
     refused = called("write_file", {"path": "b.txt", "content": "hi"}, {"error": "b.txt was not read."})
     written = called("write_file", {"path": "b.txt", "content": "hi"}, {"path": "b.txt"})
     assert not may_answer(after(question)) and "read_file" in names(after(question))
-    assert names(after(question, read)) == ["write_file", "patch", "terminal"] and not may_answer(after(question, read))
+    assert names(after(question, read)) == ["write_file", "terminal"] and not may_answer(after(question, read))
     assert reminder(after(question, read)) == "(Not done yet: write its first word to b.txt. Use a tool.)"
-    assert reminder(after(question, read, written)) == f"(Answer now: {question})"
+    assert reminder(after(question, read, written)) == DONE
     assert "read_file" in names(after(question, read, refused)) and not may_answer(after(question, read, refused))
     nothing = called("search_files", {"pattern": "a.txt"}, {"matches": []})
     assert "read_file" in names(after(question, nothing)) and "read_file" not in names(after(question, read))
@@ -235,8 +238,9 @@ def test_tool_that_is_called_twice_alike_is_not_offered_again() -> None:
     question = "find out where add is defined"
     found = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
     other = called("search_files", {"pattern": "sub"}, {"matches": []})
-    assert "search_files" in names(after(question, found, other))
-    assert "search_files" not in names(after(question, found, found)) and may_answer(after(question, found, found))
+    assert "search_files" in names(after(question, other))
+    assert "search_files" not in names(after(question, other, other)) and may_answer(after(question, other, other))
+    assert "search_files" not in names(after(question, found)) and "read_file" in names(after(question, found))
 
 
 def test_what_was_looked_at_last_is_told() -> None:
@@ -245,7 +249,7 @@ def test_what_was_looked_at_last_is_told() -> None:
     read = called("read_file", {"path": "a.py"}, {"content": "1|def add"})
     assert names(after(question, found)) == ["read_file", "terminal"] and not may_answer(after(question, found))
     assert names(after(question, found, read)) == [] and may_answer(after(question, found, read))
-    assert reminder(after(question, found, read)) == "(Answer now with the text above: show me that file)"
+    assert reminder(after(question, found, read)) == "(Answer now: show me that file)"
 
 
 def test_pasted_text_is_not_repeated() -> None:
@@ -338,26 +342,46 @@ RESULTS = [
     (
         "read_file",
         {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 2, "truncated": False},
-        "n\n5\n1 rows of data\nn: most 5 (5), least 5 (5), sum 5",
-    ),
-    (
-        "read_file",
-        {"path": "a.tsv", "content": "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?", "total_lines": 3, "truncated": False},
-        "a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\nb: most z (10), least x, y (7), sum 17",
+        "n\n5\n1 rows of data",
     ),
     ("read_file", {"path": "a.csv", "content": "1|n\n2|5", "total_lines": 9, "truncated": True}, "1|n\n2|5"),
 ]
-
-
-MISSING = "(This does not answer it. Try another way once, or say what is missing. Asked: go)"
 
 
 @pytest.mark.parametrize(("name", "result", "told"), RESULTS)
 def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], told: str) -> None:
     messages = [{"role": "user", "content": "go"}, *called(name, {}, result)]
     content, _, note = request(messages=messages).body["messages"][-1]["content"].rpartition("\n")
-    useless = told == "nothing was found" or "error" in result or result.get("exit_code")
-    assert content == f"[result] {told}" and note == (MISSING if useless else "(Answer now: go)")
+    assert content == f"[result] {told}"
+    if "error" in result or result.get("exit_code"):
+        assert note == "(This does not answer it. Try another way once, or say what is missing. Asked: go)"
+    elif told == "nothing was found":
+        assert note.startswith("(Nothing was found. ") and note.endswith("Asked: go)")
+    else:
+        did = name in ("cronjob", "write_file") or told.endswith("printed nothing")
+        assert note == (DONE if did else "(Answer now: go)")
+
+
+def test_table_comes_with_what_its_columns_come_to_if_that_is_asked() -> None:
+    text = "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?"
+    read = called("read_file", {"path": "a.tsv"}, {"path": "a.tsv", "content": text, "truncated": False})
+    plain = "[result] a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\n"
+    columns = "b: most z (10), least x, y (7), sum 17\n"
+    for question, told in (("what is the a of b 7?", plain), ("which a has the largest b?", plain + columns)):
+        assert after(question, read).body["messages"][-1]["content"].partition("(Answer")[0] == told
+
+
+def test_what_is_to_be_shown_begins_the_answer() -> None:
+    read = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": '1|a "b"\n2|c', "truncated": False})
+    changed = called("patch", {"path": "a.txt"}, {"path": "a.txt"})
+    begun = r'"{" "\"answer\": " "\"a \\\"b\\\"\\nc" char* "\"" "}"'
+    for question in ("show me a.txt", "change x to a in a.txt, then show me the file"):
+        calls = [read] if question.startswith("show") else [changed, read]
+        assert begun in after(question, *calls).body["grammar"]
+    for question in ("show me the first line of a.txt", "what is in a.txt?"):
+        assert begun not in after(question, read).body["grammar"]
+    long = called("read_file", {}, {"path": "a.txt", "content": "1|" + "x" * 1_000, "truncated": False})
+    assert "xxx" not in after("show me a.txt", long).body["grammar"]
 
 
 def test_rest_of_answer_continues_what_was_delivered() -> None:

@@ -17,8 +17,8 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
-from hermes.providers.local_plan import Call, Step, last_look, misleading, remaining, span
-from hermes.providers.local_results import NOTHING, is_silent, render_result
+from hermes.providers.local_plan import Call, Step, is_done, is_shown, last_look, misleading, remaining, span
+from hermes.providers.local_results import NOTHING, content_of, is_silent, render_result
 from hermes.providers.table import Capabilities
 
 _CAPABILITIES = Capabilities(
@@ -41,8 +41,11 @@ _DEEP = 6
 # How words are chosen: the likeliest where a call or a fact is wanted; freely, with less that repeats, in a text.
 _EXACT = {"temperature": 0}
 _FREE = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repeat_penalty": 1.1}
+_SEARCHES = ("search_files", "session_search")
 # So many calls are asked for at most.
 _CALLS_MAX = 4
+# So much of a file is written out at most; it takes as long as any other answer.
+_SHOWN_CHARS_MAX = 600
 # What is longer than this is not repeated: it holds something that was pasted.
 _REMINDER_CHARS_MAX = 400
 Tools = Mapping[str, tuple[str, JsonObject]]
@@ -142,8 +145,12 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     asked, done = _asked(prompt.messages)
     choice = prompt.tool_choice
     chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
-    # A call that is made once more gives nothing new: its tool is of no more use.
-    repeated = {call.tool for at, call in enumerate(done) if choice is None and call in done[:at]}
+    # A call that is made once more gives nothing new: its tool is of no more use. Nor is a search that found something.
+    repeated = {
+        call.tool
+        for at, call in enumerate(done)
+        if choice is None and (call in done[:at] or (call.tool in _SEARCHES and call.spoke and call.worked))
+    }
     names = [name for name in tools if chosen in ("", name) and _fits(name, asked) and name not in repeated]
     needed: JsonObject = {}
     if choice is None and prompt.tools:
@@ -156,7 +163,7 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     must_call = bool(wanted) or choice == "required" or chosen in tools
     formats = {name: _format(form, asked) for name, form in needed.get("formats", {}).items()}
     calls = [(name, _narrowed(tools[name][1], formats)) for name in wanted or names]
-    text = {**_TEXT, "format": needed.get("answer", "")}
+    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _to_show(prompt, asked, done)}
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
 
@@ -185,6 +192,14 @@ def _rest(asked: str, done: list[Call]) -> list[Step]:
 
 def _shown(asked: str, done: list[Call]) -> str:
     return last_look(asked, done) if forms()["left"] and done else ""
+
+
+def _to_show(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
+    """What the answer begins with, since it was to be shown: small models say that they have seen it."""
+    if not forms()["left"] or not is_shown(asked, done):
+        return ""
+    text = content_of(done[-1].tool, base.text_of(prompt.messages[-1].get("content"))).strip("\n")
+    return text if len(text) <= _SHOWN_CHARS_MAX else ""
 
 
 def _format(form: str, asked: str) -> JsonObject:
@@ -259,10 +274,15 @@ def _reminder(result: str, asked: str, done: list[Call]) -> str:
     if rest := _rest(asked, done):
         note = "left" if len(done) < _CALLS_MAX else "failed"
         return str(forms()[note]).format(", then ".join(step.text for step in rest))
-    useless = not done or not done[-1].worked or result.endswith(NOTHING)
-    shown = _shown(asked, done)
-    note = str(forms()["useless" if useless else "shown" if shown else "asked"]).format(shown or asked)
-    return _in_its_language(note, asked)
+    if not done or not done[-1].worked:
+        note = "useless"
+    elif result.endswith(NOTHING):
+        note = "nothing"
+    elif is_done(asked, done):
+        note = "done"
+    else:
+        note = "asked"
+    return _in_its_language(str(forms()[note]).format(_shown(asked, done) or asked), asked)
 
 
 def _with(text: str, note: str) -> str:
@@ -329,7 +349,7 @@ def _facts(prompt: base.Prompt, tools: Tools) -> str:
 
 def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
     yield "user" if tools else "system", _facts(prompt, tools)
-    last, calls = len(prompt.messages) - 1, dict[object, str]()
+    last, calls, asked = len(prompt.messages) - 1, dict[object, str](), ""
     for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
@@ -340,10 +360,11 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            result = render_result(calls.get(message.get("tool_call_id"), ""), text)
+            result = render_result(calls.get(message.get("tool_call_id"), ""), text, asked)
             note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
             yield "user", _with(result, note)
         else:
+            asked = text
             yield "user", _with(text, _note(text, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill

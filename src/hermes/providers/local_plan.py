@@ -13,15 +13,23 @@ _DEEDS = {
     "copy": ("copy|kopiere?", ("terminal",), r">|\b(cp|tee|rsync|install|git|python3?)\b"),
     "append": ("append|add|insert|füge?|hänge?", ("terminal",), r">>|\b(tee|sed|perl|git|python3?)\b"),
     "write": (
-        "write|save|put|store|create|make|change|replace|set|fix|correct|update|"
-        "schreibe?|speichere?|erstelle?|lege?|ändere?|ersetze?|setze?",
-        ("write_file", "patch", "terminal"),
-        r">|\b(mkdir|touch|tee|cp|mv|sed|perl|git|python3?)\b",
+        "write|save|put|store|create|make|schreibe?|speichere?|erstelle?|lege?",
+        ("write_file", "terminal"),
+        r">|\b(mkdir|touch|tee|cp|mv|sort|sed|perl|git|python3?)\b",
+    ),
+    "change": (
+        "change|replace|set|fix|correct|update|ändere?|ersetze?|setze?|korrigiere?",
+        ("patch", "write_file", "terminal"),
+        r">|\b(tee|cp|mv|sed|perl|git|python3?)\b",
     ),
 }
 # Something is shown that was not seen before: by a call that gives a text.
 _SHOW = r"show|display|print|read|list|count|open|tell me (?:what|how many|which)|zeige?|lies|zähle?"
 _LOOKS = ("read_file", "terminal")
+# What these answer is of no interest in itself.
+_ACTS = ("write_file", "patch", "memory", "cronjob")
+# What is shown as it is, unless a part of it is asked for, or something about it.
+_PART = r"first|last|lines?|words?|numbers?|which|how|what|only|names?|summary|count|tell|explain|erste\w*|letzte\w*|zeilen?|wörter|was|wie"
 _TELL = r"tell|say|give|look|find|check|sum|explain|sage?|nenne?|suche?"
 _POLITE = r"(?:(?:please|now|also|finally|bitte|(?:can|could|would) you(?: please)?|kannst du(?: bitte)?|(?:in|im) \S+\.\w+,?) )*"
 _VERB = rf"{_POLITE}(?:{'|'.join(f'(?P<{kind}>{deed[0]})' for kind, deed in _DEEDS.items())}|(?P<show>{_SHOW})|{_TELL})\b(?!\.)"
@@ -33,6 +41,9 @@ _FILE = r"[\w./~-]*\w\.\w{1,5}\b"
 _TARGET = re.compile(
     rf"\b(?:to|into|in|as|called|named|onto|nach|unter|namens)\s+(?:(?:the|a|new|file|die|der|das|eine|datei)\s+)*[`'\"]?({_FILE})",
     re.I,
+)
+_WHOLE = re.compile(
+    rf"\W*{_POLITE}(?:show|display|print|list|read|open|zeige?|lies|liste)\b(?!.*\b(?:{_PART})\b)", re.I | re.S
 )
 # What is written if it is not a text for the user to read.
 _THING = re.compile(
@@ -101,7 +112,7 @@ def steps(text: str) -> list[Step]:
 def _step(text: str, is_first: bool) -> Step:
     begins = _BEGINS.match(text)
     deed = begins.lastgroup if begins is not None else None
-    if deed is None or (deed == "write" and not _THING.search(text)) or (deed == "show" and is_first):
+    if deed is None or (deed in ("write", "change") and not _THING.search(text)) or (deed == "show" and is_first):
         return Step("", text, "")
     if deed == "show":
         return Step(deed, text, "")
@@ -125,6 +136,21 @@ def last_look(text: str, calls: list[Call]) -> str:
     """The last piece, if it was to show something that was looked at: all that is left is to say it."""
     last = steps(text)[-1]
     return last.text if last.deed == "show" and not remaining(text, calls) else ""
+
+
+def is_shown(text: str, calls: list[Call]) -> bool:
+    """Whether all that is left is to show what the last call gave, as it is."""
+    last = steps(text)[-1]
+    gave = bool(calls) and calls[-1].worked and calls[-1].spoke and calls[-1].tool in (*_LOOKS, "search_files")
+    return gave and _WHOLE.match(last.text) is not None and not remaining(text, calls)
+
+
+def is_done(text: str, calls: list[Call]) -> bool:
+    """Whether the last call did the last thing that was asked for: all that is left is to say so."""
+    pieces, call = steps(text), calls[-1]
+    acts = call.tool in _ACTS and '"list"' not in call.arguments if call.tool != "terminal" else not call.spoke
+    asks = pieces[-1].deed == "show" or (not pieces[-1].deed and len(pieces) > 1)
+    return acts and call.worked and not asks and not remaining(text, calls)
 
 
 def misleading(text: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -45,6 +46,11 @@ _FIELDS = {
     "write_file": ("diagnostics",),
     "patch": ("diagnostics",),
 }
+_COMPARES = re.compile(
+    r"\b(\w\w+est|most|least|more|less|total|sum|in all|(al)?together|maximum|minimum|average|meisten?|wenigsten?|mehr|"
+    r"\w\wste[nrs]?|summe|insgesamt|zusammen)\b",
+    re.I,
+)
 _FAILURE = ("error", "hint")
 NOTHING = "nothing was found"
 _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), NOTHING) | {
@@ -57,33 +63,34 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 }
 
 
-def render_result(name: str, text: str) -> str:
+def render_result(name: str, text: str, asked: str = "") -> str:
     """A tool's answer as plain text, content first, without what is useless to a small model."""
-    return f"[result] {_content(name, text) or _EMPTY.get(name, 'done')}"
+    return f"[result] {content_of(name, text, asked) or _EMPTY.get(name, 'done')}"
 
 
 def is_silent(name: str, text: str) -> bool:
-    return not _content(name, text)
+    return not content_of(name, text)
 
 
-def _content(name: str, text: str) -> str:
+def content_of(name: str, text: str, asked: str = "") -> str:
+    """What a tool's answer says, in plain words, to somebody who asked this; empty if it says nothing."""
     try:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    return _file(answer) or _render(answer, frozenset(_FIELDS.get(name, ())))
+    return _file(answer, asked) or _render(answer, frozenset(_FIELDS.get(name, ())))
 
 
-def _file(answer: object) -> str:
+def _file(answer: object, asked: str) -> str:
     """A file that was read as a whole, without the numbers of its lines, which small models copy, and take for what is
-    counted. They compare and add badly: a table comes with the number of its rows and what its columns of numbers come
-    to. Empty if it is neither."""
+    counted. A table comes with the number of its rows and, since they compare and add badly, with what its columns of
+    numbers come to if that is asked. Empty if it is neither."""
     match answer:
         case {"path": str(path), "content": str(content), "truncated": False}:
             lines = [line.partition("|")[2] for line in content.split("\n")]
             if path.endswith((".csv", ".tsv")):
                 rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
-                lines += [f"{len(rows) - 1} rows of data", *_columns(rows)]
+                lines += [f"{len(rows) - 1} rows of data", *(_columns(rows) if _COMPARES.search(asked) else ())]
             return "\n".join(lines)
     return ""
 
