@@ -180,6 +180,11 @@ LOOPS: Requests = [
         lambda done: re.search(r"apples.*pears\s+bananas", done.text("fruit.txt"), re.S) is not None,
     ),
     ("does notes.txt or list.txt have more lines?", ends("notes")),
+    ("see which port is in config.json and append a line with that port to list.txt", holds("list.txt", "pears.*8080")),
+    (
+        "find out who is to be called on Monday and add that name to the end of list.txt",
+        holds("list.txt", "pears.*Anna"),
+    ),
     (
         "find the file that mentions ferries and copy it to ferries.py",
         holds("ferries.py", "leave out ferries"),

@@ -362,13 +362,17 @@ def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], told
         assert note == (DONE if did else "(Answer now: go)")
 
 
-def test_table_comes_with_what_its_columns_come_to_if_that_is_asked() -> None:
+def test_table_comes_with_what_is_asked_of_its_numbers() -> None:
     text = "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?"
     read = called("read_file", {"path": "a.tsv"}, {"path": "a.tsv", "content": text, "truncated": False})
-    plain = "[result] a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\n"
-    columns = "b: most z (10), least x, y (7), sum 17\n"
-    for question, told in (("what is the a of b 7?", plain), ("which a has the largest b?", plain + columns)):
-        assert after(question, read).body["messages"][-1]["content"].partition("(Answer")[0] == told
+    table = "[result] a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\n"
+    for question, told in (
+        ("what is the a of b 7?", ""),
+        ("which a has the largest b?", "largest b: z, 10\n"),
+        ("which a has the fewest b, and what is their sum?", "fewest b: x, y, 7\nsum b: 17\n"),
+        ("welches a hat die meisten b?", "meisten b: z, 10\n"),
+    ):
+        assert after(question, read).body["messages"][-1]["content"].partition("(Answer")[0] == table + told
 
 
 def test_what_is_to_be_shown_begins_the_answer() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 # Fields of results that tell a small model nothing.
@@ -46,10 +46,19 @@ _FIELDS = {
     "write_file": ("diagnostics",),
     "patch": ("diagnostics",),
 }
-_COMPARES = re.compile(
-    r"\b(\w\w+est|most|least|more|less|total|sum|in all|(al)?together|maximum|minimum|average|meisten?|wenigsten?|mehr|"
-    r"\w\wste[nrs]?|summe|insgesamt|zusammen)\b",
-    re.I,
+# Words that ask for something of the rows of a table, and what gives it.
+_COMPARED: tuple[tuple[str, Callable[[Iterable[float]], float]], ...] = (
+    (
+        "least|fewest|smallest|lowest|shortest|cheapest|youngest|lightest|slowest|weakest|coldest|nearest|minimum|"
+        "(?:wenigst|kleinst|niedrigst|kürzest|billigst|günstigst|jüngst|leichtest|langsamst)e[nrsm]?",
+        min,
+    ),
+    (
+        "most|biggest|largest|highest|tallest|longest|greatest|heaviest|strongest|fastest|hottest|warmest|widest|deepest|"
+        "farthest|richest|dearest|maximum|(?:meist|größt|höchst|längst|teuerst|schwerst|schnellst|stärkst|weitest)e[nrsm]?",
+        max,
+    ),
+    ("total|sum|in all|altogether|together|summe|insgesamt|zusammen", sum),
 )
 _FAILURE = ("error", "hint")
 NOTHING = "nothing was found"
@@ -83,25 +92,30 @@ def content_of(name: str, text: str, asked: str = "") -> str:
 
 def _file(answer: object, asked: str) -> str:
     """A file that was read as a whole, without the numbers of its lines, which small models copy, and take for what is
-    counted. A table comes with the number of its rows and, since they compare and add badly, with what its columns of
-    numbers come to if that is asked. Empty if it is neither."""
+    counted. A table comes with the number of its rows and, since they compare and add badly, with what is asked of its
+    numbers. Empty if it is neither."""
     match answer:
         case {"path": str(path), "content": str(content), "truncated": False}:
             lines = [line.partition("|")[2] for line in content.split("\n")]
             if path.endswith((".csv", ".tsv")):
                 rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
-                lines += [f"{len(rows) - 1} rows of data", *(_columns(rows) if _COMPARES.search(asked) else ())]
+                lines += [f"{len(rows) - 1} rows of data", *_compared(rows, asked)]
             return "\n".join(lines)
     return ""
 
 
-def _columns(rows: list[list[str]]) -> Iterator[str]:
-    """What is most, least and the sum of each column of numbers, with the first field of the row that has it."""
-    for at, name in enumerate(rows[0]):
-        with suppress(ValueError, IndexError):
-            numbers = [(float(row[at]), row) for row in rows[1:]]
-            least, most = (f"{row[0]} ({row[at]})" for _, row in (min(numbers), max(numbers)))
-            yield f"{name}: most {most}, least {least}, sum {sum(number for number, _ in numbers):.12g}"
+def _compared(rows: list[list[str]], asked: str) -> Iterator[str]:
+    """For each word that asks for the most, the least or the sum: that of each column of numbers, in that word, with the
+    first field of the row that has it."""
+    for words, chosen in _COMPARED:
+        if (word := re.search(rf"\b({words})\b", asked, re.I)) is None:
+            continue
+        for at, name in enumerate(rows[0]):
+            with suppress(ValueError, IndexError):
+                numbers = [float(row[at]) for row in rows[1:]]
+                number = chosen(numbers)
+                of = f"{rows[1 + numbers.index(number)][0]}, " if chosen is not sum else ""
+                yield f"{word[0]} {name}: {of}{number:.12g}"
 
 
 def _render(value: object, fields: frozenset[str]) -> str:
