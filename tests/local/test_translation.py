@@ -123,6 +123,14 @@ def test_span_of_time_is_taken_from_the_request(question: str, schedule: str) ->
     assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " "\\"(\w+)', root) == [schedule]
 
 
+def test_changes_are_looked_at_and_not_made() -> None:
+    looks = ("git status --short && git diff HEAD", "git log --oneline -10")
+    for question in ("write a commit message for my changes", "what has changed in git?"):
+        root = request(question).body["grammar"].partition("\n")[0]
+        assert names(request(question)) == ["terminal"] and all(command in root for command in looks)
+    assert looks[0] not in request("commit my changes, git message x").body["grammar"]
+
+
 FILE_TOOLS = {"read_file", "search_files", "write_file", "patch", "terminal"}
 REQUESTS = [
     ("summarise README.md", {"read_file"}),

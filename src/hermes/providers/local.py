@@ -202,8 +202,10 @@ def _to_show(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
     return text if len(text) <= _SHOWN_CHARS_MAX else ""
 
 
-def _format(form: str, asked: str) -> JsonObject:
-    """What an argument may be: the span of time that the request names, or a text of some form."""
+def _format(form: str | list[str], asked: str) -> JsonObject:
+    """What an argument may be: one of some values, the span of time that the request names, or a text of some form."""
+    if isinstance(form, list):
+        return {"enum": form}
     return {"const": said} if form == "span" and (said := span(asked)) else {**_TEXT, "format": form}
 
 
