@@ -49,13 +49,22 @@ _WHOLE = re.compile(
 _THING = re.compile(
     rf"{_FILE}|\b(files?|folders?|director(y|ies)|scripts?|programs?|dateien?|ordner|verzeichnis)\b", re.I
 )
-_COUNTED = (
-    "one two three four five six seven eight nine ten eleven twelve",
-    "einer zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
-)
-_NUMBERS = {word: number for words in _COUNTED for number, word in enumerate(words.split(), 1)} | {
-    **{"a": 1, "an": 1, "einem": 1, "fifteen": 15, "fünfzehn": 15, "twenty": 20, "zwanzig": 20},
-    **{"thirty": 30, "dreißig": 30, "forty": 40, "vierzig": 40},
+_NUMBERS = {
+    word: number
+    for number, words in {
+        **dict(
+            enumerate("a|an|one|einer|einem two|zwei three|drei four|vier five|fünf six|sechs seven|sieben".split(), 1)
+        ),
+        **dict(enumerate("eight|acht nine|neun ten|zehn eleven|elf twelve|zwölf".split(), 8)),
+        **{
+            15: "fifteen|fünfzehn",
+            20: "twenty|zwanzig",
+            30: "thirty|dreißig",
+            40: "forty|vierzig",
+            45: "fünfundvierzig",
+        },
+    }.items()
+    for word in words.split("|")
 }
 _UNITS = {"min": "m", "hou": "h", "stu": "h", "day": "d", "tag": "d"}
 _SPAN = re.compile(
