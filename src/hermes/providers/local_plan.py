@@ -49,23 +49,22 @@ _WHOLE = re.compile(
 _THING = re.compile(
     rf"{_FILE}|\b(files?|folders?|director(y|ies)|scripts?|programs?|dateien?|ordner|verzeichnis)\b", re.I
 )
-_NUMBERS = {
-    word: number
-    for number, words in {
-        **dict(
-            enumerate("a|an|one|einer|einem two|zwei three|drei four|vier five|fünf six|sechs seven|sieben".split(), 1)
-        ),
-        **dict(enumerate("eight|acht nine|neun ten|zehn eleven|elf twelve|zwölf".split(), 8)),
-        **{
-            15: "fifteen|fünfzehn",
-            20: "twenty|zwanzig",
-            30: "thirty|dreißig",
-            40: "forty|vierzig",
-            45: "fünfundvierzig",
-        },
-    }.items()
-    for word in words.split("|")
+_COUNTED = (
+    "one two three four five six seven eight nine ten eleven twelve",
+    "einer zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
+)
+_ROUND = {
+    "a": 1,
+    "an": 1,
+    "einem": 1,
+    "fifteen": 15,
+    "twenty": 20,
+    "thirty": 30,
+    "fünfzehn": 15,
+    "zwanzig": 20,
+    "dreißig": 30,
 }
+_NUMBERS = _ROUND | {word: number for words in _COUNTED for number, word in enumerate(words.split(), 1)}
 _UNITS = {"min": "m", "hou": "h", "stu": "h", "day": "d", "tag": "d"}
 _SPAN = re.compile(
     rf"\bin (?:(?P<half>half an hour|einer halben stunde)|(?P<number>\d{{1,4}}|{'|'.join(_NUMBERS)}) (?P<unit>{'|'.join(_UNITS)}))",
