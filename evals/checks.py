@@ -65,8 +65,10 @@ _CLAIMS = (
 def invented(done: Done) -> str:
     """What the answer holds that nothing shows: a file's name, a time of day, or a deed; empty if there is nothing."""
     shown = " ".join([done.question, *map(str, done.calls), *done.results])
+    # A sentence may begin with a name.
+    names = " ".join([shown, *(path.name for path in done.folder.rglob("*"))]).lower()
     for name in _FILE_NAME.findall(done.answer):
-        if name not in shown and not any(done.folder.rglob(name)):
+        if name.lower() not in names:
             return str(name)
     if done.results:
         for clock in _TIME.findall(done.answer):

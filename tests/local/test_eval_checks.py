@@ -25,6 +25,7 @@ def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
         ("It is 23:59 now.", "23:59"),
         ("Nothing is in notes.txt.", ""),
         ("There is a.csv, as of 10:20.", ""),
+        ("A.csv is there.", ""),
     ],
 )
 def test_what_nothing_shows_is_made_up(tmp_path: Path, answer: str, what: str) -> None:
