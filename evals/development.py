@@ -211,6 +211,7 @@ GERMAN: Requests = [
     ("Schreibe Hallo Welt in die Datei hallo.txt", holds("hallo.txt", "Hallo")),
     ("Wie viele Einwohner hat Rom laut data.csv?", ends(r"2[.,]?8")),
     ("Was ist die Hauptstadt von Italien?", says("Rom")),
+    ("Was hatten wir zur Reise ausgemacht?", first("session_search", "(?i)reise|trip|norw")),
     ("Was ist ein Leuchtturm?", says(r"\b(ist|ein|und|der)\b")),
     ("Erzähl mir etwas über Pinguine", says(r"\b(sind|und|die)\b")),
     ("Erinnere mich in einer halben Stunde an die Nudeln", first("cronjob", "30m.*[Nn]ud|noodle|pasta")),

@@ -145,6 +145,8 @@ REQUESTS = [
     ("how many cities are in a.csv?", FILE_TOOLS),
     ("what did we talk about yesterday?", {"session_search"}),
     ("worüber haben wir letzte Woche gesprochen?", {"session_search"}),
+    ("Was hatten wir zum Umzug ausgemacht?", {"session_search"}),
+    ("did I mention to you that I play chess?", {"session_search"}),
     ("wake me tomorrow at 7", {"cronjob"}),
     ("erinnere mich morgen an den Zahnarzt", {"cronjob"}),
     ("remember that I like tea", {"memory"}),
@@ -189,13 +191,13 @@ def test_text_is_asked_for_in_full() -> None:
 
 
 def test_language_of_the_answer_is_that_of_the_request() -> None:
-    german = "Antworte auf Deutsch.)"
+    german = "Language: German.)"
     for question in ("Was ist ein Schiff?", "Welche Dateien gibt es hier?", "Erzähl mir von dem Meer"):
         assert request(question).body["messages"][-1]["content"].endswith(german)
     for question in ("who was in the war?", "will it rain in Köln?", "translate 'ich bin da' to English"):
         assert not request(question).body["messages"][-1]["content"].endswith(german)
     read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
-    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Antworte auf Deutsch.)"
+    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Language: German.)"
 
 
 def test_missing_tool_is_named() -> None:
