@@ -253,6 +253,7 @@ NEWCOMER: Requests = [
     ("hey, what are you?", says("Hermes")),
     ("what are you good at?", says("file|command|remind")),
     ("is it raining in Hamburg right now?", truthful(r"it is (not )?raining|\d+ ?°")),
+    ("make a checklist of what to look at before a long drive", says("tyre|tire|oil|fuel|brake")),
     ("give me five ideas for a rainy Sunday", says(r"(.*\n.*|.*,.*){4}")),
     ("draft an email to my landlord about the broken heating", says("heating.*")),
     ("how do I undo the last commit in git?", says("reset|revert")),
