@@ -125,6 +125,7 @@ def test_span_of_time_is_taken_from_the_request(question: str, schedule: str) ->
 
 def test_changes_are_looked_at_and_not_made() -> None:
     looks = ("git status --short && git diff HEAD", "git log --oneline -10")
+    assert "cat README*" in request("what is this project about?").body["grammar"]
     for question in ("write a commit message for my changes", "what has changed in git?"):
         root = request(question).body["grammar"].partition("\n")[0]
         assert names(request(question)) == ["terminal"] and all(command in root for command in looks)
