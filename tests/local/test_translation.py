@@ -192,13 +192,13 @@ def test_text_is_asked_for_in_full() -> None:
 
 
 def test_language_of_the_answer_is_that_of_the_request() -> None:
-    german = "Language: German.)"
+    german = "Antworte auf Deutsch.)"
     for question in ("Was ist ein Schiff?", "Welche Dateien gibt es hier?", "Erzähl mir von dem Meer"):
         assert request(question).body["messages"][-1]["content"].endswith(german)
     for question in ("who was in the war?", "will it rain in Köln?", "translate 'ich bin da' to English"):
         assert not request(question).body["messages"][-1]["content"].endswith(german)
     read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
-    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Language: German.)"
+    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Antworte auf Deutsch.)"
 
 
 def test_missing_tool_is_named() -> None:
@@ -384,6 +384,18 @@ def test_table_comes_with_what_is_asked_of_its_numbers() -> None:
         ("welches a hat die meisten b?", "meisten b: z, 10\n"),
     ):
         assert after(question, read).body["messages"][-1]["content"].partition("(Answer")[0] == table + told
+
+
+def test_answer_to_a_search_that_found_nothing_begins_so() -> None:
+    nothing = called("session_search", {"query": "boat"}, {"hits": []})
+    found = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": "1|x", "truncated": False})
+    for question, begun in (
+        ("what did I say of the boat?", "I found nothing"),
+        ("Was ist mit dem Boot?", "Ich habe nichts"),
+    ):
+        assert rf'"\"{begun}' in after(question, nothing).body["grammar"]
+    found[0]["tool_calls"][0]["id"] = found[1]["tool_call_id"] = "c0"
+    assert "I found nothing" not in after("what did I say?", found, nothing).body["grammar"]
 
 
 def test_what_is_to_be_shown_begins_the_answer() -> None:

@@ -163,7 +163,7 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     must_call = bool(wanted) or choice == "required" or chosen in tools
     formats = {name: _format(form, asked) for name, form in needed.get("formats", {}).items()}
     calls = [(name, _narrowed(tools[name][1], formats)) for name in wanted or names]
-    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _to_show(prompt, asked, done)}
+    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _beginning(prompt, asked, done)}
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
 
@@ -194,9 +194,14 @@ def _shown(asked: str, done: list[Call]) -> str:
     return last_look(asked, done) if forms()["left"] and done else ""
 
 
-def _to_show(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
-    """What the answer begins with, since it was to be shown: small models say that they have seen it."""
-    if not forms()["left"] or not is_shown(asked, done):
+def _beginning(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
+    """What the answer begins with: what was to be shown, which small models say that they have seen, or that nothing was
+    found, of which they make something that did not happen."""
+    if not forms()["left"] or not done:
+        return ""
+    if done[-1].tool in _SEARCHES and not any(call.spoke for call in done):
+        return str(_first(forms()["languages"], asked).get("nothing", forms()["found_nothing"]))
+    if not is_shown(asked, done):
         return ""
     text = content_of(done[-1].tool, base.text_of(prompt.messages[-1].get("content"))).strip("\n")
     return text if len(text) <= _SHOWN_CHARS_MAX else ""
