@@ -186,7 +186,8 @@ def test_small_talk_is_answered(question: str) -> None:
 
 
 def test_text_is_asked_for_in_full() -> None:
-    assert request("Plan a week of dinners").body["messages"][-1]["content"].endswith("in full.)")
+    assert request("Plan a week of dinners").body["messages"][-1]["content"].endswith("day or step.)")
+    assert request("write a poem").body["messages"][-1]["content"].endswith("in full.)")
     assert 'answer\\": " text' in request("Plan a week of dinners").body["grammar"]
     assert 'answer\\": " string' in request("hello").body["grammar"]
 
@@ -198,7 +199,7 @@ def test_language_of_the_answer_is_that_of_the_request() -> None:
     for question in ("who was in the war?", "will it rain in Köln?", "translate 'ich bin da' to English"):
         assert not request(question).body["messages"][-1]["content"].endswith(german)
     read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
-    assert reminder(after("Was steht in a.txt?", read)) == "(Answer now: Was steht in a.txt? Antworte auf Deutsch.)"
+    assert reminder(after("Was steht in a.txt?", read)) == "(Antworte jetzt auf Deutsch: Was steht in a.txt?)"
 
 
 def test_missing_tool_is_named() -> None:
@@ -383,7 +384,7 @@ def test_table_comes_with_what_is_asked_of_its_numbers() -> None:
         ("which a has the fewest b, and what is their sum?", "fewest b: x, y, 7\nsum b: 17\n"),
         ("welches a hat die meisten b?", "meisten b: z, 10\n"),
     ):
-        assert after(question, read).body["messages"][-1]["content"].partition("(Answer")[0] == table + told
+        assert after(question, read).body["messages"][-1]["content"].partition("(A")[0] == table + told
 
 
 def test_answer_to_a_search_that_found_nothing_begins_so() -> None:

@@ -200,7 +200,7 @@ def _beginning(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
     if not forms()["left"] or not done:
         return ""
     if done[-1].tool in _SEARCHES and not any(call.spoke for call in done):
-        return str(_first(forms()["languages"], asked).get("nothing", forms()["found_nothing"]))
+        return _form("found_nothing", asked)
     if not is_shown(asked, done):
         return ""
     text = content_of(done[-1].tool, base.text_of(prompt.messages[-1].get("content"))).strip("\n")
@@ -266,12 +266,12 @@ def _note(text: str, tools: Tools) -> str:
     needed = _needed(text)
     if needed.get("tools") and not any(name in tools for name in needed["tools"]):
         return f"You have no access to {needed['missing']}. Say so."
-    return _in_its_language(str(needed.get("note", "")), text)
+    return " ".join(filter(None, [needed.get("note", ""), _form("note", text)]))
 
 
-def _in_its_language(note: str, asked: str) -> str:
-    """A note, and in which language to answer: the examples are English, and small models stay with that."""
-    return " ".join(filter(None, [note, _first(forms()["languages"], asked).get("note", "")]))
+def _form(name: str, asked: str) -> str:
+    """One of the forms in the language of the request: the examples are English, and small models stay with that."""
+    return str(_first(forms()["languages"], asked).get(name, forms().get(name, "")))
 
 
 def _reminder(result: str, asked: str, done: list[Call]) -> str:
@@ -289,7 +289,7 @@ def _reminder(result: str, asked: str, done: list[Call]) -> str:
         note = "done"
     else:
         note = "asked"
-    return _in_its_language(str(forms()[note]).format(_shown(asked, done) or asked), asked)
+    return _form(note, asked).format(_shown(asked, done) or asked)
 
 
 def _with(text: str, note: str) -> str:
