@@ -186,7 +186,7 @@ def test_small_talk_is_answered(question: str) -> None:
 
 
 def test_text_is_asked_for_in_full() -> None:
-    assert request("Plan a week of dinners").body["messages"][-1]["content"].endswith("day or step.)")
+    assert request("Plan a week of dinners").body["messages"][-1]["content"].endswith("ask back.)")
     assert request("write a poem").body["messages"][-1]["content"].endswith("in full.)")
     assert 'answer\\": " text' in request("Plan a week of dinners").body["grammar"]
     assert 'answer\\": " string' in request("hello").body["grammar"]
