@@ -57,7 +57,17 @@ def bare_forms() -> JsonObject:
         form.pop("when", None)
         form["about"] = f"{name}({', '.join(names)}): {tool.description if tool else ''}"
     bound = 'Reply with one JSON object: {"tool": name, "arguments": {…}} to use a tool, or {"answer": text} to answer.'
-    none: JsonObject = {"begin": "", "shots": [], "rules": [], "left": "", "asked": "", "useless": ""}
+    none: JsonObject = {
+        "begin": "",
+        "shots": [],
+        "rules": [],
+        "languages": [],
+        "left": "",
+        "asked": "",
+        "done": "",
+        "nothing": "",
+        "useless": "",
+    }
     return {**forms, "identity": "You are a helpful assistant.", "form": bound, **none}
 
 

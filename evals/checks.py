@@ -44,7 +44,7 @@ Check = Callable[[Done], bool]
 Requests = list[tuple[str, Check]]
 _MISSING = re.compile(
     r"no access|cannot|can't|could not|couldn't|unable|not (find|found|available|exist|there|mention\w*|contain\w*|a git)"
-    r"|no (file|such|record|earlier|info|mention|entry|memory|git)|do(es)? not|don't|doesn't|nothing|isn't|kein|nicht",
+    r"|there (is|are|was|were) no|no (file|such|record|earlier|info|mention|entry|memory|git)|do(es)? not|don't|doesn't|nothing|isn't|kein|nicht",
     re.I,
 )
 _FILE_NAME = re.compile(r"\b[\w-]+\.(?:py|md|txt|csv|json|ya?ml|log|sh|tmp|html?|docx?|pdf|xlsx?|jpe?g|png)\b")
@@ -65,8 +65,10 @@ _CLAIMS = (
 def invented(done: Done) -> str:
     """What the answer holds that nothing shows: a file's name, a time of day, or a deed; empty if there is nothing."""
     shown = " ".join([done.question, *map(str, done.calls), *done.results])
+    # A sentence may begin with a name.
+    names = " ".join([shown, *(path.name for path in done.folder.rglob("*"))]).lower()
     for name in _FILE_NAME.findall(done.answer):
-        if name not in shown and not any(done.folder.rglob(name)):
+        if name.lower() not in names:
             return str(name)
     if done.results:
         for clock in _TIME.findall(done.answer):
@@ -117,8 +119,8 @@ def either(*checks: Check) -> Check:
 
 def tells_date(done: Done) -> bool:
     today = date.today()
-    return any(day in done.answer for day in (f"{today}", today.strftime("%A"), today.strftime("%B %-d"))) or _in(
-        rf"\b{today.day}\.? {today:%b}", done.answer
+    return any(day in done.answer for day in (f"{today}", today.strftime("%A"))) or _in(
+        rf"\b({today.day}\.? {today:%b}|{today:%b}\w* {today.day}\b)", done.answer
     )
 
 

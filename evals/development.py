@@ -156,6 +156,39 @@ LOOPS: Requests = [
         "look up which city in data.csv has the fewest people and write its name to small.txt",
         holds("small.txt", "Oslo"),
     ),
+    ("which city in data.csv is the smallest?", ends("Oslo")),
+    ("how many people live in all cities of data.csv together?", ends(r"15[.,]?600[.,]?000|15\.6")),
+    (
+        "replace pears by plums in list.txt and show me the whole list",
+        both(holds("list.txt", "plums"), ends("apples.*plums")),
+    ),
+    (
+        "put the names of the ships in src/ships.py into ships.txt, one on each line",
+        holds("ships.txt", r"^Ada\s*\nBea\s*\nCleo\s*$"),
+    ),
+    ("run main.py and save what it prints to out.txt", holds("out.txt", r"^2\s*$")),
+    (
+        "delete old.log and tell me which files are left",
+        lambda done: not done.text("old.log") and "data.csv" in done.answer and "old.log" not in done.answer,
+    ),
+    (
+        "write double.py that prints 21*2, run it and save the output to result.txt",
+        lambda done: bool(done.text("double.py")) and "42" in done.text("result.txt"),
+    ),
+    (
+        "rename list.txt to fruit.txt and add the line bananas to it",
+        lambda done: re.search(r"apples.*pears\s+bananas", done.text("fruit.txt"), re.S) is not None,
+    ),
+    ("does notes.txt or list.txt have more lines?", ends("notes")),
+    ("see which port is in config.json and append a line with that port to list.txt", holds("list.txt", "pears.*8080")),
+    (
+        "find out who is to be called on Monday and add that name to the end of list.txt",
+        holds("list.txt", "pears.*Anna"),
+    ),
+    (
+        "find the file that mentions ferries and copy it to ferries.py",
+        holds("ferries.py", "leave out ferries"),
+    ),
 ]
 # What cannot be known here must not be made up.
 REFUSALS: Requests = [
@@ -165,6 +198,9 @@ REFUSALS: Requests = [
     ("what are today's headlines?", truthful(r"president|minister|market")),
     ("what did we say about my divorce?", truthful(r"we (talked|discussed|agreed)")),
     ("what is my phone number?", truthful(r"\d{4}")),
+    ("what stands in letter.docx about the deposit?", truthful(r"€|\d{3}")),
+    ("what does notes.txt say about Sunday?", truthful("call|rent|plants")),
+    ("how much did the bank charge me last month?", truthful(r"\d+[.,]\d\d")),
 ]
 GERMAN: Requests = [
     ("Was steht in notes.txt?", ends(r"Anna|rent|plants")),
@@ -175,6 +211,11 @@ GERMAN: Requests = [
     ("Schreibe Hallo Welt in die Datei hallo.txt", holds("hallo.txt", "Hallo")),
     ("Wie viele Einwohner hat Rom laut data.csv?", ends(r"2[.,]?8")),
     ("Was ist die Hauptstadt von Italien?", says("Rom")),
+    ("Was hatten wir zur Reise ausgemacht?", first("session_search", "(?i)reise|trip|norw")),
+    ("Was ist ein Leuchtturm?", says(r"\b(ist|ein|und|der)\b")),
+    ("Erzähl mir etwas über Pinguine", says(r"\b(sind|und|die)\b")),
+    ("Erinnere mich in einer halben Stunde an die Nudeln", first("cronjob", "30m.*[Nn]ud|noodle|pasta")),
+    ("Welche Stadt in data.csv hat die meisten Einwohner?", ends("Lima")),
 ]
 # First requests, as people write them who have just installed it. No web search is set up.
 NEWCOMER: Requests = [
@@ -208,6 +249,38 @@ NEWCOMER: Requests = [
     ("write a python script that prints the first 10 square numbers and run it", ends(r"81|square")),
     ("rename old.log to archive.log", lambda done: bool(done.text("archive.log")) and not done.text("old.log")),
     ("explain recursion to a child", says(r"itself|same|again|smaller")),
+    ("is this Siri I am talking to?", says("Hermes")),
+    ("hey, what are you?", says("Hermes")),
+    ("what are you good at?", says("file|command|remind")),
+    ("is it raining in Hamburg right now?", truthful(r"it is (not )?raining|\d+ ?°")),
+    ("make a checklist of what to look at before a long drive", says("tyre|tire|oil|fuel|brake")),
+    ("give me five ideas for a rainy Sunday", says(r"(.*\n.*|.*,.*){4}")),
+    ("draft an email to my landlord about the broken heating", says("heating.*")),
+    ("how do I undo the last commit in git?", says("reset|revert")),
+    ("how many python files are there?", ends(r"\b3\b|three")),
+    ("give me an overview of what is in this project", ends("ship|harbour")),
+    ("which is the biggest file here?", ends(r"main\.py")),
+    (
+        "make me a backup copy of README.md",
+        lambda done: sum("counts ships" in path.read_text() for path in done.folder.rglob("*") if path.is_file()) == 2,
+    ),
+    ("create a folder called invoices", lambda done: (done.folder / "invoices").is_dir()),
+    ("which reminders do I have?", first("cronjob", "list")),
+    ("convert 5 miles to kilometres", says("8")),
+    ("my birthday is on 3 May, please remember it", first("memory", "add.*May")),
+    ("when did we last talk about Norway?", first("session_search", "(?i)norway")),
+    ("translate this into German: see you tomorrow", says("morgen")),
+    (
+        "fix the TODO in main.py",
+        both(
+            first("read_file search_files terminal", "main|TODO"),
+            lambda done: bool(done.worked & {"patch", "write_file", "terminal"}),
+        ),
+    ),
+    ("suggest three names for a cat", says()),
+    ("what is the newest version of Python?", either(truthful("(?!)"), first("terminal", "python"))),
+    ("is there anything in my notes about the rent?", ends("Tuesday|yes")),
+    ("sort list.txt in reverse order and save it", holds("list.txt", r"pears\s+apples")),
 ]
 KINDS = {
     "single": SINGLE,

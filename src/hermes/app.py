@@ -201,7 +201,7 @@ class App:
         self.services.mcp.begin(self._settings)
         self._in_background(self._try_sandbox())
         if leads:
-            self._in_background(self._warm_up())
+            self._in_background(self.warm_up())
         elif self.replica is None:  # else the replicas elect a leader
             return
         self._in_background(self._keep_house(begins=begins and leads))
@@ -221,7 +221,7 @@ class App:
 
         return Deliverer(self.home, lambda: self._settings, lambda: self.secrets, guard)
 
-    async def _warm_up(self) -> None:
+    async def warm_up(self) -> None:
         """Load a local model and evaluate the common prompt prefix before the first request."""
         with suppress(ConfigError):
             is_local = primary(self._settings, RouteChoice()).api_mode == "local"

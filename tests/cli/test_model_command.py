@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from hermes import local
 from hermes.core.home import Home, write_private
+from hermes.local.install import NAME
 from hermes.settings import config
 from hermes.store.sessions import SessionDB
+from local.conftest import tiny_model
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
@@ -136,6 +139,18 @@ def test_model_list_has_the_embedded_model(home: Home, hermes: Hermes, server: M
     configure(home, server)
     server.models = [{"id": "a"}]
     assert [row["id"] for row in hermes("model", "list", "--json").json["models"]] == ["a", str(file)]
+
+
+@pytest.mark.long
+def test_model_install_reads_what_every_conversation_begins_with(home: Home, hermes: Hermes) -> None:
+    model = tiny_model()
+    if model is None or local.runtime_version() is None:
+        pytest.skip("there is no runtime for the local model on this machine")
+    home.models.mkdir()
+    (home.models / NAME).symlink_to(model)
+    write_private(home.config_file, "local: {context: 4096}\n")
+    done = hermes("model", "install")
+    assert done.code == 0 and len(list(home.models.glob("*.state"))) == 1, done.err
 
 
 def test_model_use_requires_model_file(home: Home, hermes: Hermes, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from evals import development, held_out
-from evals.checks import Done, ends, invented, tells_time, truthful
+from evals.checks import Done, ends, invented, tells_date, tells_time, truthful
 
 
 def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
@@ -25,6 +25,7 @@ def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
         ("It is 23:59 now.", "23:59"),
         ("Nothing is in notes.txt.", ""),
         ("There is a.csv, as of 10:20.", ""),
+        ("A.csv is there.", ""),
     ],
 )
 def test_what_nothing_shows_is_made_up(tmp_path: Path, answer: str, what: str) -> None:
@@ -45,9 +46,16 @@ def test_answer_without_result_does_not_pass(tmp_path: Path) -> None:
     assert not tells_time(done(tmp_path, f"It is {now - timedelta(hours=5):%H:%M}.", "x"))
 
 
+def test_day_is_told_in_any_form(tmp_path: Path) -> None:
+    today = date.today()
+    for form in ("%Y-%m-%d", "%A", "%B %-d", "%a %b %-d 10:20:00 UTC %Y", "%-d %B", "%-d. %b"):
+        assert tells_date(done(tmp_path, today.strftime(f"It is {form}.")))
+    assert not tells_date(done(tmp_path, f"It is {today - timedelta(days=1):%a %b %-d}."))
+
+
 def test_refusal_says_what_is_missing(tmp_path: Path) -> None:
     check = truthful(r"\d+ ?°")
-    assert check(done(tmp_path, "I cannot know the weather."))
+    assert check(done(tmp_path, "I cannot know the weather.")) and check(done(tmp_path, "There is no a.pdf."))
     assert not check(done(tmp_path, "It is mild.")) and not check(done(tmp_path, "I cannot say, but 20 °C."))
 
 

@@ -23,7 +23,7 @@ PIECES = [
             ("show", "tell me what it prints", ""),
         ],
     ),
-    ("in a.txt change red to blue", [("write", "in a.txt change red to blue", "a.txt")]),
+    ("in a.txt change red to blue", [("change", "in a.txt change red to blue", "a.txt")]),
     ("benenne a.txt in b.txt um und lösche c.txt", [("move", "benenne a.txt in b.txt um", "b.txt"), ("delete", "lösche c.txt", "c.txt")]),
 ]  # fmt: skip
 
@@ -86,7 +86,8 @@ def test_file_is_not_replaced_by_what_is_to_be_added() -> None:
     assert left(text, Call("write_file", '{"path": "a.txt", "content": "x"}', True)) == [text]
     assert left(text, call("echo x > a.txt")) == [text] and left(text, call("echo x >> a.txt")) == []
     assert misleading(text) == {"write_file", "patch"} == misleading("rename a.txt to b.txt")
-    assert misleading("write x to a.txt") == misleading("what is in a.txt?") == set()
+    assert misleading("change x to y in a.txt") == misleading("what is in a.txt?") == set()
+    assert misleading("write x to a.txt") == {"patch"}
 
 
 def test_long_text_costs_little() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -58,6 +59,14 @@ async def test_worker_is_loaded_on_first_request_and_streams(started: Start, hom
     again = await turn(app, "Say hello.", max_output_tokens=4)
     assert of(again, "notice") == [] and len(workers(home)) <= 2
     assert of(again, "usage")[0]["cache_read_tokens"] > 0
+
+
+@pytest.mark.parametrize("configured", ["auto", "1"])
+async def test_a_core_is_left_to_others_while_it_writes(started: Start, home: Home, configured: str) -> None:
+    await turn(started(f"local: {{context: 2048, threads: {configured}}}\n"), "Say hello.", max_output_tokens=2)
+    options = json.loads(Path(f"/proc/{worker(home)}/cmdline").read_bytes().split(b"\0")[-2])
+    cores = os.cpu_count() or 2
+    assert options["threads"] == ([max(1, cores - 1), cores] if configured == "auto" else [1, 1])
 
 
 async def test_local_sessions_are_titled_without_model_call(started: Start) -> None:

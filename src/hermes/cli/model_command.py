@@ -16,6 +16,7 @@ from hermes.cli.output import (
     NotFound,
     UsageError,
     confirmed,
+    note,
     print_redacted,
     settings_of,
     silence_logs,
@@ -221,8 +222,21 @@ def _install(args: Args, home: Home) -> int:
     lines = [f"{file} is installed."]
     if (current := settings.model.default or settings.model.provider) not in ("", None, "local"):
         lines.append(f"{current} is still the model that is used. Try: hermes model use {file}")
+    else:
+        note("The model reads how to use its tools, which takes up to a minute and is kept.")
+        asyncio.run(_warmed_up(home, settings))
     print_redacted(args, home, {"file": str(file)}, lines)
     return 0
+
+
+async def _warmed_up(home: Home, settings: Settings) -> None:
+    from hermes.app import App
+
+    app = App(home, settings)
+    try:
+        await app.warm_up()
+    finally:
+        await app.close()
 
 
 def _is_confirmed(args: Args, trial: JsonObject) -> bool:

@@ -89,7 +89,10 @@ class LocalModel:
         settings = self._settings()
         if problem := local.status(self._home, settings)["problem"]:
             raise LocalUnavailable(problem)
-        threads, layers = settings.local.threads, settings.local.gpu_layers
+        layers, cores = settings.local.gpu_layers, os.cpu_count() or 2
+        # At every word the threads wait for each other: one that shares its core with another program stops them all. Such
+        # pauses matter less while reading.
+        threads = (max(1, cores - 1), cores) if settings.local.threads == "auto" else (settings.local.threads,) * 2
         model = local.model_file(self._home, settings)
         assert model is not None
         options = {
@@ -97,7 +100,7 @@ class LocalModel:
             "states": str(local.state_folder(self._home, model)),
             "context": max(LOCAL_CONTEXT_TOKENS_MIN, local.context(settings) >> self._halved),
             "parallel": settings.local.parallel,
-            "threads": max(1, (os.cpu_count() or 2)) if threads == "auto" else threads,
+            "threads": threads,
             "gpu_layers": None if layers == "auto" else layers,
             "idle_seconds": int(settings.local.idle_unload_seconds) or -1,
         }

@@ -30,7 +30,7 @@ def main(options: dict[str, Any]) -> int:
     params.hostnames = [socket]
     params.n_ctx = options["context"] * options["parallel"]
     params.n_parallel = options["parallel"]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    params.cpuparams.n_threads, params.cpuparams_batch.n_threads = options["threads"]
     if options["gpu_layers"] is not None:
         params.n_gpu_layers = options["gpu_layers"]
     # Fitting a model to the memory of a graphics card means to load it twice.

@@ -17,8 +17,8 @@ from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
-from hermes.providers.local_plan import Call, Step, last_look, misleading, remaining
-from hermes.providers.local_results import NOTHING, is_silent, render_result
+from hermes.providers.local_plan import Call, Step, is_done, is_shown, last_look, misleading, remaining, span
+from hermes.providers.local_results import NOTHING, content_of, is_silent, render_result
 from hermes.providers.table import Capabilities
 
 _CAPABILITIES = Capabilities(
@@ -41,8 +41,11 @@ _DEEP = 6
 # How words are chosen: the likeliest where a call or a fact is wanted; freely, with less that repeats, in a text.
 _EXACT = {"temperature": 0}
 _FREE = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repeat_penalty": 1.1}
+_SEARCHES = ("search_files", "session_search")
 # So many calls are asked for at most.
 _CALLS_MAX = 4
+# So much of a file is written out at most; it takes as long as any other answer.
+_SHOWN_CHARS_MAX = 600
 # What is longer than this is not repeated: it holds something that was pasted.
 _REMINDER_CHARS_MAX = 400
 Tools = Mapping[str, tuple[str, JsonObject]]
@@ -142,8 +145,12 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     asked, done = _asked(prompt.messages)
     choice = prompt.tool_choice
     chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
-    # A call that is made once more gives nothing new: its tool is of no more use.
-    repeated = {call.tool for at, call in enumerate(done) if choice is None and call in done[:at]}
+    # A call that is made once more gives nothing new: its tool is of no more use. Nor is a search that found something.
+    repeated = {
+        call.tool
+        for at, call in enumerate(done)
+        if choice is None and (call in done[:at] or (call.tool in _SEARCHES and call.spoke and call.worked))
+    }
     names = [name for name in tools if chosen in ("", name) and _fits(name, asked) and name not in repeated]
     needed: JsonObject = {}
     if choice is None and prompt.tools:
@@ -154,8 +161,9 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
         names = [name for name in names if name not in misleading(asked)]
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
-    calls = [(name, _narrowed(tools[name][1], needed.get("formats", {}))) for name in wanted or names]
-    text = {**_TEXT, "format": needed.get("answer", "")}
+    formats = {name: _format(form, asked) for name, form in needed.get("formats", {}).items()}
+    calls = [(name, _narrowed(tools[name][1], formats)) for name in wanted or names]
+    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _beginning(prompt, asked, done)}
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
 
@@ -186,13 +194,32 @@ def _shown(asked: str, done: list[Call]) -> str:
     return last_look(asked, done) if forms()["left"] and done else ""
 
 
+def _beginning(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
+    """What the answer begins with: what was to be shown, which small models say that they have seen, or that nothing was
+    found, of which they make something that did not happen."""
+    if not forms()["left"] or not done:
+        return ""
+    if done[-1].tool in _SEARCHES and not any(call.spoke for call in done):
+        return _form("found_nothing", asked)
+    if not is_shown(asked, done):
+        return ""
+    text = content_of(done[-1].tool, base.text_of(prompt.messages[-1].get("content"))).strip("\n")
+    return text if len(text) <= _SHOWN_CHARS_MAX else ""
+
+
+def _format(form: str | list[str], asked: str) -> JsonObject:
+    """What an argument may be: one of some values, the span of time that the request names, or a text of some form."""
+    if isinstance(form, list):
+        return {"enum": form}
+    return {"const": said} if form == "span" and (said := span(asked)) else {**_TEXT, "format": form}
+
+
 def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
     """The schema of a call with narrower formats for some arguments."""
     if not formats:
         return schema
-    texts = {name: {**_TEXT, "format": form} for name, form in formats.items()}
     calls = [call["properties"] for call in schema["anyOf"]]
-    return {"anyOf": [_object({name: texts.get(name, form) for name, form in call.items()}) for call in calls]}
+    return {"anyOf": [_object({name: formats.get(name, form) for name, form in call.items()}) for call in calls]}
 
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
@@ -223,9 +250,14 @@ def _is_error(text: str) -> bool:
 
 def _needed(text: str) -> JsonObject:
     """The first rule that says which tools a request needs."""
-    for rule in forms()["rules"]:
+    return _first(forms()["rules"], text)
+
+
+def _first(rules: Iterable[JsonObject], text: str) -> JsonObject:
+    """The first rule that a text falls under."""
+    for rule in rules:
         if re.search(rule["when"], text, re.I) and not re.search(rule.get("unless", r"(?!)"), text, re.I):
-            return rule  # type: ignore[no-any-return]
+            return rule
     return {}
 
 
@@ -234,7 +266,12 @@ def _note(text: str, tools: Tools) -> str:
     needed = _needed(text)
     if needed.get("tools") and not any(name in tools for name in needed["tools"]):
         return f"You have no access to {needed['missing']}. Say so."
-    return str(needed.get("note", ""))
+    return " ".join(filter(None, [needed.get("note", ""), _form("note", text)]))
+
+
+def _form(name: str, asked: str) -> str:
+    """One of the forms in the language of the request: the examples are English, and small models stay with that."""
+    return str(_first(forms()["languages"], asked).get(name, forms().get(name, "")))
 
 
 def _reminder(result: str, asked: str, done: list[Call]) -> str:
@@ -244,8 +281,15 @@ def _reminder(result: str, asked: str, done: list[Call]) -> str:
     if rest := _rest(asked, done):
         note = "left" if len(done) < _CALLS_MAX else "failed"
         return str(forms()[note]).format(", then ".join(step.text for step in rest))
-    useless = not done or not done[-1].worked or result.endswith(NOTHING)
-    return str(forms()["useless" if useless else "asked"]).format(_shown(asked, done) or asked)
+    if not done or not done[-1].worked:
+        note = "useless"
+    elif result.endswith(NOTHING):
+        note = "nothing"
+    elif is_done(asked, done):
+        note = "done"
+    else:
+        note = "asked"
+    return _form(note, asked).format(_shown(asked, done) or asked)
 
 
 def _with(text: str, note: str) -> str:
@@ -312,7 +356,7 @@ def _facts(prompt: base.Prompt, tools: Tools) -> str:
 
 def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
     yield "user" if tools else "system", _facts(prompt, tools)
-    last, calls = len(prompt.messages) - 1, dict[object, str]()
+    last, calls, asked = len(prompt.messages) - 1, dict[object, str](), ""
     for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
@@ -323,10 +367,11 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            result = render_result(calls.get(message.get("tool_call_id"), ""), text)
+            result = render_result(calls.get(message.get("tool_call_id"), ""), text, asked)
             note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
             yield "user", _with(result, note)
         else:
+            asked = text
             yield "user", _with(text, _note(text, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill

@@ -43,8 +43,14 @@ def call_or_answer(calls: Iterable[tuple[str, JsonObject]], answer: JsonObject |
     ]
     if answer is not None:
         strict = answer.get("type") != "string"
-        choices.append(_object([("answer", _expression(answer, strict), True)]))
+        text = _begun(answer["begins"]) if answer.get("begins") else _expression(answer, strict)
+        choices.append(_object([("answer", text, True)]))
     return f"root ::= {' | '.join(choices)}{_RULES}"
+
+
+def _begun(text: str) -> str:
+    """An answer that begins with some text."""
+    return f'{_quoted(json.dumps(text, ensure_ascii=False)[:-1])} char* "\\""'
 
 
 def _expression(schema: JsonMapping, strict: bool) -> str:

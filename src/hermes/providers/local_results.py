@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 # Fields of results that tell a small model nothing.
 _NOISE = frozenset(
@@ -42,6 +46,20 @@ _FIELDS = {
     "write_file": ("diagnostics",),
     "patch": ("diagnostics",),
 }
+# Words that ask for something of the rows of a table, and what gives it.
+_COMPARED: tuple[tuple[str, Callable[[Iterable[float]], float]], ...] = (
+    (
+        "least|fewest|smallest|lowest|shortest|cheapest|youngest|lightest|slowest|weakest|coldest|nearest|minimum|"
+        "(?:wenigst|kleinst|niedrigst|kürzest|billigst|günstigst|jüngst|leichtest|langsamst)e[nrsm]?",
+        min,
+    ),
+    (
+        "most|biggest|largest|highest|tallest|longest|greatest|heaviest|strongest|fastest|hottest|warmest|widest|deepest|"
+        "farthest|richest|dearest|maximum|(?:meist|größt|höchst|längst|teuerst|schwerst|schnellst|stärkst|weitest)e[nrsm]?",
+        max,
+    ),
+    ("total|sum|in all|altogether|together|summe|insgesamt|zusammen", sum),
+)
 _FAILURE = ("error", "hint")
 NOTHING = "nothing was found"
 _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_extract", "skills_list"), NOTHING) | {
@@ -54,31 +72,50 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 }
 
 
-def render_result(name: str, text: str) -> str:
+def render_result(name: str, text: str, asked: str = "") -> str:
     """A tool's answer as plain text, content first, without what is useless to a small model."""
-    return f"[result] {_content(name, text) or _EMPTY.get(name, 'done')}"
+    return f"[result] {content_of(name, text, asked) or _EMPTY.get(name, 'done')}"
 
 
 def is_silent(name: str, text: str) -> bool:
-    return not _content(name, text)
+    return not content_of(name, text)
 
 
-def _content(name: str, text: str) -> str:
+def content_of(name: str, text: str, asked: str = "") -> str:
+    """What a tool's answer says, in plain words, to somebody who asked this; empty if it says nothing."""
     try:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    return _table(answer) or _render(answer, frozenset(_FIELDS.get(name, ())))
+    return _file(answer, asked) or _render(answer, frozenset(_FIELDS.get(name, ())))
 
 
-def _table(answer: object) -> str:
-    """A table that was read as a whole. Small models take the number of its last line for that of its rows, so it is told
-    without numbers, and how many rows it has; empty if it is none."""
+def _file(answer: object, asked: str) -> str:
+    """A file that was read as a whole, without the numbers of its lines, which small models copy, and take for what is
+    counted. A table comes with the number of its rows and, since they compare and add badly, with what is asked of its
+    numbers. Empty if it is neither."""
     match answer:
-        case {"path": str(path), "content": str(content), "truncated": False} if path.endswith((".csv", ".tsv")):
+        case {"path": str(path), "content": str(content), "truncated": False}:
             lines = [line.partition("|")[2] for line in content.split("\n")]
-            return "\n".join([*lines, f"{len(lines) - 1} rows of data"])
+            if path.endswith((".csv", ".tsv")):
+                rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
+                lines += [f"{len(rows) - 1} rows of data", *_compared(rows, asked)]
+            return "\n".join(lines)
     return ""
+
+
+def _compared(rows: list[list[str]], asked: str) -> Iterator[str]:
+    """For each word that asks for the most, the least or the sum: that of each column of numbers, in that word, with the
+    first field of the row that has it."""
+    for words, chosen in _COMPARED:
+        if (word := re.search(rf"\b({words})\b", asked, re.I)) is None:
+            continue
+        for at, name in enumerate(rows[0]):
+            with suppress(ValueError, IndexError):
+                numbers = [float(row[at]) for row in rows[1:]]
+                number = chosen(numbers)
+                of = f"{rows[1 + numbers.index(number)][0]}, " if chosen is not sum else ""
+                yield f"{word[0]} {name}: {of}{number:.12g}"
 
 
 def _render(value: object, fields: frozenset[str]) -> str:
