@@ -63,7 +63,7 @@ _CLAIMS = (
 
 
 def invented(done: Done) -> str:
-    """What the answer holds that nothing shows: a file's name, a time of day, or a deed; empty if there is nothing."""
+    """What the answer holds that nothing shows: a file's name, a time of day, or an action; empty if there is nothing."""
     shown = " ".join([done.question, *map(str, done.calls), *done.results])
     # A sentence may begin with a name.
     names = " ".join([shown, *(path.name for path in done.folder.rglob("*"))]).lower()

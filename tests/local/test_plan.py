@@ -1,4 +1,4 @@
-"""What a request asks for, and what of it is not done: the pieces that begin with a deed, and the calls that do it."""
+"""What a request asks for, and what of it is not done: the pieces that begin with an action, and the calls that do it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIECES = [
 
 @pytest.mark.parametrize(("text", "pieces"), PIECES)
 def test_request_is_cut_before_deeds(text: str, pieces: list[tuple[str, str, str]]) -> None:
-    assert [(step.deed, step.text, step.file) for step in steps(text)] == pieces
+    assert [(step.action, step.text, step.file) for step in steps(text)] == pieces
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,13 @@ def asked(question: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
+def confirmed(args: argparse.Namespace, action: str, *about: str) -> bool:
     """Whether the user wants it, who is asked on a terminal and must have said so elsewhere."""
     if args.yes:
         return True
     if not sys.stdin.isatty():
         note(*about)
-        raise UsageError(f"{deed} must be confirmed.", hint="the same with -y")
+        raise UsageError(f"{action} must be confirmed.", hint="the same with -y")
     if asked("\n".join([*about, "Continue? [y/N] "])).lower() in ("y", "yes"):
         return True
     note("Nothing was done.")

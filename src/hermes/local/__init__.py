@@ -50,7 +50,8 @@ def status(home: Home, settings: Settings) -> dict[str, str | None]:
     runtime, file = runtime_version(), model_file(home, settings)
     problem = None
     if runtime is None:
-        problem = "The runtime of the local model is not installed; `hermes install local` installs it."
+        command = "hermes install local" if file else "hermes model install"
+        problem = f"The runtime of the local model is not installed; `{command}` installs it."
     elif file is None:
         problem = "There is no local model; `hermes setup` installs one or connects another."
     elif not file.is_file():

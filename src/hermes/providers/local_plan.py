@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 # Words for what is to be done, the tools of which one can do it, and what a command must hold that does it.
-_DEEDS = {
+_ACTIONS = {
     "run": ("run|execute|start|führe?|starte", ("terminal",), r"\w"),
     "delete": ("delete|remove|lösche?|entferne?", ("terminal", "patch"), r"\b(rm|rmdir|unlink|mv|sed|git)\b|-delete"),
     "move": ("rename|move|benenne?|verschiebe?", ("terminal",), r"\b(mv|rename)\b"),
@@ -32,7 +32,7 @@ _ACTS = ("write_file", "patch", "memory", "cronjob")
 _PART = r"first|last|lines?|words?|numbers?|which|how|what|only|names?|summary|count|tell|explain|erste\w*|letzte\w*|zeilen?|wörter|was|wie"
 _TELL = r"tell|say|give|look|find|check|sum|explain|sage?|nenne?|suche?"
 _POLITE = r"(?:(?:please|now|also|finally|bitte|(?:can|could|would) you(?: please)?|kannst du(?: bitte)?|(?:in|im) \S+\.\w+,?) )*"
-_VERB = rf"{_POLITE}(?:{'|'.join(f'(?P<{kind}>{deed[0]})' for kind, deed in _DEEDS.items())}|(?P<show>{_SHOW})|{_TELL})\b(?!\.)"
+_VERB = rf"{_POLITE}(?:{'|'.join(f'(?P<{kind}>{action[0]})' for kind, action in _ACTIONS.items())}|(?P<show>{_SHOW})|{_TELL})\b(?!\.)"
 _BREAK = re.compile(
     rf"(?:[,;.]\s+(?:(?:and|then|und|dann)\s+)*|\s(?:(?:and|then|und|dann|danach)\s+)+)(?={_VERB})", re.I
 )
@@ -88,14 +88,14 @@ class Call:
 class Step:
     """A piece of a request: what is to be done to which file, if it is anything that a tool does."""
 
-    deed: str
+    action: str
     text: str
     file: str
 
     @property
     def tools(self) -> tuple[str, ...]:
         """The tools of which one can do it."""
-        return _LOOKS if self.deed == "show" else _DEEDS[self.deed][1]
+        return _LOOKS if self.action == "show" else _ACTIONS[self.action][1]
 
     def done_at(self, calls: list[Call], start: int) -> int | None:
         """Which call from `start` on, of those that worked, is what this asks for."""
@@ -104,9 +104,9 @@ class Step:
     def _fits(self, call: Call) -> bool:
         if call.tool not in self.tools or self.file.rpartition("/")[2] not in call.arguments:
             return False
-        if self.deed == "show":
+        if self.action == "show":
             return call.spoke
-        return call.tool != "terminal" or re.search(_DEEDS[self.deed][2], call.arguments) is not None
+        return call.tool != "terminal" or re.search(_ACTIONS[self.action][2], call.arguments) is not None
 
 
 def steps(text: str) -> list[Step]:
@@ -119,20 +119,20 @@ def steps(text: str) -> list[Step]:
 
 def _step(text: str, is_first: bool) -> Step:
     begins = _BEGINS.match(text)
-    deed = begins.lastgroup if begins is not None else None
-    if deed is None or (deed in ("write", "change") and not _THING.search(text)) or (deed == "show" and is_first):
+    action = begins.lastgroup if begins is not None else None
+    if action is None or (action in ("write", "change") and not _THING.search(text)) or (action == "show" and is_first):
         return Step("", text, "")
-    if deed == "show":
-        return Step(deed, text, "")
+    if action == "show":
+        return Step(action, text, "")
     files = _TARGET.findall(text) or re.findall(_FILE, text)
-    return Step(deed, text, files[-1] if files else "")
+    return Step(action, text, files[-1] if files else "")
 
 
 def remaining(text: str, calls: list[Call]) -> list[Step]:
-    """The pieces from the first on that asks for a deed which is not done, in the order in which they stand."""
+    """The pieces from the first on that asks for an action which is not done, in the order in which they stand."""
     pieces, last = steps(text), 0
     for at, piece in enumerate(pieces):
-        if piece.deed:
+        if piece.action:
             done_at = piece.done_at(calls, last)
             if done_at is None:
                 return pieces[at:]
@@ -143,7 +143,7 @@ def remaining(text: str, calls: list[Call]) -> list[Step]:
 def last_look(text: str, calls: list[Call]) -> str:
     """The last piece, if it was to show something that was looked at: all that is left is to say it."""
     last = steps(text)[-1]
-    return last.text if last.deed == "show" and not remaining(text, calls) else ""
+    return last.text if last.action == "show" and not remaining(text, calls) else ""
 
 
 def is_shown(text: str, calls: list[Call]) -> bool:
@@ -157,14 +157,14 @@ def is_done(text: str, calls: list[Call]) -> bool:
     """Whether the last call did the last thing that was asked for: all that is left is to say so."""
     pieces, call = steps(text), calls[-1]
     acts = call.tool in _ACTS and '"list"' not in call.arguments if call.tool != "terminal" else not call.spoke
-    asks = pieces[-1].deed == "show" or (not pieces[-1].deed and len(pieces) > 1)
+    asks = pieces[-1].action == "show" or (not pieces[-1].action and len(pieces) > 1)
     return acts and call.worked and not asks and not remaining(text, calls)
 
 
 def misleading(text: str) -> set[str]:
     """The tools that change files, but cannot do what is asked for first: a file that is written is not added to."""
-    first = next((piece for piece in steps(text) if piece.deed), None)
-    return {"write_file", "patch"} - set(first.tools) if first is not None and first.deed != "show" else set()
+    first = next((piece for piece in steps(text) if piece.action), None)
+    return {"write_file", "patch"} - set(first.tools) if first is not None and first.action != "show" else set()
 
 
 def span(text: str) -> str:
