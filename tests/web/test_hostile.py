@@ -51,6 +51,11 @@ CORPUS = [
     "> " * 3000 + "deeper",
     "- " * 3000 + "deeper",
 ]
+# The address of the turn that has ended last, once it is another than the one before.
+LAST_TURN_ENDED = """before => {
+    const link = document.querySelector(".row.last .turn-end a[href*='#/runs/']");
+    return link && link.href !== before && link.href;
+}"""
 FORBIDDEN = "script, iframe, object, embed, form:not(.question), input, style, svg, base, meta, video, [style], [class*=approval], [id]"
 
 
@@ -64,11 +69,12 @@ async def test_hostile_text_does_no_harm(site: Site, part: int) -> None:
         )
     page = await site.open()
     await page.evaluate("window.harm = 0")
+    ended = ""
     for number in range(len(corpus)):
         await say(page, f"piece {number}")
-        await expect(page.locator(".bubble", has_text=f"piece {number}")).to_be_visible()
-        await expect(page.locator(".row.last .turn-end")).to_be_visible()
-        # Rows that are far away are not in the document, so each piece is looked at when it is there.
+        # Rows that are far away are not in the document, the question above a high answer among them, so each piece is looked
+        # at once its turn has ended.
+        ended = await (await page.wait_for_function(LAST_TURN_ENDED, arg=ended)).json_value()
         links, forbidden = await page.evaluate(
             """forbidden => [
                 [...document.querySelectorAll(".prose a")].map((link) => link.href),
