@@ -4,8 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.development
-# Tests wait about as much as they work.
-WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
+# Tests wait more than they work.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 5 / 2 )))
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 HEAVY   := tests/clients/heavy/.venv
