@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes.agent import compress, content, leaked_calls, media_tags
+from hermes.agent import compress, leaked_calls, media_tags
 from hermes.agent.assembler import Assembler
 from hermes.agent.inline import InlineMarkup
 from hermes.agent.media import MediaTagFilter
@@ -352,9 +352,7 @@ case(
     size=60,
     large=20_000,
 )
-texts(
-    "what the user attached", "agent.content", content.own_words, ["File ", "File a:\n", "File a", ":\n"], large=300_000
-)
+texts("what the user attached", "core.text", text.own_text_of, ["File ", "File a:\n", "File a", ":\n"], large=300_000)
 
 
 # ---- guards
@@ -544,7 +542,7 @@ case(
 
 def exchanged(events: list[Event]) -> None:
     """Published by one replica and read by another."""
-    for data in nats_bus.encode_batches(0, events):
+    for data in nats_bus.encode_batches(events):
         _, encoded = nats_bus.decode_batch(data)
         assert isinstance(encoded, list)
         frames.decode_events("r", encoded)

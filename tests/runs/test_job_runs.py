@@ -8,9 +8,8 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Ran, sent
-from hermes.agent.content import own_words
 from hermes.core.spec import Control
-from hermes.core.text import text_of
+from hermes.core.text import own_text_of, text_of
 from hermes.runs.jobs import spec_of
 from support.model_server import ModelServer, Reply
 
@@ -94,7 +93,7 @@ async def test_job_script_output_is_redacted_and_not_user_text(plan: Plan) -> No
     assert "news.example.org" in prompts(plan)[1] and "abcd1234efgh5678" not in str(plan.server.requests[-1].body)
     assert "abcd1234" not in str(done.of("tool.finished", "notice"))
     [_, row, _] = await plan.house.rows(done.spec.session_id)
-    assert "without an error" in own_words(row.content) and "news.example.org" not in own_words(row.content)
+    assert "without an error" in own_text_of(row.content) and "news.example.org" not in own_text_of(row.content)
 
 
 async def test_long_job_script_output_is_truncated(make_house: MakeHouse, server: ModelServer) -> None:

@@ -13,9 +13,8 @@ from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, tool
 from guards.stage import ELSEWHERE, WORLD, serving
 from hermes.agent import compress
-from hermes.agent.content import own_words
 from hermes.core import message_marks
-from hermes.core.text import text_of
+from hermes.core.text import own_text_of, text_of
 from hermes.guards.url_text import hosts_in, is_named
 from hermes.tools import cronjob, delegation, files, memory, session_search, skills, vision
 from hermes.tools.framework.registry import ToolDef
@@ -108,7 +107,7 @@ def test_named_host_matching(host: str, named: set[str], expected: bool) -> None
 
 def test_attached_files_are_not_user_words() -> None:
     parts = [{"type": "text", "text": "Look."}, {"type": "text", "text": "File a.txt:\nhttp://evil.test/"}]
-    assert own_words(parts) == "Look."
+    assert own_text_of(parts) == "Look."
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from hermes.core.home import write_private
 from hermes.core.ids import folder_name
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import UPLOAD_NAME_BYTES_MAX
-from hermes.core.spec import Content
-from hermes.core.text import text_of
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
 from hermes.store.rows import row_of_message
@@ -144,13 +142,3 @@ def _bytes(data: str | bytes) -> bytes:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return data.encode()
-
-
-_ATTACHED = re.compile(r"File [\w.@ -]+:\n")
-
-
-def own_words(content: Content | None) -> str:
-    """The user's own text of a message, without the text of files."""
-    if isinstance(content, list):
-        return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
-    return content or ""

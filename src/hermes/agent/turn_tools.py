@@ -6,11 +6,11 @@ import asyncio
 from functools import cached_property, partial
 
 from hermes.agent.auxiliary import Auxiliary
-from hermes.agent.content import own_words
 from hermes.agent.turn import Turn
 from hermes.core import message_marks
 from hermes.core.message_marks import SUMMARY_MARK
 from hermes.core.spec import RunSpec
+from hermes.core.text import own_text_of
 from hermes.guards.url_text import hosts_in
 from hermes.runs.engine import LiveRun
 from hermes.tools.framework.questions import Asking
@@ -152,7 +152,7 @@ def _named_hosts(turn: Turn, live: LiveRun, steers: list[str]) -> frozenset[str]
     if live.spec.parent is not None:
         parent = _parent(turn, live)
         return parent.named_hosts if parent is not None else frozenset()
-    typed = [own_words(m.get("content")) for m in turn.messages if m.get("role") == "user"]
+    typed = [own_text_of(m.get("content")) for m in turn.messages if m.get("role") == "user"]
     texts = [text for text in (*typed, *steers) if not text.startswith(SUMMARY_MARK)]
     live.named_hosts = frozenset().union(*map(hosts_in, texts))
     return live.named_hosts

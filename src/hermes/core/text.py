@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -62,4 +63,14 @@ def text_of(content: str | list[JsonObject] | None) -> str:
     if isinstance(content, list):
         texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "\n".join(str(part.get("text", "")) for part in texts)
+    return content or ""
+
+
+_ATTACHED = re.compile(r"File [\w.@ -]+:\n")
+
+
+def own_text_of(content: str | list[JsonObject] | None) -> str:
+    """The user's own text of a message, without the text of attached files."""
+    if isinstance(content, list):
+        return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
     return content or ""

@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
+from hermes.core.text import own_text_of
 from hermes.local import CHOOSES, PREFIX
 from hermes.providers import base, local_grammar
 from hermes.providers.chat_completions import ChatCompletions
@@ -229,7 +230,7 @@ def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
     results: dict[object, str] = {}
     for message in messages:
         if message["role"] == "user":
-            text, calls = base.text_of(message.get("content")), []
+            text, calls = own_text_of(message.get("content")), []
         elif message["role"] == "tool":
             results[message.get("tool_call_id")] = base.text_of(message.get("content"))
         calls += message.get("tool_calls") or ()
@@ -371,8 +372,8 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
             note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
             yield "user", _with(result, note)
         else:
-            asked = text
-            yield "user", _with(text, _note(text, tools) if tools and at == last else "")
+            asked = own_text_of(message.get("content"))
+            yield "user", _with(text, _note(asked, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
 

@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit
 
 from acp import RequestError
 
-from hermes.agent.content import own_words
 from hermes.cli.attach import part
 from hermes.core.formatting import size
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import ATTACHED_BYTES_MAX
 from hermes.core.spec import Content
+from hermes.core.text import own_text_of
 
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,")
 
@@ -92,7 +92,7 @@ def _path(uri: str) -> str:
 
 def blocks_of(content: Content | None) -> Iterator[JsonObject]:
     """A stored message as it was typed: its words and images, without the text of attached files."""
-    if words := own_words(content):
+    if words := own_text_of(content):
         yield {"type": "text", "text": words}
     for piece in content if isinstance(content, list) else ():
         url = str((piece.get("image_url") or {}).get("url", "")) if piece.get("type") == "image_url" else ""
