@@ -43,7 +43,7 @@ class Costs:
         }
         names = {
             "token_us": ("cluster", "100 streams of 20/s, CPU per token", 1.0),
-            "foreign_token_us": ("cluster", "the same, a foreign viewer's", 1.0),
+            "foreign_token_us": ("cluster", "the same, a lone foreign viewer's", 1.0),
             "nats_token_us": ("cluster", "the same, NATS", 1.0),
             "postgres_stream_ms": ("cluster", "the same, PostgreSQL", 1.0),
             "turn_ms": ("postgres", "the same, CPU of the server per turn", 1.0),
