@@ -6,7 +6,6 @@ Folders are named one by one: nothing of the home is shown because it lies besid
 
 from __future__ import annotations
 
-import configparser
 import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,6 +115,8 @@ def provide_identity(place: Place) -> None:
 
 
 def read_identity(user_home: Path) -> Mapping[str, str]:
+    import configparser
+
     identity: dict[str, str] = {}
     for name in reversed(_GIT_CONFIGS):
         with suppress(OSError, UnicodeDecodeError, configparser.Error):
