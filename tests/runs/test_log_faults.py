@@ -245,6 +245,53 @@ async def test_late_reader_sees_text_that_could_not_be_stored(writing: Writing, 
     assert await late == await early
 
 
+async def test_text_saved_with_unknown_outcome_is_stored_once(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may have carried out a save that it reports as failed."""
+    original, saves = AsyncRuns.put_grown, 0
+    monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.01)
+
+    async def put(runs: AsyncRuns, *args: Any) -> None:
+        nonlocal saves
+        await original(runs, *args)
+        saves += 1
+        if saves in (1, 3):
+            raise StoreError("the connection was lost during a commit")
+
+    async def stored(text: str) -> None:
+        async with asyncio.timeout(SURELY_S):
+            while [partial.text for partial in await writing.runs.partials(writing.spec.run_id)] != [text]:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(AsyncRuns, "put_grown", put)
+    text = ""
+    for piece in ("Once ", "upon ", "a ", "time"):
+        writing.writer.text("m1", piece)
+        text += piece
+        await stored(text)
+    await writing.complete()
+    assert await writing.runs.partials(writing.spec.run_id) == []
+
+
+async def test_message_completed_after_save_with_unknown_outcome_leaves_no_partial(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, stored = AsyncRuns.put_grown, asyncio.Event()
+
+    async def put(runs: AsyncRuns, *args: Any) -> None:
+        await original(runs, *args)
+        stored.set()
+        raise StoreError("the connection was lost during a commit")
+
+    monkeypatch.setattr(AsyncRuns, "put_grown", put)
+    writing.writer.text("m1", "Once ")
+    async with asyncio.timeout(SURELY_S):
+        await stored.wait()
+    await writing.complete()
+    assert await writing.runs.partials(writing.spec.run_id) == []
+
+
 async def test_log_closed_during_save_is_not_saved_repeatedly(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -595,6 +595,12 @@ def test_partial_text_is_updated_in_place(turn: Turn) -> None:
     assert [event.data["text"] for event in turn.store.runs.read(turn.run_id, 1, 100)] == ["a", "b", "c"]
 
 
+def test_end_of_run_deletes_partials_of_all_streams(turn: Turn) -> None:
+    turn.append(notice(turn), partials=[turn.grown("m", "left"), printed(turn, "c", "behind")])
+    turn.end()
+    assert turn.store.runs.partials(turn.run_id) == []
+
+
 def test_text_and_reasoning_are_not_duplicated_in_log(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:

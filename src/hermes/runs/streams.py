@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 class Stream(msgspec.Struct, eq=False):
     """A growing text: a message's text or reasoning, or an output of a tool. `pieces` is all that was written, `length`
-    how much of it was published, `saved…` how much is stored, `journal…` its position in the journal. It is `completed`
-    when a commit that closes it is on its way."""
+    how much of it was published, `saved…` how much is stored for certain, `journal…` its position in the journal. It
+    `may_be_stored` once a save was tried, since one that failed may have been carried out. It is `completed` when a
+    commit that closes it is on its way."""
 
     id: str
     kind: str
@@ -36,6 +37,7 @@ class Stream(msgspec.Struct, eq=False):
     saved_seq: int = 0
     saved_length: int = 0
     saved_cuts: int = 0
+    may_be_stored: bool = False
     journal: JournalFile | None = None
     journal_number: int = 0
     journal_seq: int = 0
@@ -56,6 +58,11 @@ class Stream(msgspec.Struct, eq=False):
         offset, start = (0, 0) if whole else (self.saved_length, self.saved_cuts)
         text, cuts = self.text[offset : self.length], self.cuts.pack(start)
         return Partial(self.id, self.kind, self.step, text, cuts, self.last_seq, self.form, offset)
+
+    def unsaved(self) -> Partial:
+        """What has grown since the last save, for the next one."""
+        self.may_be_stored = True
+        return self.partial()
 
     def saved(self, partial: Partial) -> None:
         self.saved_seq, self.saved_length = partial.last_seq, partial.offset + len(partial.text)

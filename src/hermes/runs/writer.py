@@ -244,7 +244,7 @@ class RunWriter:
             return None
         if self._draining is not None:
             self._saver.add(self)
-        elif not self.ending and (partials := [stream.partial() for stream in self._unsaved_streams()]):
+        elif not self.ending and (partials := [stream.unsaved() for stream in self._unsaved_streams()]):
             self._saving = saving
             return self.token, partials
         return None
@@ -282,6 +282,7 @@ class RunWriter:
                 continue
             stream.pieces, stream.length, stream.step = [partial.text], len(partial.text), partial.step
             stream.cuts, stream.last_seq = Cuts.load(partial.cuts), partial.last_seq
+            stream.may_be_stored = True
             stream.saved(partial)
 
     # --- durable ------------------------------------------------------------------------------------------------
@@ -479,12 +480,12 @@ class RunWriter:
         partials: list[Partial] = []
         closes: list[str] = []
         if self._streams:
-            partials = [stream.partial() for stream in self._unsaved_streams() if stream.id not in joined.closes]
+            partials = [stream.unsaved() for stream in self._unsaved_streams() if stream.id not in joined.closes]
         if joined.closes:  # the store does not know a text that was published and ended between two commits
             closes = [
                 closed_id
                 for closed_id in joined.closes
-                if (open_stream := self._streams.get(closed_id)) is None or open_stream.saved_seq
+                if (open_stream := self._streams.get(closed_id)) is None or open_stream.may_be_stored
             ]
         try:
             claimed = await self.store.append(
@@ -536,7 +537,7 @@ class RunWriter:
                 commit.then()
 
     async def _save_partials(self) -> None:
-        if partials := [stream.partial() for stream in self._unsaved_streams()]:
+        if partials := [stream.unsaved() for stream in self._unsaved_streams()]:
             await self.store.put_partials(self.run_id, self.token, partials)
             self.saved(partials)
 

@@ -46,7 +46,12 @@ from hermes.store.session_rows import (
     used,
 )
 
-_PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# A save that failed may have been carried out; what is saved next begins where that did.
+_PARTIAL = (
+    "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    'ON CONFLICT (run_id, stream_id, "offset") DO UPDATE SET '
+    + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", "cuts", "text"))
+)
 # Fields of a spec with columns of their own; older rows have them in both places.
 _SPEC_COLUMNS = ("run_id", "owner", "kind", "session_id", "response_id", "session_key", "source", "job_id")
 _STATE_COLUMNS = (
@@ -210,9 +215,12 @@ class Runs(Repository):
                 release(tx, f"session:{session_id}", token)
         elif creates is not None:
             _create(tx, creates)
-        for stream_id in options.get("closes", ()):
-            tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
-        _put(tx, run_id, options.get("partials", ()))
+        if not state.ended:
+            for stream_id in options.get("closes", ()):
+                tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
+            _put(tx, run_id, options.get("partials", ()))
+        elif creates is None:  # also what an interrupted tool has left
+            tx.execute("DELETE FROM run_partials WHERE run_id = ?", (run_id,))
         if claims is None:
             return None
         if state.ended or free is None:
@@ -236,7 +244,7 @@ class Runs(Repository):
     def absorb(self, tx: Tx, tails: Mapping[str, Sequence[Tail]]) -> None:
         """Store what a dead process has left of the open streams of its runs."""
         for run_id, run_tails in tails.items():
-            run = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
+            run = tx.row(f"SELECT ended_at FROM runs WHERE run_id = ? {FOR_UPDATE}", (run_id,))
             if run is None or run["ended_at"] is not None:
                 continue
             closed = {closed_stream(event) for event in _events(tx, run_id)}
