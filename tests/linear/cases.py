@@ -59,6 +59,7 @@ from hermes.tools import diffs, images, mcp_names, pages, patching, rg_fallback
 from hermes.tools.framework import arguments
 from hermes.tools.framework.registry import ToolError, render
 from hermes.tools.framework.result_limits import ResultLimiter
+from hermes.tools.framework.toolsets import builtin
 from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
 
 Json = dict[str, Any]
@@ -200,6 +201,37 @@ for mode in MODES:
         lambda given, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, given),  # type: ignore[misc]
         large=20_000,
     )
+EMBEDDED_TOOLS = ToolSchemas(
+    ToolSchema(tool.name, tool.description, tool.parameters)
+    for tool in builtin().all()
+    if tool.name in ("terminal", "read_file")
+)
+
+
+def embedded_request(text: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a.csv"}'}}
+    result = {"role": "tool", "content": "a,b", "tool_call_id": "c1", "tool_name": "read_file"}
+    for messages in ([], [{"role": "assistant", "content": "", "tool_calls": [call]}, result]):
+        request = Prompt(["s"], [{"role": "user", "content": text}, *messages], EMBEDDED_TOOLS)
+        provider_for("local").request(Route("local", "m", "http://127.0.0.1/v1", "local"), None, request)
+
+
+texts(
+    "a request to the embedded model",
+    "providers.local providers.local_plan",
+    embedded_request,
+    [
+        "did we ",
+        "what we ",
+        "how many a.b.c.",
+        "show the lines and write ",
+        "remind me in a ",
+        "the most ",
+        "-----",
+        "\n",
+    ],
+    large=1_000_000,
+)
 texts(
     "an error of a provider",
     "providers.base core.failures",

@@ -75,7 +75,6 @@ READS = re.compile(
 MORE = {"guards": re.compile("check|hits|matches"), "store": re.compile("(list|search|import|export)_[a-z]+")}
 ELSEWHERE = {
     "guards.urls": "`url_text`, which it asks, is a case",
-    "providers.local": "speaks by way of `chat_completions`",
     "server.context": "`guards.secrets` is a case",
     "bus.nats_client": "takes whole messages, of limited size, from what was read once",
     "server.errors": "cuts what it quotes to 700 characters first",

@@ -291,6 +291,20 @@ def test_other_tool_uses_own_description_and_simplified_schema() -> None:
     assert not any("read_file" in message["content"] for message in wire.body["messages"])
 
 
+@pytest.mark.parametrize("schema", [{"type": "object", "properties": {"when": {"type": "string"}}}, {}])
+def test_client_tool_with_the_name_of_a_server_tool_keeps_its_own_schema(schema: dict[str, Any]) -> None:
+    wire = request("remind me in 5 minutes to call Tom", [ToolSchema("cronjob", "Rings a bell. More.", schema)])
+    assert names(wire) == ["cronjob"] and "20m" not in wire.body["grammar"]
+    assert "cronjob(when): Rings a bell" in str(wire.body["messages"]) or not schema
+
+
+def test_long_request_is_judged_by_its_beginning_and_end() -> None:
+    pasted = "lorem ipsum " * 1_000
+    assert names(request(f"{pasted} remind me in 5 minutes to read this")) == ["cronjob"]
+    assert names(request(f"remind me in 5 minutes to read this: {pasted}")) == ["cronjob"]
+    assert pasted in str(request(f"read this: {pasted}").body["messages"])
+
+
 def test_request_without_tools_is_free_text() -> None:
     wire = request(tools=[])
     assert not {"json_schema", "grammar"} & wire.body.keys() and CHOOSES not in wire.headers

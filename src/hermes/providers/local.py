@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from hermes.core.json_types import JsonMapping, JsonObject, Message
@@ -49,6 +49,8 @@ _CALLS_MAX = 4
 _SHOWN_CHARS_MAX = 600
 # What is longer than this is not repeated: it holds something that was pasted.
 _REMINDER_CHARS_MAX = 400
+# A longer request is judged by its beginning and its end, since the rules' work grows with more than its length.
+_JUDGED_CHARS_MAX = 800
 Tools = Mapping[str, tuple[str, JsonObject]]
 
 
@@ -104,6 +106,8 @@ def _offered(tools: Iterable[base.ToolSchema]) -> dict[str, tuple[str, JsonObjec
             continue
         schema = _plain(tool.parameters)
         properties = schema.get("properties", {})
+        if not all(properties.keys() >= call.keys() for call in form.get("calls", ())):
+            form = {}  # a client's tool of the same name
         about = form.get("about") or f"{tool.name}({', '.join(properties)}): {tool.description.split('. ')[0]}"
         if calls := form.get("calls"):
             schema = {
@@ -216,11 +220,12 @@ def _format(form: str | list[str], asked: str) -> JsonObject:
 
 
 def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
-    """The schema of a call with narrower formats for some arguments."""
-    if not formats:
+    """The schema of a call with narrower formats for some arguments, if it has several forms."""
+    calls = [call.get("properties") for call in schema.get("anyOf", ())]
+    if not formats or not all(calls):
         return schema
-    calls = [call["properties"] for call in schema["anyOf"]]
-    return {"anyOf": [_object({name: formats.get(name, form) for name, form in call.items()}) for call in calls]}
+    narrowed = [_object({name: formats.get(name, form) for name, form in call.items()}) for call in calls]
+    return {"anyOf": narrowed} if narrowed else schema
 
 
 def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
@@ -230,11 +235,17 @@ def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
     results: dict[object, str] = {}
     for message in messages:
         if message["role"] == "user":
-            text, calls = own_text_of(message.get("content")), []
+            text, calls = _request_text(message), []
         elif message["role"] == "tool":
             results[message.get("tool_call_id")] = base.text_of(message.get("content"))
         calls += message.get("tool_calls") or ()
     return text, [_made(call["function"], results.get(call["id"], "")) for call in calls]
+
+
+def _request_text(message: Message) -> str:
+    """What the user wrote, as far as the rules look at it."""
+    text, half = own_text_of(message.get("content")), _JUDGED_CHARS_MAX // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n{text[-half:]}"
 
 
 def _made(function: JsonObject, result: str) -> Call:
@@ -249,6 +260,7 @@ def _is_error(text: str) -> bool:
     return False
 
 
+@lru_cache(maxsize=64)
 def _needed(text: str) -> JsonObject:
     """The first rule that says which tools a request needs."""
     return _first(forms()["rules"], text)
@@ -339,9 +351,9 @@ def _examples() -> Iterable[tuple[str, str]]:
 
 def _facts(prompt: base.Prompt, tools: Tools) -> str:
     """What differs: missing and additional tools, folder, day, and further instructions."""
-    shown = {name for name, form in forms()["tools"].items() if not form.get("hidden")}
-    absent = ", ".join(sorted(shown - tools.keys())) if shown & tools.keys() else ""
-    others = [about for name, (about, _) in tools.items() if name not in shown]
+    shown = {name: form["about"] for name, form in forms()["tools"].items() if not form.get("hidden")}
+    absent = ", ".join(sorted(shown.keys() - tools.keys())) if shown.keys() & tools.keys() else ""
+    others = [about for name, (about, _) in tools.items() if about != shown.get(name)]
     return "\n".join(
         filter(
             None,
@@ -372,7 +384,7 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
             note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
             yield "user", _with(result, note)
         else:
-            asked = own_text_of(message.get("content"))
+            asked = _request_text(message)
             yield "user", _with(text, _note(asked, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
