@@ -209,6 +209,18 @@ async def test_log_reader_gets_synthetic_end_without_store(api: Api, disk: Disk,
     assert len(api.model.requests) == 1, "the model was asked again"
 
 
+async def test_reader_that_comes_after_an_unrecorded_end_gets_it(api: Api, disk: Disk) -> None:
+    api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
+    async with api.post("/v1/runs", {"input": "hi"}) as response:
+        run_id = (await told(response, 202))["run_id"]
+    async with asyncio.timeout(20):
+        while not api.app.engine.unrecorded_end(run_id) or run_id in api.app.engine.by_id:
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(20), api.get(f"/v1/runs/{run_id}/events") as response:
+        last = (await stream_of(response))[-1].data
+    assert (last["event"], last["error_code"]) == ("run.failed", CODE)
+
+
 # A home on a disk of 4 MiB, which nobody else sees.
 SMALL_DISK = (
     "unshare",

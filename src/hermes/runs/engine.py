@@ -263,7 +263,7 @@ class RunEngine:
         return self.elsewhere.peers
 
     def unrecorded_end(self, run_id: str) -> Event | None:
-        return self.lifecycle.unrecorded_ends.get(run_id, (None, None))[0]
+        return self.log.unrecorded_ends.get(run_id, (None, None))[0]
 
     async def become_replica(self, queue: RunQueue, inflight_max: int) -> None:
         """Take part in a cluster: other hosts can take over runs of this process, and it theirs."""

@@ -24,7 +24,7 @@ from hermes.runs.admission import Admission, Refused, may_go_unrecorded
 from hermes.runs.control import RunControls
 from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun
 from hermes.runs.work_queue import WorkQueue, may_travel
-from hermes.runs.writer import LogEnded, RunWriter
+from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, RunExists, SessionNotFound, StoreBusy, StoreError
 from hermes.store.runs import ClaimedSession
 
@@ -73,8 +73,6 @@ class Lifecycle:
         self._engine, self._execute, self._secrets = engine, execute, secrets
         # Called with recorded events, without text.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
-        # Runs that ended while the store was unavailable: their unrecorded end, and the log so far.
-        self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self.tasks: set[asyncio.Task[object]] = set()
         # By owner: held while the store counts its runs.
         self._counting: dict[str, asyncio.Lock] = {}
@@ -435,12 +433,12 @@ class Lifecycle:
         if live.spec.persist and writer.creates is None and not state.ended and state.status != "interrupted":
             end = writer.event("run.failed", **_STORE_FAILED, **_NOTHING, steps=writer.step)
             end.seq, end.ts = writer.last_seq + 1, time.time()
-            self.unrecorded_ends[live.spec.run_id] = end, writer
+            self._engine.log.unrecorded_ends[live.spec.run_id] = end, writer
 
     async def forget(self, live: LiveRun) -> None:
         run_id = live.spec.run_id
         if live.log.state.ended:
-            self.unrecorded_ends.pop(run_id, None)
+            self._engine.log.unrecorded_ends.pop(run_id, None)
         if live.deadline_timer is not None:
             live.deadline_timer.cancel()
         await self._engine.log.close(live.log)

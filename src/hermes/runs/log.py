@@ -32,6 +32,8 @@ class RunLog:
         self.bus = bus
         self.elsewhere = elsewhere or Elsewhere(Peers(None))
         self._writers: dict[str, RunWriter] = {}
+        # Runs that ended here while the store was unavailable: their unrecorded end, and the log so far.
+        self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         # In a server: resumes a run without a process.
         self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
         self._folder = journal
@@ -164,7 +166,7 @@ class RunLog:
                     page, full = await self._page(run_id, store, cursor) if full else ([], False)
                 if over:
                     # Another process may be writing it: then more may come.
-                    if closed or writer is not None or last:
+                    if closed or writer is not None or last or run_id in self.unrecorded_ends:
                         return
                     carrier = await store.carrier(run_id)
                     last = carrier is None

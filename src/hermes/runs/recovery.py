@@ -229,7 +229,7 @@ class Recovery:
         if token is not None and self._engine.replica_leases is not None:
             await self._engine.log.absorb_from(spec.run_id, store, record.holder)
             await store.adopt(spec.run_id, record.holder)
-        end, before = self._lifecycle.unrecorded_ends.get(spec.run_id, (None, None))
+        end, before = self._engine.log.unrecorded_ends.get(spec.run_id, (None, None))
         if before is not None:
             await before.save_rest(token)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
