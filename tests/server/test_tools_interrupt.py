@@ -299,7 +299,7 @@ async def test_ended_turn_ends_its_background_processes(scene: Scene, way: str) 
         seen = await scene.ended(run["run_id"])
         assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
         return
-    headers = {"X-Hermes-Timeout": "2"} if way == "timeout" else {}
+    headers = {"X-Hermes-Timeout": "8"} if way == "timeout" else {}
     async with scene.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
         run_id = (await told(response, 202))["run_id"]
     await scene.grown(TREE_SIZE + 1)
