@@ -23,8 +23,8 @@ from hermes.runs import journal as journal_module
 from hermes.runs import streams
 from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
-from hermes.store.base import Row
-from hermes.store.stores import AsyncStore, Store
+from hermes.store.base import LeaseLost, Row, StoreError
+from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.nats_server import eventually
 
 SESSION = "the-session"
@@ -108,6 +108,34 @@ async def test_delta_is_journalled_before_delivery(writing: Writing) -> None:
         ("hm", whole),
     ]
     assert await writing.stored() == []
+
+
+@pytest.mark.parametrize("error", [StoreError("The connection was lost."), LeaseLost("Another has it.")], ids=type)
+async def test_text_within_failed_transaction_is_journalled_before_delivery(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    """Of a run that another process has taken over, nothing more is shown."""
+    shown: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(
+        writing.log.bus,
+        "publish",
+        lambda _, event: shown.append((event.data["text"], writing.journalled())) if "text" in event.data else None,
+    )
+
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AsyncRuns, "append", fail)
+    notice = writing.writer.event("notice", level="info", code="c", message="m")
+    await writing.writer.append(notice, hold=True)
+    writing.writer.text("m1", "Once")
+    with pytest.raises(type(error)):
+        await writing.complete("m1")
+    await asyncio.sleep(0.01)
+    is_lost = isinstance(error, LeaseLost)
+    assert shown == ([] if is_lost else [("Once", {"m1": "Once"})])
+    monkeypatch.undo()
+    await eventually(lambda: is_lost or writing.writer._saver._due)  # it is saved with what follows
 
 
 async def test_deltas_of_one_tick_are_one_write(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:

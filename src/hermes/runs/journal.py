@@ -116,7 +116,7 @@ class TailJournal:
                 self.publish(event)
                 return
         if stream.journal is not file:
-            self._declare_stream(stream, file, event.run_id)
+            self._declare_stream(stream, file, event)
         text, ms = event.data["text"].encode("utf-8", "surrogatepass"), round(event.ts * 1000)
         number, count, passed, size = (
             stream.journal_number,
@@ -135,11 +135,11 @@ class TailJournal:
             self._call_soon()
         self.waiting.append(event)
 
-    def _declare_stream(self, stream: Stream, file: JournalFile, run_id: str) -> None:
+    def _declare_stream(self, stream: Stream, file: JournalFile, event: Event) -> None:
         stream.journal, stream.journal_number, stream.journal_seq, stream.journal_ms = file, file.declared, 0, 0
         file.declared += 1
         file.streams[stream] = inf
-        header = (run_id, stream.id, stream.kind, stream.step, stream.form, stream.length)
+        header = (event.run_id, stream.id, stream.kind, stream.step, stream.form, event.data["offset"])
         data = json.dumps(header, separators=(",", ":")).encode()
         self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
 

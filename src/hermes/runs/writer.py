@@ -188,7 +188,7 @@ class RunWriter:
         now = self._loop.time()
         if not self._pending and not self._awaited and now - self._last_delta_at >= self._window_s:
             self._last_delta_at = now
-            self._delta(stream, text)
+            self._show(stream, self._numbered(stream, text))
             return
         if self._pending and self._pending[-1][0] is stream:
             self._pending[-1] = (stream, self._pending[-1][1] + text)
@@ -205,7 +205,7 @@ class RunWriter:
         self._last_delta_at = self._loop.time()
         for stream, content in pending:
             if stream is not None:
-                self._delta(stream, content)
+                self._show(stream, self._numbered(stream, content))
                 continue
             self.last_seq += 1
             event = Event(self.run_id, "tool.drafted", self.step, content, self.last_seq, self._now())
@@ -214,22 +214,24 @@ class RunWriter:
             else:
                 self._bus.publish(self.run_id, event)
 
-    def _delta(self, stream: Stream, text: str, later: list[Event] | None = None) -> None:
-        """Assign a piece of text its number in the log, and publish it: through the journal at once, or `later`."""
+    def _numbered(self, stream: Stream, text: str) -> Event:
+        """Assign a piece of text its number in the log."""
         seq = self.last_seq = self.last_seq + 1
         ts, size = self._now(), len(text)
         data = {**stream.fixed, "offset": stream.length, "text": text}
         event = Event(self.run_id, stream.type, stream.step, data, seq, ts)
-        if self._journal is not None and later is None:
-            self._journal.add(stream, event)
         stream.cuts.add(seq, size, ts)
         stream.length += size
         stream.last_seq = seq
-        if later is not None:
-            later.append(event)
-            return
-        if self._journal is None:
+        return event
+
+    def _show(self, stream: Stream, event: Event) -> None:
+        """Publish a piece of text that is not stored, through the journal."""
+        if self._journal is not None:
+            self._journal.add(stream, event)
+        else:
             self._bus.publish(self.run_id, event)
+        size = len(event.data["text"])
         unsaved, self._unsaved = self._unsaved, self._unsaved + size
         if not unsaved:
             self._saver.add(self)
@@ -396,8 +398,7 @@ class RunWriter:
                     self._saving = None
                 batch = self._next_batch()
                 try:
-                    if self._paused is not None and await asyncio.shield(self._paused):
-                        raise LeaseLost(f"The run {self.run_id} has lost its session.")
+                    await self._until_certain()
                     await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (waiters get it)
                     if self._retry_start(batch, error):
@@ -420,6 +421,11 @@ class RunWriter:
             self._draining = None
         if self._pending:
             self.flush()
+
+    async def _until_certain(self) -> None:
+        """Wait while it is unknown whether this process still has the run; raise LeaseLost if it has lost it."""
+        if self._paused is not None and await asyncio.shield(self._paused):
+            raise LeaseLost(f"The run {self.run_id} has lost its session.")
 
     def _retry_start(self, batch: list[Commit], error: Exception) -> bool:
         """Whether the start of a run that could not be stored is retried with what follows: nothing of the run can be
@@ -461,12 +467,13 @@ class RunWriter:
             self._publish(first.before)
         self._committed_seq = self.last_seq
         joined = Commit()
-        # Texts that start and end within the transaction need no journal, and are published with what is around them.
-        texts: dict[Commit, list[Event]] = {}
+        # Texts that start and end within the transaction are published with what is around them. They need no journal,
+        # unless it fails.
+        texts: dict[Commit, list[tuple[Stream, Event]]] = {}
         for commit in batch:
             for stream, text in commit.before if commit is not first else ():
                 assert stream is not None
-                self._delta(stream, text, texts.setdefault(commit, []))
+                texts.setdefault(commit, []).append((stream, self._numbered(stream, text)))
             if commit.prepare is not None:
                 commit.prepare()
             for event in commit.events:
@@ -503,9 +510,12 @@ class RunWriter:
                 claims=self.claims,
                 owner_max=self.owner_max,
             )
-        except BaseException:
-            for event in (event for pieces in texts.values() for event in pieces):
-                self._deliver(event)
+        except LeaseLost:
+            raise
+        except Exception:
+            await self._until_certain()
+            for stream, event in (piece for pieces in texts.values() for piece in pieces):
+                self._show(stream, event)
             raise
         if self.creates is not None:
             if claimed is not None:
@@ -526,7 +536,7 @@ class RunWriter:
         if self._streams or partials:
             self.saved(partials)
         for commit in batch:
-            for event in texts.get(commit, ()):
+            for _, event in texts.get(commit, ()):
                 self._deliver(event)
             for event in commit.events:
                 self.state.apply(event)
