@@ -42,9 +42,12 @@ class ClientTerminals(Local):
         params["env"] = [{"name": name, "value": value} for name, value in env.items()]
         params["outputByteLimit"] = ACP_TERMINAL_BYTES_MAX
         try:
-            terminal_id = str((await self._connection.send_request("terminal/create", params))["terminalId"])
-        except (RequestError, OSError, TypeError, KeyError) as error:
+            answer = await self._connection.send_request("terminal/create", params)
+        except (RequestError, OSError) as error:
             raise SandboxError(f"The editor opens no terminal: {error}.") from None
+        terminal_id = str((answer if isinstance(answer, dict) else {}).get("terminalId") or "")
+        if not terminal_id:
+            raise SandboxError("The editor opens no terminal: its answer has no terminalId.")
         ask = partial(_ask, self._connection, {"sessionId": self._session_id, "terminalId": terminal_id})
         self._shown(command.call_id, terminal_id)
         reading, writing = os.pipe()
@@ -97,8 +100,10 @@ class _Terminal:
             status = await self._ask("terminal/wait_for_exit")
             result = await self._ask("terminal/output")
             cut = "[the beginning of the output is left out]\n" if result.get("truncated") else ""
+            output = result.get("output")
+            text = output if isinstance(output, str) else "[the editor does not give the output]"
             if not writer.is_closing():  # else nobody has waited for it
-                writer.write(f"{cut}{result.get('output') or ''}".encode("utf-8", "replace"))
+                writer.write(f"{cut}{text}".encode("utf-8", "replace"))
                 with suppress(OSError):
                     await writer.drain()
         finally:
