@@ -155,6 +155,18 @@ async def test_images_and_thinking(api: Api) -> None:
     assert "thinking" not in answer["message"]
 
 
+async def test_level_of_thinking_shows_it(api: Api) -> None:
+    api.model.script = [Reply(reasoning="Hm.", text="Hello.")]
+    assert (await whole(api, CHAT, user(think="high")))["message"]["thinking"] == "Hm."
+
+
+async def test_image_that_is_no_base64_is_refused(api: Api) -> None:
+    body = user()
+    body["messages"][0]["images"] = ["a!b="]
+    async with api.post(CHAT, body) as response:
+        assert "messages[0]" in await refused(response, 400, "invalid_image_url")
+
+
 async def test_generate(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo."]), Reply(text='{"a": 1}')]
     body = {"model": "hermes-agent", "prompt": "greet", "system": "Be brief."}

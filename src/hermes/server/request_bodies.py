@@ -284,7 +284,9 @@ def _shape(
         # msgspec reports a default of UNSET as none at all.
         unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
         clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
-        shape[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
+        takes_words = any(isinstance(t, kinds.StrType | kinds.LiteralType) for t in types)
+        is_flag = any(isinstance(t, kinds.BoolType) for t in types) and not takes_words
+        shape[item.encode_name] = (is_flag, clears, own, nested)
     return shape
 
 
