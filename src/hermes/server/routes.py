@@ -23,7 +23,7 @@ from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, answer, api_error
 from hermes.server.headers import VERSION_HEADER, request_id
 from hermes.server.query_params import parse_query
-from hermes.server.request_bodies import give_back_room, read
+from hermes.server.request_bodies import TAKES_FORM_TYPE, give_back_room, read
 from hermes.server.sse import KEEPALIVE
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
@@ -82,6 +82,8 @@ class Route:
     link: tuple[str, str] | None = None
     # Names of features that it adds to the capabilities, with spaces between.
     features: str = ""
+    # Whether JSON may come under the type of a form, which programs without a client of the protocol name by default.
+    takes_form_type: bool = False
     # Whether an idempotency key is honoured, and whether the model is asked.
     idempotent: bool = False
     begins_turns: bool = False
@@ -113,6 +115,7 @@ class Route:
         names = inspect.signature(self.handler).parameters
         query_type, body_type = self.query if "query" in names else None, self.body if "body" in names else None
         handler, status, public, idempotent = self.handler, self.status, self.scope is None, self.idempotent
+        takes_form_type = self.takes_form_type
 
         async def work(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
@@ -138,6 +141,8 @@ class Route:
                     return error_answer(request, refusal)
                 if not context.is_attached:
                     await context.use_current_app()
+                if takes_form_type:
+                    request[TAKES_FORM_TYPE] = True
                 key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
                 if key is None:
                     response = await work(context, request)
