@@ -178,7 +178,7 @@ def as_object(data: bytes | str) -> JsonObject:
             if not raw.strip():
                 return {}
             # Lone surrogates are the one thing that this decoder refuses and well-meant requests may hold.
-            if (replaced := _without_lone_surrogates(raw)) is None:
+            if (replaced := without_lone_surrogates(raw)) is None:
                 raise
             value = msgspec.json.decode(replaced)
     except (ValueError, RecursionError) as error:
@@ -193,7 +193,7 @@ def as_object(data: bytes | str) -> JsonObject:
     return value
 
 
-def _without_lone_surrogates(raw: bytes) -> bytes | None:
+def without_lone_surrogates(raw: bytes) -> bytes | None:
     """The JSON text with escaped lone surrogates replaced; None where there are none."""
     if b"\0" in raw:  # never valid in JSON; stands for an escaped backslash below
         return None
