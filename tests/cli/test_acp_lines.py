@@ -359,3 +359,18 @@ async def test_standard_output_carries_the_protocol_only(place: Place) -> None:
             assert "result" in await lines.ask(number, "session/prompt", params)
         writer.close()
         assert await reader.read() == b""
+
+
+async def test_capabilities_that_cannot_be_read_count_as_none(place: Place, subtests: pytest.Subtests) -> None:
+    place.script(*[Reply(text="Done.")] * 4)
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        for number, odd in enumerate(("x", [], {"fs": "x", "terminal": "x"}, {"elicitation": [1], "auth": 5}), 1):
+            with subtests.test(str(odd)):
+                params = {"protocolVersion": 1, "clientCapabilities": odd}
+                assert "result" in await lines.ask(f"a{number}", "initialize", params)
+                session = {"cwd": str(place.folder), "mcpServers": []}
+                session_id = (await lines.ask(f"b{number}", "session/new", session))["result"]["sessionId"]
+                prompt = {"sessionId": session_id, "prompt": [{"type": "text", "text": "go"}]}
+                assert (await lines.ask(f"c{number}", "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+    assert stderr_of(place) == ""

@@ -117,8 +117,9 @@ class Agent:
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     async def _initialize(self, request: InitializeRequest) -> JsonObject:
-        offered = request.client_capabilities
-        self._client = offered.model_dump(by_alias=True, exclude_none=True) if offered is not None else {}
+        # In place of capabilities that it cannot read the SDK has plain defaults, which are no models.
+        sent = request.model_dump(by_alias=True, exclude_none=True, warnings=False)
+        self._client = sent.get("clientCapabilities") or {}
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentCapabilities": {
