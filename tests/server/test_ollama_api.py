@@ -88,6 +88,13 @@ async def test_models_are_found(api: Api) -> None:
         await refused(response, 400, "missing_required_parameter")
 
 
+@pytest.mark.parametrize("place", ["POST /api/pull", "POST /api/embed", "DELETE /api/delete", "POST /api/push"])
+async def test_what_is_not_offered_is_refused_in_the_form_of_the_protocol(api: Api, place: str) -> None:
+    method, path = place.split()
+    async with api.client.request(method, api.url + path, json={"model": "x"}) as response:
+        assert "There is nothing at" in await refused(response, 404, "not_found")
+
+
 async def test_chat_is_streamed_by_default(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo, ", "Wörld"])]
     options = {"temperature": 0.5, "num_predict": 50, "num_ctx": 4096, "stop": ["END"]}

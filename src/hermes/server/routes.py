@@ -20,7 +20,7 @@ from aiohttp import web
 from hermes.core.errors import ServiceError
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
-from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, answer, api_error
+from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, OllamaError, answer, api_error
 from hermes.server.headers import VERSION_HEADER, request_id
 from hermes.server.query_params import parse_query
 from hermes.server.request_bodies import TAKES_FORM_TYPE, give_back_room, read
@@ -40,6 +40,10 @@ GROUPS = ("server", "chat", "messages", "responses", "conversations", "runs", "j
 ROUTES: list[Route] = []
 _BY_PLACE: dict[tuple[str, str], Route] = {}
 _PROFILE = re.compile(r"^/p/[^/]+(?=/)")
+# What else clients of the Ollama protocol ask for. It is not here, and they read that in the form of their protocol.
+_OLLAMA_PATHS = frozenset(
+    f"/api/{name}" for name in ("copy", "create", "delete", "embed", "embeddings", "pull", "push")
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +198,10 @@ def route_at(request: web.Request) -> Route | None:
 def error_answer(request: web.Request, error: ApiError) -> web.Response:
     """The error in the form of the request's protocol."""
     route = route_at(request)
-    form = Error if route is None else route.errors
+    if route is None:
+        form: ErrorForm = OllamaError if _PROFILE.sub("", request.path) in _OLLAMA_PATHS else Error
+    else:
+        form = route.errors
     if form is Error and VERSION_HEADER in request.headers:
         form = MessagesError
     return error.response(form, request_id(request))
