@@ -63,6 +63,13 @@ class Lines:
                     result = result.pop(0) if isinstance(result, list) else result
                     self.write({"jsonrpc": "2.0", "id": message["id"], **result})
 
+    async def request(self, method: str) -> dict[str, Any]:
+        """Read until the agent asks this, and do not answer it."""
+        async with asyncio.timeout(WAIT_S):
+            while (message := json.loads(await self._reader.readline())).get("method") != method:
+                assert message.get("method") == "session/update", message
+        return dict(message)
+
     async def ask(self, id_: Any, method: str, params: Any) -> dict[str, Any]:
         self.write({"jsonrpc": "2.0", "id": id_, "method": method, "params": params})
         return await self.answer(id_)
@@ -247,6 +254,29 @@ async def test_odd_answers_of_the_editor_are_failures_of_the_call(place: Place) 
     expected = ("saved", "its answer has no terminalId", "full", "does not give the output")
     for result, words in zip(results, expected, strict=True):
         assert words in result
+
+
+async def test_cancel_does_not_wait_for_a_terminal(place: Place) -> None:
+    """A terminal that the editor opens when nobody waits for it any more is ended."""
+    place.configure("terminal: {backend: local}\napprovals: {mode: off}\n")
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "make"})]), Reply(text="Done."))
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        session = {"sessionId": new["result"]["sessionId"]}
+        prompt = {**session, "prompt": [{"type": "text", "text": "go"}]}
+        lines.write({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": prompt})
+        create = await lines.request("terminal/create")
+        lines.write({"jsonrpc": "2.0", "method": "session/cancel", "params": session})
+        assert (await lines.answer(2))["result"]["stopReason"] == "cancelled"
+        lines.write({"jsonrpc": "2.0", "id": create["id"], "result": {"terminalId": "late"}})
+        for method in ("terminal/kill", "terminal/release"):
+            asked = await lines.request(method)
+            assert asked["params"] == {**session, "terminalId": "late"}
+            lines.write({"jsonrpc": "2.0", "id": asked["id"], "result": {}})
+        assert (await lines.ask(3, "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
 
 
 async def test_calls_that_are_refused_are_announced_and_replayed_as_failed(place: Place) -> None:
